@@ -1,0 +1,253 @@
+"""The typed errors of the mesh, and their one mapping to gRPC.
+
+    TercetError
+    ├── StartupError                 a service cannot start; never on the wire
+    │   ├── ConfigError              a setting is wrong; names its key
+    │   └── ModelError               model files are missing, broken or unsupported
+    └── RequestError                 one request failed; has a stable reason
+        ├── InvalidFieldError        INVALID_ARGUMENT     INVALID_FIELD
+        │   ├── PromptTooLongError                        PROMPT_TOO_LONG
+        │   └── KvNeverFitsError                          KV_NEVER_FITS
+        ├── ModelNotFoundError       NOT_FOUND            MODEL_NOT_FOUND
+        ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
+        ├── QueueFullError           RESOURCE_EXHAUSTED   QUEUE_FULL
+        ├── SlowConsumerError        RESOURCE_EXHAUSTED   SLOW_CONSUMER
+        ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_PASSED
+        ├── NoWorkerError            UNAVAILABLE          NO_WORKER
+        ├── SchedulerLostError       UNAVAILABLE          SCHEDULER_LOST
+        ├── WorkerLostError          UNAVAILABLE          WORKER_LOST
+        ├── DrainingError            UNAVAILABLE          DRAINING
+        ├── RevisionMismatchError    FAILED_PRECONDITION  REVISION_MISMATCH
+        ├── RequestCancelledError    CANCELLED            REQUEST_CANCELLED
+        └── EngineFaultError         INTERNAL             ENGINE_FAULT
+
+An error that cannot be expressed by one of these is a bug and surfaces as EngineFaultError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+DOMAIN = "tercet"
+
+# Proxies and clients drop trailers somewhere above 8 KB; stay well under.
+MAX_DETAIL_BYTES = 4096
+_MAX_TEXT_CHARS = 1024
+
+
+class TercetError(Exception):
+    """Base of all errors this project raises on purpose."""
+
+
+class StartupError(TercetError):
+    """A service cannot start. The message says what is needed, what is there, and what to change."""
+
+
+class ConfigError(StartupError):
+    """A setting is wrong. `key` is its dotted name, such as ``worker.max_num_seqs``."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key = key
+
+
+class ModelError(StartupError):
+    """Model files are missing, broken or unsupported."""
+
+
+class RequestError(TercetError):
+    """One request failed. `retry_after_s`, if set, is when a retry may succeed, in seconds."""
+
+    code: ClassVar[grpc.StatusCode]
+    reason: ClassVar[str]
+
+    def __init__(
+        self, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.retry_after_s = retry_after_s
+
+    def details(self) -> list[error_details_pb2.BadRequest | error_details_pb2.ResourceInfo]:
+        """Further google.rpc details besides ErrorInfo and RetryInfo; each type at most once."""
+        return []
+
+
+class InvalidFieldError(RequestError):
+    """A field of the request is wrong; `field` is its dotted proto name."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_FIELD"
+
+    def __init__(
+        self, message: str, *, field: str = "", metadata: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:  # fmt: skip
+        metadata = dict(metadata or {})
+        if field:
+            metadata["field"] = field
+        super().__init__(message, metadata=metadata, retry_after_s=retry_after_s)
+
+    def details(self) -> list[error_details_pb2.BadRequest | error_details_pb2.ResourceInfo]:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=self.metadata.get("field", ""), description=_clip(self.message)
+        )
+        return [error_details_pb2.BadRequest(field_violations=[violation])]
+
+
+class PromptTooLongError(InvalidFieldError):
+    """Prompt, or prompt + max_tokens, exceeds the model's context."""
+
+    reason = "PROMPT_TOO_LONG"
+
+
+class KvNeverFitsError(InvalidFieldError):
+    """The request needs more KV blocks than any worker of its model has."""
+
+    reason = "KV_NEVER_FITS"
+
+
+class ModelNotFoundError(RequestError):
+    """No model of that name is served; metadata `served` lists the names."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "MODEL_NOT_FOUND"
+
+    def details(self) -> list[error_details_pb2.BadRequest | error_details_pb2.ResourceInfo]:
+        return [
+            error_details_pb2.ResourceInfo(
+                resource_type="tercet.v1.Model", resource_name=_clip(self.metadata.get("model", ""))
+            )
+        ]
+
+
+class DuplicateRequestError(RequestError):
+    """A request with this id is running."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+    reason = "DUPLICATE_REQUEST"
+
+
+class QueueFullError(RequestError):
+    """The queue's bound is reached."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+
+
+class SlowConsumerError(RequestError):
+    """The client reads more slowly than the bound of its stream allows."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "SLOW_CONSUMER"
+
+
+class DeadlineError(RequestError):
+    """The client's deadline passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_PASSED"
+
+
+class NoWorkerError(RequestError):
+    """No live worker serves the model."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "NO_WORKER"
+
+
+class SchedulerLostError(RequestError):
+    """The gateway has no stream to the scheduler, or lost it while the request ran."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "SCHEDULER_LOST"
+
+
+class WorkerLostError(RequestError):
+    """The worker that ran the request was lost."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "WORKER_LOST"
+
+
+class DrainingError(RequestError):
+    """The service is stopping and takes no new work."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "DRAINING"
+
+
+class RevisionMismatchError(RequestError):
+    """Gateway and workers were started with different files of the model."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "REVISION_MISMATCH"
+
+
+class RequestCancelledError(RequestError):
+    """The request was cancelled by someone other than its client."""
+
+    code = grpc.StatusCode.CANCELLED
+    reason = "REQUEST_CANCELLED"
+
+
+class EngineFaultError(RequestError):
+    """A bug or a fault of a device. Never retried automatically."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "ENGINE_FAULT"
+
+
+def request_error_types() -> dict[str, type[RequestError]]:
+    """Every concrete RequestError by its reason."""
+    found: dict[str, type[RequestError]] = {}
+    pending = RequestError.__subclasses__()
+    while pending:
+        cls = pending.pop()
+        pending.extend(cls.__subclasses__())
+        found[cls.reason] = cls
+    return found
+
+
+def from_reason(
+    reason: str, message: str, metadata: Mapping[str, str] | None = None, retry_after_s: float | None = None
+) -> RequestError:
+    """The error a peer sent as reason and variables; an unknown reason becomes EngineFaultError."""
+    cls = request_error_types().get(reason)
+    if cls is None:
+        return EngineFaultError(message, metadata={**(metadata or {}), "unknown_reason": reason})
+    return cls(message, metadata=metadata, retry_after_s=retry_after_s)
+
+
+def to_status(error: RequestError) -> status_pb2.Status:
+    """The google.rpc.Status of an error: one ErrorInfo always, every detail type at most once, under 4 KB."""
+    message = _clip(error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    for key, value in error.metadata.items():
+        info.metadata[key] = _clip(value, 256)
+    details = [_pack(info)]
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(max(0, int(error.retry_after_s * 1000)))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    details += [_pack(detail) for detail in error.details()]
+    status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
+    while status.ByteSize() > MAX_DETAIL_BYTES and len(status.details) > 1:
+        del status.details[-1]
+    return status
+
+
+def _pack(detail: object) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)  # type: ignore[arg-type]
+    return packed
+
+
+def _clip(text: str, limit: int = _MAX_TEXT_CHARS) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,1 @@
+"""The private contract between the services."""

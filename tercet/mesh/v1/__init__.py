@@ -1,0 +1,1 @@
+"""Generated from proto/tercet/mesh/v1."""

@@ -1,0 +1,106 @@
+"""gRPC as every service uses it: options, servers with health and reflection, typed errors on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import FileDescriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from tercet import errors
+
+# A prompt is bounded by validation, with a typed error; this only has to lie above it.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_COMMON_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON_OPTIONS,
+    # A second server on the same port must fail, not share it.
+    ("grpc.so_reuseport", 0),
+    # Core drops calls at random above 1,000 pending ones; admission refuses with a reason instead.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+    # A long prefill sends nothing; clients that ping every 10 s must survive it.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON_OPTIONS,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The default back-off grows to two minutes; a restarted peer should be found within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A plaintext channel to ``host:port``. It connects lazily and by itself."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Server:
+    """A gRPC server with health and reflection. Services are added to `grpc_server`, then `start` binds.
+
+    Health names are "" (the process) and every full service name passed to `start`; all are SERVING after `start`
+    unless `set_serving` says otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.grpc_server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
+
+    async def start(self, host: str, port: int, files: Iterable[FileDescriptor], *, key: str) -> int:
+        """Binds ``host:port`` (0 picks a free port), registers reflection for the services in `files`, serves.
+
+        Returns the bound port. Raises errors.ConfigError naming `key` if the port cannot be bound.
+        """
+        names = [service.full_name for file in files for service in file.services_by_name.values()]
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection([*names, health_name, reflection.SERVICE_NAME], self.grpc_server)
+        try:
+            bound: int = self.grpc_server.add_insecure_port(f"{_bracket(host)}:{port}")
+        except RuntimeError as error:
+            raise errors.ConfigError(
+                key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
+            ) from error
+        for name in ["", *names]:
+            await self.set_serving(name, True)
+        await self.grpc_server.start()
+        return bound
+
+    async def set_serving(self, name: str, serving: bool) -> None:
+        """Publishes the health of a service name."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Says NOT_SERVING everywhere, refuses new calls, cancels running ones after `grace_s` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc_server.stop(grace_s)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: errors.RequestError) -> NoReturn:
+    """Ends a call with the status of a typed error. Never returns."""
+    status = errors.to_status(error)
+    trailers = [("grpc-status-details-bin", status.SerializeToString())]
+    if error.retry_after_s is not None:
+        trailers.append(("grpc-retry-pushback-ms", str(max(0, int(error.retry_after_s * 1000)))))
+    await context.abort(error.code, status.message, tuple(trailers))
+    raise AssertionError("context.abort returned")
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,1 @@
+"""Generated from proto/tercet/v1: the public contract."""
