@@ -14,6 +14,7 @@
         ├── SlowConsumerError        RESOURCE_EXHAUSTED   SLOW_CONSUMER
         ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_PASSED
         ├── NoWorkerError            UNAVAILABLE          NO_WORKER
+        ├── GatewayLostError         UNAVAILABLE          GATEWAY_LOST
         ├── SchedulerLostError       UNAVAILABLE          SCHEDULER_LOST
         ├── WorkerLostError          UNAVAILABLE          WORKER_LOST
         ├── DrainingError            UNAVAILABLE          DRAINING
@@ -162,6 +163,13 @@ class NoWorkerError(RequestError):
     reason = "NO_WORKER"
 
 
+class GatewayLostError(RequestError):
+    """A client cannot reach the gateway, or lost it while the request ran. Raised by clients, never sent."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "GATEWAY_LOST"
+
+
 class SchedulerLostError(RequestError):
     """The gateway has no stream to the scheduler, or lost it while the request ran."""
 
@@ -241,6 +249,23 @@ def to_status(error: RequestError) -> status_pb2.Status:
     while status.ByteSize() > MAX_DETAIL_BYTES and len(status.details) > 1:
         del status.details[-1]
     return status
+
+
+def from_status(status: status_pb2.Status) -> RequestError | None:
+    """The error that `to_status` put on the wire; None if the status has no ErrorInfo of this project."""
+    info: error_details_pb2.ErrorInfo | None = None
+    retry_after_s: float | None = None
+    for detail in status.details:
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            detail.Unpack(info)
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    if info is None or info.domain != DOMAIN:
+        return None
+    return from_reason(info.reason, status.message, dict(info.metadata), retry_after_s)
 
 
 def _pack(detail: object) -> any_pb2.Any:
