@@ -1,0 +1,272 @@
+"""A client of a Tercet gateway: typed events in, typed errors out.
+
+    async with Client("127.0.0.1:50051") as client:
+        async for event in client.generate("Once upon a time", max_tokens=32):
+            if isinstance(event, Delta):
+                print(event.text, end="", flush=True)
+
+Leaving a scope ends what it opened: a generation that is dropped, by ``break`` or by an exception, is cancelled on the
+server, and leaving the client's scope cancels every one that is still open. gRPC by itself does neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.rpc import status_pb2
+
+from tercet import errors
+from tercet.messages import (
+    Accepted,
+    Answer,
+    ChatMessage,
+    Delta,
+    Event,
+    Finished,
+    FleetInfo,
+    ModelInfo,
+    Options,
+    Prompt,
+    from_event,
+    from_fleet,
+    from_model,
+    from_result,
+    to_chat,
+    to_request,
+)
+from tercet.rpc import open_channel
+from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
+
+__all__ = [
+    "DEFAULT_ADDRESS",
+    "Accepted",
+    "Answer",
+    "ChatMessage",
+    "Client",
+    "Delta",
+    "Event",
+    "Finished",
+    "FleetInfo",
+    "Generation",
+    "ModelInfo",
+    "Options",
+    "Prompt",
+    "generate_blocking",
+]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+Reply = TypeVar("Reply")
+
+
+class Generation:
+    """One running request: an asynchronous iterator of events, and a scope.
+
+    The call starts when the object is made. It is cancelled when the scope is left, when iteration is left early, or by
+    `cancel`; after its end all three do nothing. Can be iterated once.
+    """
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Ends the request on the server. Idempotent. An iteration that waits raises errors.RequestCancelledError."""
+        self._cancelled = self._call.cancel() or self._cancelled
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Accepted, any number of Delta, Finished. Raises errors.RequestError."""
+        try:
+            while (message := await _typed(self._call.read(), self._address)) is not grpc.aio.EOF:
+                event = from_event(message)
+                if event is not None:
+                    yield event
+        except asyncio.CancelledError:
+            # gRPC raises the same for a cancelled call and a cancelled task; only the latter may pass as such.
+            if self._cancelled:
+                raise errors.RequestCancelledError("cancelled by its client") from None
+            raise
+        finally:
+            self.cancel()
+
+    async def answer(self) -> Answer:
+        """Reads to the end. Raises errors.RequestError."""
+        accepted: Accepted | None = None
+        finished: Finished | None = None
+        texts: list[str] = []
+        token_ids: list[int] = []
+        async for event in self:
+            if isinstance(event, Delta):
+                texts.append(event.text)
+                token_ids.extend(event.token_ids)
+            elif isinstance(event, Accepted):
+                accepted = event
+            else:
+                finished = event
+        if accepted is None or finished is None:
+            raise errors.GatewayLostError(f"the stream from {self._address} ended without its last event")
+        return Answer("".join(texts), tuple(token_ids), accepted, finished)
+
+
+class Client:
+    """A connection to one gateway. Use as ``async with``; must stay on one event loop.
+
+    `address` is host:port. Nothing is dialled before the first call. Every method raises errors.RequestError: the
+    gateway's own, GatewayLostError if there is no gateway, DeadlineError after `timeout_s` seconds.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel: grpc.aio.Channel | None = None
+        self._open: set[Any] = set()
+
+    async def __aenter__(self) -> Client:
+        self._channel = open_channel(self.address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for call in tuple(self._open):
+            call.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    def generate(
+        self, prompt: Prompt, options: Options | None = None, *, timeout_s: float | None = None, **more: Any
+    ) -> Generation:
+        """Starts a request: text, token ids, or chat messages. Options as one object, or by name (see Options)."""
+        request = to_request(prompt, _options(options, more))
+        call = inference_pb2_grpc.InferenceStub(self._live()).Generate(request, timeout=timeout_s)
+        self._open.add(call)
+        call.add_done_callback(self._open.discard)
+        return Generation(call, self.address)
+
+    async def generate_once(
+        self, prompt: Prompt, options: Options | None = None, *, timeout_s: float | None = None, **more: Any
+    ) -> Answer:
+        """The same as `generate`, answered at once when all is done."""
+        request = to_request(prompt, _options(options, more))
+        stub = inference_pb2_grpc.InferenceStub(self._live())
+        return from_result(await _typed(stub.GenerateOnce(request, timeout=timeout_s), self.address))
+
+    async def tokenize(
+        self, prompt: str | Sequence[ChatMessage], *, model: str = "", timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a text or a chat, as `generate` would see them."""
+        request = pb.TokenizeRequest(model=model)
+        if isinstance(prompt, str):
+            request.prompt = prompt
+        else:
+            request.chat.CopyFrom(to_chat(prompt))
+        stub = inference_pb2_grpc.InferenceStub(self._live())
+        result = await _typed(stub.Tokenize(request, timeout=timeout_s), self.address)
+        return tuple(result.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = None) -> str:
+        """The text of token ids, without special tokens."""
+        request = pb.DetokenizeRequest(model=model, token_ids=token_ids)
+        stub = inference_pb2_grpc.InferenceStub(self._live())
+        result: pb.DetokenizeResult = await _typed(stub.Detokenize(request, timeout=timeout_s), self.address)
+        return result.text
+
+    async def models(self, *, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
+        """Every served model."""
+        stub = models_pb2_grpc.ModelsStub(self._live())
+        result = await _typed(stub.ListModels(models_pb2.ListModelsRequest(), timeout=timeout_s), self.address)
+        return tuple(from_model(model) for model in result.models)
+
+    async def model(self, name: str = "", *, timeout_s: float | None = None) -> ModelInfo:
+        """One model by any of its names; the first if `name` is empty. Raises ModelNotFoundError."""
+        if not name:
+            served = await self.models(timeout_s=timeout_s)
+            if not served:
+                raise errors.ModelNotFoundError(f"{self.address} serves no model")
+            return served[0]
+        stub = models_pb2_grpc.ModelsStub(self._live())
+        request = models_pb2.GetModelRequest(name=name)
+        return from_model(await _typed(stub.GetModel(request, timeout=timeout_s), self.address))
+
+    async def fleet(self, *, timeout_s: float | None = None) -> FleetInfo:
+        """The state of the mesh now."""
+        stub = operations_pb2_grpc.OperationsStub(self._live())
+        request = operations_pb2.GetFleetRequest()
+        return from_fleet(await _typed(stub.GetFleet(request, timeout=timeout_s), self.address))
+
+    async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> bool:
+        """Cancels a request by its id. Whether it was running."""
+        stub = operations_pb2_grpc.OperationsStub(self._live())
+        request = operations_pb2.CancelGenerationRequest(request_id=request_id)
+        result = await _typed(stub.CancelGeneration(request, timeout=timeout_s), self.address)
+        return bool(result.found)
+
+    def _live(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            raise RuntimeError("use Client as `async with Client(address) as client`")
+        return self._channel
+
+
+def generate_blocking(
+    prompt: Prompt, options: Options | None = None, *, address: str = DEFAULT_ADDRESS, **more: Any
+) -> Answer:
+    """One whole answer, for code without an event loop. Raises errors.RequestError."""
+
+    async def ask() -> Answer:
+        async with Client(address) as client, client.generate(prompt, options, **more) as generation:
+            return await generation.answer()
+
+    return asyncio.run(ask())
+
+
+def _options(options: Options | None, more: dict[str, Any]) -> Options:
+    if options is not None and more:
+        raise TypeError("give Options, or options by name, not both")
+    return options or Options(**more)
+
+
+async def _typed(reply: Awaitable[Reply], address: str) -> Reply:
+    """The reply of a call, its status turned into a typed error."""
+    try:
+        return await reply
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error, address) from None
+
+
+def to_error(error: grpc.aio.AioRpcError, address: str) -> errors.RequestError:
+    """The typed error of a status: the gateway's own, or one for what gRPC says by itself."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            status = status_pb2.Status()
+            status.ParseFromString(value)
+            typed = errors.from_status(status)
+            if typed is not None:
+                return typed
+    text = error.details() or ""
+    code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return errors.GatewayLostError(f"no gateway answers at {address}: {text}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.GatewayLostError(f"{address} answers, but is not a gateway: {text}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.DeadlineError("the deadline of the call passed")
+    if code is grpc.StatusCode.CANCELLED:
+        return errors.RequestCancelledError(text or "the call was cancelled")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return errors.InvalidFieldError(text)
+    return errors.EngineFaultError(text or code.name, metadata={"code": code.name})

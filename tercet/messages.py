@@ -1,0 +1,276 @@
+"""What a client sends and receives, as plain dataclasses: the edge where public protos end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import models_pb2, operations_pb2
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to generate. None means: not sent, the model's default holds."""
+
+    model: str = ""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request was admitted."""
+
+    request_id: str
+    model: str
+    model_revision: str
+    queue_position: int
+    seed: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text, and the ids of exactly its tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and KV blocks a request consumed."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    kv_blocks_used: int
+    kv_blocks_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of a request went, in seconds, as the gateway and scheduler saw it."""
+
+    admission_seconds: float
+    time_to_first_token_seconds: float
+    total_seconds: float
+    queue_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end. `stop` is the stop string or token id that matched, None for the model's own end token."""
+
+    finish_reason: FinishReason
+    stop: str | int | None
+    usage: Usage
+    timings: Timings
+
+
+Event = Accepted | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole generation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    accepted: Accepted
+    finished: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A served model."""
+
+    name: str
+    served_names: tuple[str, ...]
+    revision: str
+    max_model_len: int
+    vocab_size: int
+    ready: bool
+    chat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One worker as the scheduler sees it; blocks_total = free + cached + used."""
+
+    address: str
+    live: bool
+    model: str
+    device: str
+    sequences: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_used: int
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetInfo:
+    """The state of the mesh."""
+
+    requests_waiting: int
+    requests_running: int
+    requests_finished: int
+    preemptions: int
+    workers: tuple[WorkerInfo, ...]
+
+
+def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
+    """The proto of a request. An empty sequence counts as token ids. Raises ValueError for a number out of its type."""
+    request = pb.GenerateRequest(
+        model=options.model,
+        request_id=options.request_id,
+        sampling=pb.SamplingParams(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            seed=options.seed,
+        ),
+        stop=pb.StopConditions(
+            max_tokens=options.max_tokens,
+            strings=options.stop,
+            token_ids=options.stop_token_ids,
+            ignore_eos=options.ignore_eos,
+        ),
+    )
+    if isinstance(prompt, str):
+        request.prompt = prompt
+        return request
+    ids = [item for item in prompt if isinstance(item, int)]
+    messages = [item for item in prompt if isinstance(item, ChatMessage)]
+    if messages:
+        request.chat.CopyFrom(to_chat(messages))
+    else:
+        request.token_ids.CopyFrom(pb.TokenIds(ids=ids))
+    return request
+
+
+def to_chat(messages: Sequence[ChatMessage]) -> pb.Chat:
+    """The proto of a conversation."""
+    return pb.Chat(messages=[pb.ChatMessage(role=message.role, content=message.content) for message in messages])
+
+
+def from_event(event: pb.GenerateEvent) -> Event | None:
+    """The event of a proto; None for a kind this version does not know."""
+    kind = event.WhichOneof("event")
+    if kind == "accepted":
+        return _accepted(event.accepted)
+    if kind == "delta":
+        return Delta(event.delta.text, tuple(event.delta.token_ids))
+    if kind == "finished":
+        finished = event.finished
+        end = finished.outputs[0] if finished.outputs else pb.OutputEnd()
+        return _finished(end, finished.usage, finished.timings)
+    return None
+
+
+def from_result(result: pb.GenerateResult) -> Answer:
+    """The answer of GenerateOnce."""
+    output = result.outputs[0] if result.outputs else pb.Output()
+    accepted = Accepted(
+        result.request_id, result.model, result.model_revision, 0, result.seed, result.usage.prompt_tokens
+    )
+    finished = _finished(output.end, result.usage, result.timings)
+    return Answer(output.text, tuple(output.token_ids), accepted, finished)
+
+
+def from_model(model: models_pb2.Model) -> ModelInfo:
+    """A served model."""
+    return ModelInfo(
+        name=model.name,
+        served_names=tuple(model.served_names),
+        revision=model.revision,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        ready=model.ready,
+        chat=model.chat,
+    )
+
+
+def from_fleet(fleet: operations_pb2.Fleet) -> FleetInfo:
+    """The state of the mesh."""
+    workers = tuple(
+        WorkerInfo(
+            address=worker.address,
+            live=worker.live,
+            model=worker.model,
+            device=worker.device,
+            sequences=worker.sequences,
+            blocks_total=worker.blocks_total,
+            blocks_free=worker.blocks_free,
+            blocks_cached=worker.blocks_cached,
+            blocks_used=worker.blocks_used,
+            steps=worker.steps,
+            tokens=worker.tokens,
+        )
+        for worker in fleet.workers
+    )
+    return FleetInfo(
+        fleet.requests_waiting, fleet.requests_running, fleet.requests_finished, fleet.preemptions, workers
+    )
+
+
+def _accepted(accepted: pb.Accepted) -> Accepted:
+    return Accepted(
+        request_id=accepted.request_id,
+        model=accepted.model,
+        model_revision=accepted.model_revision,
+        queue_position=accepted.queue_position,
+        seed=accepted.seed,
+        prompt_tokens=accepted.prompt_tokens,
+    )
+
+
+_FINISH_REASONS: Mapping[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+
+def _finished(end: pb.OutputEnd, usage: pb.Usage, timings: pb.Timings) -> Finished:
+    matched = end.WhichOneof("stop")
+    return Finished(
+        finish_reason=_FINISH_REASONS.get(end.reason, "stop"),
+        stop=getattr(end, matched) if matched else None,
+        usage=Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            kv_blocks_used=usage.kv_blocks_used,
+            kv_blocks_freed=usage.kv_blocks_freed,
+        ),
+        timings=Timings(
+            admission_seconds=timings.admission_seconds,
+            time_to_first_token_seconds=timings.time_to_first_token_seconds,
+            total_seconds=timings.total_seconds,
+            queue_seconds=timings.queue_seconds,
+        ),
+    )
