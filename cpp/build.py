@@ -1,0 +1,204 @@
+"""Builds the C++ extension `worker._core` with ninja. Knows no setuptools and no torch.
+
+    python cpp/build.py                  build worker/_core.*.so in place
+    python cpp/build.py --output FILE    build it elsewhere
+    python cpp/build.py --sanitize       build with address and undefined-behaviour sanitizers, run the random
+                                         operations driver and the tests of the pool, the table and the sampler
+
+A file is compiled for the baseline of the architecture unless its name says more: `*_avx2.cpp`, `*_avx512.cpp` and
+`*_avx512bf16.cpp` are compiled for these, and only run after `tercet::detect_isa()` found them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Contraction would let two compilers, or two unrollings of one loop, round differently; where a fused multiply-add is
+# wanted it is written out.
+COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]  # fmt: skip
+SANITIZE_FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
+AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+# File suffix -> flags of its instruction set. Longest suffix first.
+ISA_FLAGS = {
+    "_avx512bf16": [*AVX512_FLAGS, "-mavx512bf16"],
+    "_avx512": AVX512_FLAGS,
+    "_avx2": AVX2_FLAGS,
+}
+
+
+class BuildError(Exception):
+    """The build cannot go on; the message says what is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler, and what it can do here. `isas` are the suffixes of ISA_FLAGS it accepts."""
+
+    compiler: list[str]
+    isas: tuple[str, ...]
+
+    @property
+    def defines(self) -> list[str]:
+        """TERCET_HAVE_AVX2 and the like for what is compiled in; TERCET_PORTABLE if none is."""
+        return [f"-DTERCET_HAVE{isa.upper()}" for isa in self.isas] or ["-DTERCET_PORTABLE"]
+
+
+def find_toolchain() -> Toolchain:
+    """The compiler in CXX, else the first of c++, g++, clang++. Raises BuildError."""
+    if os.environ.get("CXX"):
+        compiler = shlex.split(os.environ["CXX"])
+    else:
+        found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+        compiler = [found] if found else []
+    if not compiler or not shutil.which(compiler[0]):
+        wanted = f"CXX names {compiler[0]!r}, which is not there" if compiler else "none of c++, g++, clang++ is there"
+        raise BuildError(
+            f"a C++17 compiler is needed and {wanted}; install one (Debian, Ubuntu: apt install g++; Fedora: dnf "
+            "install gcc-c++; macOS: xcode-select --install) or set CXX"
+        )
+    problem = _try_flags(compiler, ["-std=c++17"])
+    if problem:
+        raise BuildError(f"{shlex.join(compiler)} does not compile C++17 (GCC 9 or Clang 10 is needed):\n{problem}")
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    isas = tuple(isa for isa, flags in ISA_FLAGS.items() if x86 and not _try_flags(compiler, flags))
+    return Toolchain(compiler, isas)
+
+
+def _try_flags(compiler: list[str], flags: list[str]) -> str:
+    """What the compiler says against `flags`; empty if it accepts them."""
+    command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"]
+    done = subprocess.run(command, input="#include <vector>\nint main() {}\n", capture_output=True, text=True)
+    return done.stderr.strip() or "failed" if done.returncode else ""
+
+
+def extension_sources() -> list[Path]:
+    """Everything that is linked into `worker._core`."""
+    return sorted([*ROOT.glob("cpp/src/*.cpp"), *ROOT.glob("cpp/bind/*.cpp")])
+
+
+def extension_includes() -> list[str]:
+    """Include flags for sources that bind to Python. Raises BuildError."""
+    try:
+        import pybind11
+    except ImportError as error:
+        raise BuildError("pybind11 is needed to build worker._core: pip install pybind11 ninja") from error
+    return [f"-I{ROOT / 'cpp/include'}", f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+
+
+def write_ninja(
+    folder: Path, toolchain: Toolchain, sources: list[Path], target: str, includes: list[str],
+    compile_flags: list[str], link_flags: list[str],
+) -> None:  # fmt: skip
+    """Writes folder/build.ninja that makes folder/`target` of `sources`; files of an absent ISA are left out."""
+    compiler = shlex.join(toolchain.compiler)
+    flags = shlex.join([*compile_flags, *toolchain.defines, *includes])
+    lines = [
+        "ninja_required_version = 1.8",
+        "rule compile",
+        f"  command = {compiler} {_escape(flags)} $isa -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $name",
+        "rule link",
+        f"  command = {compiler} {_escape(shlex.join(link_flags))} $in -o $out",
+        "  description = link $out",
+    ]
+    objects = []
+    for source in sources:
+        isa = next((suffix for suffix in ISA_FLAGS if source.stem.endswith(suffix)), None)
+        if isa is not None and isa not in toolchain.isas:
+            continue
+        name = source.relative_to(ROOT)
+        objects.append(_escape_path(f"{name.with_suffix('.o')}"))
+        lines += [
+            f"build {objects[-1]}: compile {_escape_path(str(source))}",
+            f"  name = {name}",
+            f"  isa = {shlex.join(ISA_FLAGS[isa]) if isa else ''}",
+        ]
+    lines += [f"build {target}: link {' '.join(objects)}", f"default {target}", ""]
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(lines)
+    file = folder / "build.ninja"
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
+
+
+def run_ninja(folder: Path) -> None:
+    """Builds what folder/build.ninja describes, showing progress. Raises BuildError."""
+    try:
+        import ninja
+    except ImportError as error:
+        raise BuildError("ninja is needed to build worker._core: pip install pybind11 ninja") from error
+    binary = Path(ninja.BIN_DIR) / "ninja"
+    done = subprocess.run([str(binary), "-C", str(folder), *shlex.split(os.environ.get("NINJAFLAGS", ""))])
+    if done.returncode:
+        raise BuildError("compiling worker._core failed; the compiler's messages are above")
+
+
+def build_extension(output: Path, sanitize: bool = False) -> None:
+    """Builds `worker._core` and puts it at `output`. Raises BuildError."""
+    folder = ROOT / "build" / ("core-sanitize" if sanitize else "core")
+    extra = SANITIZE_FLAGS if sanitize else []
+    link = ["-shared", "-pthread", *extra]
+    if sys.platform == "darwin":
+        link += ["-undefined", "dynamic_lookup"]
+    write_ninja(
+        folder, find_toolchain(), extension_sources(), "_core.so", extension_includes(), [*COMPILE_FLAGS, *extra], link
+    )
+    run_ninja(folder)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Running processes keep the old file mapped: replace it, never write into it.
+    fresh = output.with_name(f"{output.name}.{os.getpid()}")
+    shutil.copy2(folder / "_core.so", fresh)
+    os.replace(fresh, output)
+
+
+def build_driver() -> Path:
+    """Builds the sanitized driver of random operations and returns it. Raises BuildError."""
+    folder = ROOT / "build" / "driver-sanitize"
+    sources = sorted([*ROOT.glob("cpp/src/*.cpp"), *ROOT.glob("cpp/tests/*.cpp")])
+    include = [f"-I{ROOT / 'cpp/include'}"]
+    link = ["-pthread", *SANITIZE_FLAGS]
+    write_ninja(folder, find_toolchain(), sources, "driver", include, [*COMPILE_FLAGS, *SANITIZE_FLAGS], link)
+    run_ninja(folder)
+    return folder / "driver"
+
+
+def _escape(text: str) -> str:
+    return text.replace("$", "$$")
+
+
+def _escape_path(text: str) -> str:
+    return text.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build worker._core.")
+    in_place = ROOT / "worker" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    parser.add_argument("--output", type=Path, default=in_place, help="where the extension goes")
+    parser.add_argument("--sanitize", action="store_true", help="build with sanitizers and run the checks")
+    arguments = parser.parse_args()
+    try:
+        if arguments.sanitize:
+            return subprocess.run([str(build_driver())]).returncode
+        build_extension(arguments.output)
+    except BuildError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
