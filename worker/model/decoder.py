@@ -1,0 +1,110 @@
+"""The forward pass shared by all families: a loop over layers of seven products and norms around paged attention.
+
+Knows no files, no block pool, no sampling. Dim letters: T tokens in the batch, R rows with logits, H query heads,
+G KV heads, D head size, N blocks, S slots per block, V vocabulary, E hidden size, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.ops.activation import silu_mul
+from worker.ops.attention import AttentionBatch, paged_attention, write_kv
+from worker.ops.linear import Linear
+from worker.ops.norm import rms_norm
+from worker.ops.rope import apply_rope
+
+from .config import ModelConfig
+from .rope import cos_sin_table
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one layer. Projections that read the same input are one product."""
+
+    attention_norm: Tensor  # [E]
+    qkv: Linear  # [(H + 2G) * D, E]: q, k, v
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    output: Linear  # [E, H * D]
+    mlp_norm: Tensor  # [E]
+    gate_up: Linear  # [2I, E]: gate, up
+    down: Linear  # [E, I]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights of a model, on one device and of one dtype.
+
+    A tied `head` is a Linear over `embedding`. On CPU it packs a second copy of the table: the packed order serves
+    products, the plain one look-ups, and neither can do the other's work at speed.
+    """
+
+    embedding: Tensor  # [V, E]
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [E]
+    head: Linear  # [V, E]
+
+
+class Model:
+    """A decoder with weights. Holds no state of any sequence: the caller owns the KV cache."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        """Builds the table of rotary positions for `config.max_model_len` tokens beside the weights."""
+        self.config = config
+        self.weights = weights
+        self.dtype = weights.embedding.dtype
+        self.device = weights.embedding.device
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_model_len, self.device)
+        # Float64 models exist to be exact: their logits are summed in float64 and rounded once.
+        self._logits_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: Sequence[tuple[Tensor, Tensor]],
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+    ) -> Tensor:
+        """One step: writes the KV of all T tokens, returns the logits of R of them.
+
+        token_ids, positions int64 [T]; kv, one (k, v) of [N, G, S, D] per layer, mutated at `batch.slots`; logit_rows
+        int64 [R] -> float32 [R, V]. All on the model's device; ids below V and positions below `max_model_len` are the
+        caller's duty.
+        """
+        config, weights = self.config, self.weights
+        eps, scale, cos_sin, slots = config.rms_norm_eps, config.attention_scale, self.cos_sin, batch.slots
+        num_tokens = len(token_ids)
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        packed_heads = (num_tokens, sum(heads), config.head_dim)
+        flat_heads = (num_tokens, config.num_heads * config.head_dim)
+
+        residual = weights.embedding.index_select(0, token_ids)  # [T, E]
+        branch: Tensor | None = None  # [T, E], what the layer before adds to the residual
+        for layer, (k_cache, v_cache) in zip(weights.layers, kv, strict=True):
+            if branch is None:
+                x = rms_norm(residual, layer.attention_norm, eps)
+            else:
+                x = rms_norm(branch, layer.attention_norm, eps, residual)
+            q, k, v = layer.qkv(x).view(packed_heads).split_with_sizes(heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q = rms_norm(q, layer.q_norm, eps)
+                k = rms_norm(k, layer.k_norm, eps)
+            apply_rope(q, k, positions, cos_sin)
+            write_kv(k, v, k_cache, v_cache, slots)
+            attended = paged_attention(q, k_cache, v_cache, batch, scale)  # [T, H, D]
+            x = rms_norm(layer.output(attended.view(flat_heads)), layer.mlp_norm, eps, residual)
+            branch = layer.down(silu_mul(layer.gate_up(x)))
+
+        residual = residual.index_select(0, logit_rows)  # [R, E]
+        if branch is None:
+            x = rms_norm(residual, weights.norm, eps)
+        else:
+            x = rms_norm(branch.index_select(0, logit_rows), weights.norm, eps, residual)
+        return weights.head(x, out_dtype=self._logits_dtype).float()

@@ -1,0 +1,13 @@
+"""Llama 1 to 3, and what follows its shape (SmolLM2, TinyLlama, Yi ...)."""
+
+from .family import BiasRule, Family
+
+LLAMA = Family(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    default_max_position=2048,
+    qkv_bias=BiasRule.FLAG,
+    output_bias=BiasRule.FLAG,
+    mlp_bias=BiasRule.FLAG,
+    gguf_interleaved=True,
+)

@@ -1,0 +1,11 @@
+"""Mistral: a Llama without biases whose first version attends to a sliding window. Its GGUF files say llama."""
+
+from .family import Family, WindowRule
+
+MISTRAL = Family(
+    name="mistral",
+    architecture="MistralForCausalLM",
+    default_max_position=4096 * 32,
+    default_sliding_window=4096,
+    window=WindowRule.IF_SET,
+)

@@ -1,0 +1,80 @@
+"""Tables of rotary positions for every supported scaling. Knows no weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from .config import RopeConfig, RopeType
+
+
+def cos_sin_table(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
+    """[P, D] float32 with P = `length` positions: cos of the D / 2 angles, then their sin."""
+    frequencies = inverse_frequencies(rope, head_dim)
+    positions = torch.arange(length, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)  # [P, D/2]
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
+    return table.to(device)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """[D/2] float32, radians per position, highest first.
+
+    In float32 from the start: models were trained with the rounding of it, and at a position of 100,000 a last-bit
+    difference of a frequency is a visible angle.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    scaled = _SCALINGS[rope.type](rope, 1.0 / rope.theta**exponents)
+    if rope.divisors:
+        scaled = scaled / torch.tensor(rope.divisors, dtype=torch.float32)
+    return scaled
+
+
+def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cos and sin by when positions are stretched by `factor`."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _default(_rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    return frequencies
+
+
+def _linear(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    return frequencies / rope.factor
+
+
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """Long waves are stretched, short ones kept, those between blended by how often they turn in the old context."""
+    turns = rope.original_max_position * frequencies / (2 * math.pi)
+    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    return torch.lerp(frequencies / rope.factor, frequencies, kept)
+
+
+def _yarn(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """As llama3, but blended over the index of the frequency, between those that turn `beta_fast` and `beta_slow`."""
+    count = len(frequencies)
+
+    def index_of(turns: float) -> float:
+        ratio = rope.original_max_position / (turns * 2 * math.pi)
+        return count * math.log(ratio) / math.log(rope.theta)
+
+    low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    # The upper bound is that of the reference: D - 1, although the index ends at D / 2 - 1.
+    low, high = max(low, 0), min(high, 2 * count - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(count, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (1 - stretched) + frequencies / rope.factor * stretched
+
+
+_SCALINGS: Mapping[RopeType, Callable[[RopeConfig, Tensor], Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

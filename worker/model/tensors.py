@@ -1,0 +1,78 @@
+"""Which tensors a model is made of, and how many bytes they and its KV cache take. Knows no files.
+
+Names are those of Hugging Face checkpoints; other formats map theirs onto them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+Shape = tuple[int, ...]
+
+
+def layer_tensor(layer: int, part: str) -> str:
+    """The name of one tensor of a layer, such as `part` ``self_attn.q_proj.weight``."""
+    return f"model.layers.{layer}.{part}"
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor the model needs, with its shape; a tied head is not one."""
+    embedding = (config.vocab_size, config.hidden_size)
+    shapes: dict[str, Shape] = {EMBEDDING: embedding}
+    parts = layer_shapes(config)
+    for layer in range(config.num_layers):
+        shapes.update({layer_tensor(layer, part): shape for part, shape in parts.items()})
+    shapes[NORM] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = embedding
+    return shapes
+
+
+def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor of one layer, by its name within the layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    products = {
+        "self_attn.q_proj": ((queries, hidden), config.qkv_bias),
+        "self_attn.k_proj": ((keys, hidden), config.qkv_bias),
+        "self_attn.v_proj": ((keys, hidden), config.qkv_bias),
+        "self_attn.o_proj": ((hidden, queries), config.output_bias),
+        "mlp.gate_proj": ((inner, hidden), config.mlp_bias),
+        "mlp.up_proj": ((inner, hidden), config.mlp_bias),
+        "mlp.down_proj": ((hidden, inner), config.mlp_bias),
+    }
+    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    for name, (shape, has_bias) in products.items():
+        shapes[f"{name}.weight"] = shape
+        if has_bias:
+            shapes[f"{name}.bias"] = shape[:1]
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (config.head_dim,)
+    return shapes
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None) -> int:
+    """Bytes of all weights in memory. On CPU (the default) a tied head is a packed copy and counts again."""
+    on_cpu = device is None or device.type == "cpu"
+    layer = sum(_elements(shape) for shape in layer_shapes(config).values())
+    embedding = config.vocab_size * config.hidden_size
+    tables = 1 if config.tie_word_embeddings and not on_cpu else 2
+    return (layer * config.num_layers + config.hidden_size + tables * embedding) * dtype.itemsize
+
+
+def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of `block_size` slots: K and V of all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+
+
+def _elements(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

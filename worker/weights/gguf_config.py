@@ -1,0 +1,136 @@
+"""Reads a model's configuration from the metadata of a GGUF file. Knows no weights but those that scale rope."""
+
+from __future__ import annotations
+
+from tercet.errors import ModelError
+
+from ..model.config import ModelConfig, RopeConfig
+from ..model.families import BY_GGUF_ARCHITECTURE
+from ..model.rope import yarn_attention_factor
+from ..model.tensors import EMBEDDING, HEAD, layer_tensor
+from .fields import Fields
+from .gguf_file import GgufArray, GgufFile, GgufValue
+from .gguf_tensors import ROPE_FREQUENCIES, read_tensor, stored_name
+
+_SCALING_TYPES = ("none", "linear", "yarn")
+
+
+def parse_gguf_config(file: GgufFile) -> ModelConfig:
+    """The configuration in a file's metadata; serves the model's full length. Raises ModelError naming the key."""
+    every = Fields(dict(file.metadata), str(file.path))
+    if every.count("split.count", 1, minimum=0) > 1:
+        raise every.error("split.count", every.get("split.count"), "one file; merge the parts with gguf-split --merge")
+    name = every.get("general.architecture")
+    if not isinstance(name, str) or name not in BY_GGUF_ARCHITECTURE:
+        raise every.error("general.architecture", name, ", ".join(BY_GGUF_ARCHITECTURE))
+    family = BY_GGUF_ARCHITECTURE[name]
+    fields = _Keys(file, name)
+    if fields.get("expert_count"):
+        raise fields.error("expert_count", fields.get("expert_count"), "dense models only")
+    hidden_size = fields.count("embedding_length")
+    num_heads = fields.count("attention.head_count")
+    head_dim = _head_dim(fields, hidden_size // num_heads)
+    max_position = fields.count("context_length")
+    window = fields.count("attention.sliding_window", 0, minimum=0)
+    return ModelConfig(
+        family=family.name,
+        vocab_size=_vocab_size(file, every),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("feed_forward_length"),
+        num_layers=fields.count("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=fields.count("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-6),
+        max_position=max_position,
+        max_model_len=max_position,
+        rope=_rope(file, fields, max_position),
+        tie_word_embeddings=stored_name(HEAD) not in file.tensors,
+        qkv_bias=_has_bias(file, "self_attn.q_proj"),
+        output_bias=_has_bias(file, "self_attn.o_proj"),
+        mlp_bias=_has_bias(file, "mlp.down_proj"),
+        qk_norm=family.qk_norm,
+        sliding_window=window or None,
+    )
+
+
+class _Keys(Fields):
+    """The keys of one architecture, without its prefix. A number per layer counts as one number if all are equal."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self._prefix = f"{architecture}."
+        values = {
+            key.removeprefix(self._prefix): _merged(value)
+            for key, value in file.metadata.items()
+            if key.startswith(self._prefix)
+        }
+        super().__init__(values, str(file.path))
+
+    def error(self, name: str, value: object, supported: str) -> ModelError:
+        return super().error(f"{self._prefix}{name}", value, supported)
+
+
+def _merged(value: GgufValue) -> object:
+    if not isinstance(value, GgufArray) or not value.values:
+        return value
+    if len(set(value.values)) == 1:
+        return value.values[0]
+    return list(value.values)
+
+
+def _vocab_size(file: GgufFile, every: Fields) -> int:
+    """The rows of the embedding: some files pad it past the tokens, and it is what the model computes."""
+    embedding = file.tensors.get(stored_name(EMBEDDING))
+    if embedding is None:
+        raise ModelError(f"model: {every.origin} lacks the tensor {stored_name(EMBEDDING)}")
+    tokens = every.get("tokenizer.ggml.tokens")
+    rows = embedding.shape[0]
+    if isinstance(tokens, GgufArray) and tokens.length > rows:
+        raise ModelError(
+            f"model: {every.origin} has {tokens.length} tokens in its vocabulary but embeddings for {rows} only"
+        )
+    return rows
+
+
+def _head_dim(fields: Fields, default: int) -> int:
+    head_dim = fields.count("attention.key_length", default)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if fields.count(name, head_dim) != head_dim:
+            raise fields.error(name, fields.get(name), f"the head size, {head_dim}")
+    return head_dim
+
+
+def _has_bias(file: GgufFile, part: str) -> bool:
+    """GGUF has no flag for biases: they are there or not."""
+    return stored_name(layer_tensor(0, f"{part}.bias")) in file.tensors
+
+
+def _rope(file: GgufFile, fields: Fields, max_position: int) -> RopeConfig:
+    theta = fields.number("rope.freq_base", 10000.0)
+    divisors: tuple[float, ...] = ()
+    if ROPE_FREQUENCIES in file.tensors:
+        divisors = tuple(read_tensor(file, ROPE_FREQUENCIES).flatten().tolist())
+    kind = fields.get("rope.scaling.type")
+    if kind is None:
+        # Files from before rope.scaling.* had linear scaling under this key.
+        factor = fields.number("rope.scale_linear", 1.0)
+        kind = "none" if factor == 1.0 else "linear"
+    else:
+        factor = fields.number("rope.scaling.factor", 1.0)
+    if kind == "none":
+        return RopeConfig(theta=theta, divisors=divisors)
+    if kind == "linear":
+        return RopeConfig(theta=theta, type="linear", factor=factor, divisors=divisors)
+    if kind != "yarn":
+        raise fields.error("rope.scaling.type", kind, ", ".join(_SCALING_TYPES))
+    scale = fields.number("rope.scaling.attn_factor", fields.number("rope.scaling.yarn_attn_factor", 1.0))
+    return RopeConfig(
+        theta=theta,
+        type="yarn",
+        factor=factor,
+        original_max_position=fields.count("rope.scaling.original_context_length", max_position),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=scale * yarn_attention_factor(factor),
+        divisors=divisors,
+    )
