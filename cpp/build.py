@@ -12,6 +12,8 @@ A file is compiled for the baseline of the architecture unless its name says mor
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import platform
 import shlex
@@ -19,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Contraction would let two compilers, or two unrollings of one loop, round differently; where a fused multiply-add is
 # wanted it is written out.
-COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]  # fmt: skip
+COMPILE_FLAGS = [
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra",
+]  # fmt: skip
 SANITIZE_FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -128,11 +133,19 @@ def write_ninja(
             f"  isa = {shlex.join(ISA_FLAGS[isa]) if isa else ''}",
         ]
     lines += [f"build {target}: link {' '.join(objects)}", f"default {target}", ""]
-    folder.mkdir(parents=True, exist_ok=True)
     text = "\n".join(lines)
     file = folder / "build.ninja"
     if not file.exists() or file.read_text() != text:
         file.write_text(text)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds `folder` alone: ninja does not mind a second ninja, the second would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def run_ninja(folder: Path) -> None:
@@ -154,15 +167,15 @@ def build_extension(output: Path, sanitize: bool = False) -> None:
     link = ["-shared", "-pthread", *extra]
     if sys.platform == "darwin":
         link += ["-undefined", "dynamic_lookup"]
-    write_ninja(
-        folder, find_toolchain(), extension_sources(), "_core.so", extension_includes(), [*COMPILE_FLAGS, *extra], link
-    )
-    run_ninja(folder)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    # Running processes keep the old file mapped: replace it, never write into it.
-    fresh = output.with_name(f"{output.name}.{os.getpid()}")
-    shutil.copy2(folder / "_core.so", fresh)
-    os.replace(fresh, output)
+    flags = [*COMPILE_FLAGS, *extra]
+    with locked(folder):
+        write_ninja(folder, find_toolchain(), extension_sources(), "_core.so", extension_includes(), flags, link)
+        run_ninja(folder)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Running processes keep the old file mapped: replace it, never write into it.
+        fresh = output.with_name(f"{output.name}.{os.getpid()}")
+        shutil.copy2(folder / "_core.so", fresh)
+        os.replace(fresh, output)
 
 
 def build_driver() -> Path:
@@ -171,8 +184,9 @@ def build_driver() -> Path:
     sources = sorted([*ROOT.glob("cpp/src/*.cpp"), *ROOT.glob("cpp/tests/*.cpp")])
     include = [f"-I{ROOT / 'cpp/include'}"]
     link = ["-pthread", *SANITIZE_FLAGS]
-    write_ninja(folder, find_toolchain(), sources, "driver", include, [*COMPILE_FLAGS, *SANITIZE_FLAGS], link)
-    run_ninja(folder)
+    with locked(folder):
+        write_ninja(folder, find_toolchain(), sources, "driver", include, [*COMPILE_FLAGS, *SANITIZE_FLAGS], link)
+        run_ninja(folder)
     return folder / "driver"
 
 

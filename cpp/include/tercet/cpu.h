@@ -3,7 +3,8 @@
 
 namespace tercet {
 
-// In order: each includes those before it. avx2 means AVX2 + FMA + F16C; avx512 adds F, BW, DQ, VL; avx512bf16 adds BF16.
+// In order: each includes those before it. avx2 means AVX2 + FMA + F16C; avx512 adds F, BW, DQ, VL; avx512bf16 adds
+// BF16.
 enum class Isa { portable, avx2, avx512, avx512bf16 };
 
 // The best that this CPU has and that is compiled in. The environment variable TERCET_ISA=<name> chooses a lesser one;

@@ -1,0 +1,89 @@
+"""KV blocks, sampling and CPU kernels in C++ (cpp/). Knows no torch: tensors come as addresses or numpy arrays."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+# --- KV blocks: cpp/include/tercet/block_pool.h, block_table.h -------------------------------------------------------
+
+TokenIds = npt.NDArray[np.int32] | Sequence[int]
+"""[T] token ids below 2**31. A contiguous int32 array is read in place, anything else is converted."""
+
+class OutOfBlocks(RuntimeError):
+    """More blocks were asked for than are free or cached. Nothing was changed."""
+
+class PoolCorrupt(RuntimeError):
+    """`BlockPool.check` found a bug; the message names the first broken invariant."""
+
+class BlockPool:
+    """The KV blocks of one device. Not thread-safe: the thread that owns the device owns the pool and its tables.
+
+    A block is free, cached (no user, but its content can still be found by its prefix) or used (by one table or more).
+    Cached blocks are taken, least recently used first, when none is free. num_free + num_cached + num_used = num_total.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        """`block_size` is in tokens. Raises ValueError unless both are at least 1."""
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_total(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    @property
+    def num_used(self) -> int: ...
+    def check(self) -> None:
+        """Verifies every invariant of the pool and of all its tables; O(blocks). Raises PoolCorrupt."""
+
+class BlockTable:
+    """The KV blocks of one sequence: `match_prefix` once, then [`reserve`, write the KV, `commit`]..., then `release`.
+
+    Position p is in block p // S of the table, slot p % S. Tokens are committed when their KV is written; committed
+    tokens never change. A table that is dropped releases its blocks.
+    """
+
+    def __init__(self, pool: BlockPool, salt: bytes = b"") -> None:
+        """An empty table. Tables find each other's prefixes only if their salts are equal."""
+    def match_prefix(self, token_ids: TokenIds) -> int:
+        """Takes the longest run of cached full blocks that `token_ids` starts with; their tokens count as committed.
+
+        Returns how many tokens that is: a multiple of S, 0 without prefix caching. Pass all but the last token of a
+        prompt, since at least one has to be computed. Raises RuntimeError unless the table is empty.
+        """
+    def reserve(self, num_tokens: int) -> list[tuple[int, int]]:
+        """Makes room for `num_tokens` tokens in all and makes the place behind the committed ones writable.
+
+        Returns the (source, destination) block copies to do, in order, before the next write to the cache: a last
+        block that a fork shares is replaced by its own copy. Does nothing if `num_tokens` are committed already. Raises
+        OutOfBlocks and changes nothing if the pool has too few blocks, ValueError if `num_tokens` is negative.
+        """
+    def commit(self, token_ids: TokenIds) -> None:
+        """Records tokens whose KV has been written behind the committed ones, and lets others find full blocks.
+
+        Raises RuntimeError and changes nothing if room was not reserved, or if a fork shares the written block because
+        `reserve` was not called since.
+        """
+    def fork(self) -> BlockTable:
+        """A table with the same committed tokens, sharing their blocks. Reserved room beyond them is not shared."""
+    def release(self) -> int:
+        """Gives all blocks back; returns how many have no other user. The table is empty afterwards; again gives 0."""
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens."""
+    def blocks(self) -> list[int]:
+        """A copy of the block ids, in order of position."""
+    def write_row(self, row: npt.NDArray[np.int32]) -> None:
+        """Writes the block ids to row[:num_blocks] and leaves the rest. `row` is contiguous int32 [>= num_blocks].
+
+        Raises ValueError if it is too short or not writable, TypeError if it is of another type.
+        """
+    def slots(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """[count] block * S + offset of positions first, first + 1, ... Raises IndexError beyond the reserved room."""
+
+def blake2s(data: bytes, person: bytes, digest_size: int) -> bytes:
+    """BLAKE2s (RFC 7693), the hash of prefixes. `person` is 8 bytes, `digest_size` 1 to 32; else ValueError."""
