@@ -12,7 +12,7 @@ server, and leaving the client's scope cancels every one that is still open. gRP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -104,8 +104,8 @@ class Generation:
         finally:
             self.cancel()
 
-    async def answer(self) -> Answer:
-        """Reads to the end. Raises errors.RequestError."""
+    async def answer(self, on_text: Callable[[str], None] | None = None) -> Answer:
+        """Reads to the end, calling `on_text` with each piece of text as it comes. Raises errors.RequestError."""
         accepted: Accepted | None = None
         finished: Finished | None = None
         texts: list[str] = []
@@ -114,6 +114,8 @@ class Generation:
             if isinstance(event, Delta):
                 texts.append(event.text)
                 token_ids.extend(event.token_ids)
+                if on_text is not None:
+                    on_text(event.text)
             elif isinstance(event, Accepted):
                 accepted = event
             else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
+from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
 
@@ -146,38 +147,43 @@ class FleetInfo:
 
 
 def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
-    """The proto of a request. An empty sequence counts as token ids. Raises ValueError for a number out of its type."""
-    request = pb.GenerateRequest(
-        model=options.model,
-        request_id=options.request_id,
-        sampling=pb.SamplingParams(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            seed=options.seed,
-        ),
-        stop=pb.StopConditions(
-            max_tokens=options.max_tokens,
-            strings=options.stop,
-            token_ids=options.stop_token_ids,
-            ignore_eos=options.ignore_eos,
-        ),
-    )
+    """The proto of a request. An empty sequence counts as token ids.
+
+    Raises errors.InvalidFieldError for what a proto cannot hold, such as a negative top_k.
+    """
+    try:
+        return pb.GenerateRequest(
+            model=options.model,
+            request_id=options.request_id,
+            sampling=pb.SamplingParams(
+                temperature=options.temperature,
+                top_p=options.top_p,
+                top_k=options.top_k,
+                min_p=options.min_p,
+                seed=options.seed,
+            ),
+            stop=pb.StopConditions(
+                max_tokens=options.max_tokens,
+                strings=options.stop,
+                token_ids=options.stop_token_ids,
+                ignore_eos=options.ignore_eos,
+            ),
+            **_input(prompt),
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidFieldError(f"the request cannot be written: {error}") from error
+
+
+def _input(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt, str):
-        request.prompt = prompt
-        return request
-    ids = [item for item in prompt if isinstance(item, int)]
-    messages = [item for item in prompt if isinstance(item, ChatMessage)]
-    if messages:
-        request.chat.CopyFrom(to_chat(messages))
-    else:
-        request.token_ids.CopyFrom(pb.TokenIds(ids=ids))
-    return request
+        return {"prompt": prompt}
+    if prompt and isinstance(prompt[0], ChatMessage):
+        return {"chat": to_chat(prompt)}
+    return {"token_ids": pb.TokenIds(ids=cast("Sequence[int]", prompt))}
 
 
-def to_chat(messages: Sequence[ChatMessage]) -> pb.Chat:
-    """The proto of a conversation."""
+def to_chat(messages: Sequence[Any]) -> pb.Chat:
+    """The proto of a conversation, from ChatMessages."""
     return pb.Chat(messages=[pb.ChatMessage(role=message.role, content=message.content) for message in messages])
 
 

@@ -62,10 +62,13 @@ class Server:
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 
-    async def start(self, host: str, port: int, files: Iterable[FileDescriptor], *, key: str) -> int:
+    async def start(
+        self, host: str, port: int, files: Iterable[FileDescriptor], *, key: str, serving: bool = True
+    ) -> int:
         """Binds ``host:port`` (0 picks a free port), registers reflection for the services in `files`, serves.
 
-        Returns the bound port. Raises errors.ConfigError naming `key` if the port cannot be bound.
+        With `serving` False only the process ("") is healthy until `set_serving` says more. Returns the bound port.
+        Raises errors.ConfigError naming `key` if the port cannot be bound.
         """
         names = [service.full_name for file in files for service in file.services_by_name.values()]
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -76,8 +79,9 @@ class Server:
             raise errors.ConfigError(
                 key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
             ) from error
-        for name in ["", *names]:
-            await self.set_serving(name, True)
+        await self.set_serving("", True)
+        for name in names:
+            await self.set_serving(name, serving)
         await self.grpc_server.start()
         return bound
 

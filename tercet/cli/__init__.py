@@ -1,0 +1,5 @@
+"""The command line. Each file holds one command; commands import what they need when they run, so help is instant."""
+
+from tercet.cli.root import main
+
+__all__ = ["main"]

@@ -1,0 +1,70 @@
+"""What the commands that talk to a running mesh share: options, and how an answer reaches the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import click
+
+from tercet.cli.root import EXIT_INTERRUPTED
+from tercet.client import DEFAULT_ADDRESS, Options
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
+
+# For calls that no model takes part in: beyond this, the gateway is gone.
+CONTROL_TIMEOUT_S = 10.0
+
+_UINT32 = click.IntRange(0, 2**32 - 1)
+
+address_option = click.option(
+    "--address", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Where the gateway listens."
+)
+model_option = click.option("--model", default="", metavar="NAME", help="Served model. Default: the gateway's first.")
+timeout_option = click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Deadline of each request."
+)
+
+
+def sampling_options(command: Command) -> Command:
+    """Adds the flags of client.Options, but for the model; the command passes its keywords to `options_of`."""
+    flags = [
+        click.option("--temperature", type=float, metavar="X", help="0 is greedy. Default: the model's own, else 1."),
+        click.option("--top-p", type=float, metavar="X", help="Smallest set of tokens with this probability."),
+        click.option("--top-k", type=_UINT32, metavar="N", help="Only the N most likely tokens; 0 is off."),
+        click.option("--min-p", type=float, metavar="X", help="Only tokens this likely relative to the best."),
+        click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Same seed, same text."),
+        click.option("--max-tokens", type=_UINT32, metavar="N", help="Most tokens. Default: what the context leaves."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; repeatable."),
+        click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
+        click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
+    ]
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def options_of(model: str, values: dict[str, Any]) -> Options:
+    """The client's options from the keywords of `sampling_options`."""
+    values = dict(values)
+    stop_token_ids = tuple(values.pop("stop_token_id"))
+    return Options(model=model, stop_token_ids=stop_token_ids, **values)
+
+
+def run_async(work: Coroutine[Any, Any, Value]) -> Value:
+    """Runs `work`; Ctrl-C cancels it, its calls with it, and exits with 130."""
+    try:
+        return asyncio.run(work)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo(err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def show_text(text: str) -> None:
+    """Writes text to standard output at once, whatever the terminal's encoding can hold."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()

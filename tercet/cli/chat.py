@@ -1,0 +1,82 @@
+"""``tercet chat``: a conversation, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import Any
+
+import click
+
+from tercet.cli.asking import address_option, model_option, options_of, sampling_options, show_text, timeout_option
+from tercet.client import ChatMessage, Client, Options
+from tercet.errors import GatewayLostError, RequestError
+
+
+async def reply(
+    address: str, messages: list[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
+) -> None:
+    """Streams the model's turn to the terminal, and into `parts`, which keep what came before an interruption."""
+
+    def show(text: str) -> None:
+        parts.append(text)
+        show_text(text)
+
+    async with Client(address) as client, client.generate(messages, options, timeout_s=timeout_s) as generation:
+        await generation.answer(show)
+
+
+@click.command()
+@address_option
+@model_option
+@click.option("--system", metavar="TEXT", help="A system message to begin with.")
+@sampling_options
+@timeout_option
+def chat(address: str, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
+    """Talk with the model. Each line is a turn; the model sees the whole conversation.
+
+    /reset forgets it, /quit or Ctrl-D ends. Ctrl-C stops the current answer; what came of it stays in the conversation.
+    """
+    options = options_of(model, sampling)
+    opening = [ChatMessage("system", system)] if system else []
+    messages = list(opening)
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives input() editing and history
+        click.echo("/reset forgets the conversation, /quit ends, Ctrl-C stops an answer.", err=True)
+    while (line := _read_turn()) is not None:
+        if line == "/quit":
+            break
+        if line == "/reset":
+            messages = list(opening)
+            continue
+        if not line:
+            continue
+        turn = [*messages, ChatMessage("user", line)]
+        parts: list[str] = []
+        try:
+            # A loop per turn: between turns nothing runs, so a blocked prompt can hold nothing up.
+            asyncio.run(reply(address, turn, options, timeout, parts))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            click.echo(" [stopped]", err=True)
+        except GatewayLostError:
+            raise
+        except RequestError as error:
+            # Such as a conversation that has outgrown the context: the user can still /reset.
+            click.echo(f"{error.reason}: {error.message}", err=True)
+            continue
+        show_text("\n")
+        messages = [*turn, ChatMessage("assistant", "".join(parts))]
+
+
+def _read_turn() -> str | None:
+    """The next line without space around it; None at the end of input, or at Ctrl-C while nothing runs."""
+    try:
+        if sys.stdin.isatty():
+            return input("> ").strip()
+        line = sys.stdin.readline()
+        return line.strip() if line else None
+    except (EOFError, KeyboardInterrupt):
+        click.echo(err=True)
+        return None

@@ -1,0 +1,86 @@
+"""The command ``tercet``: its list of commands, and how an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from tercet import __version__
+from tercet.errors import RequestError, StartupError
+
+EXIT_REQUEST = 1
+EXIT_STARTUP = 2
+EXIT_INTERRUPTED = 130
+
+# Command -> (file, one line of help), in the order of `tercet --help`. Files are imported when their command is used.
+_COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "Serve": {
+        "up": ("up", "Run gateway, scheduler and worker together, in the foreground."),
+        "gateway": ("services", "Run one gateway: the edge that clients talk to."),
+        "scheduler": ("services", "Run one scheduler: order and time."),
+        "worker": ("services", "Run one worker: a device with a model."),
+    },
+    "Ask": {
+        "generate": ("generate", "Continue or answer one prompt, and stream it."),
+        "chat": ("chat", "Talk with the model, turn by turn."),
+        "tokenize": ("tokenize", "Show the token ids of a text."),
+    },
+    "Look": {
+        "fleet": ("fleet", "Show workers, KV blocks and requests of a running mesh."),
+        "doctor": ("doctor", "Check this machine, and say what to do about each problem."),
+        "demo": ("demo", "Start a mesh, ask it one question, stop it."),
+    },
+}
+
+
+class Failure(click.ClickException):
+    """An error on purpose: one line on standard error, no traceback."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
+
+    def show(self, file: Any = None) -> None:
+        """Prints the line."""
+        click.echo(f"tercet: {self.message}", err=True, file=file)
+
+
+class Root(click.Group):
+    """A group whose commands are imported on use, listed under headings."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
+        return [name for commands in _COMMANDS.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        for commands in _COMMANDS.values():
+            if cmd_name in commands:
+                module = importlib.import_module(f"tercet.cli.{commands[cmd_name][0]}")
+                command: click.Command = getattr(module, cmd_name)
+                return command
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for heading, commands in _COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RequestError as error:
+            raise Failure(f"{error.reason}: {error.message}", EXIT_REQUEST) from error
+        except StartupError as error:
+            raise Failure(" ".join(str(error).split()), EXIT_STARTUP) from error
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="tercet")
+def main() -> None:
+    """Tercet serves large language models: a gateway, a scheduler and workers, three processes over gRPC.
+
+    Start with `tercet up`, then `tercet generate "Hello"` in another terminal. `tercet COMMAND --help` shows the
+    settings of a command; each can also stand in a TOML file (--config) or in the environment
+    (TERCET_WORKER_MAX_NUM_SEQS for worker.max_num_seqs).
+    """

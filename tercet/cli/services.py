@@ -1,0 +1,61 @@
+"""``tercet gateway``, ``tercet scheduler``, ``tercet worker``: one service in this process."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+import structlog
+
+from tercet.cli.settings import SettingsCommand, with_config
+from tercet.config import MeshConfig
+from tercet.errors import ConfigError
+from tercet.mesh_processes import die_with_parent
+from tercet.telemetry import configure_logging
+
+
+def run_service(name: str, config: MeshConfig) -> None:
+    """Runs a service until SIGTERM or SIGINT. Raises errors.StartupError."""
+    die_with_parent()
+    configure_logging(name, config.log.level, config.log.format)
+    # The one place where this package meets the services, and only the one asked for: `tercet generate` needs no torch.
+    serve = importlib.import_module(f"{name}.server").serve
+
+    def ready(port: int) -> None:
+        structlog.get_logger().info("ready", port=port)
+
+    try:
+        import uvloop
+    except ImportError as error:
+        raise ConfigError("uvloop", "is not installed; run `make setup`") from error
+    uvloop.run(serve(config, ready))
+
+
+@click.command(cls=SettingsCommand)
+@with_config(["gateway", "model", "log"])
+def gateway(config: MeshConfig) -> None:
+    """Run one gateway: the edge that clients talk to.
+
+    It tokenizes, streams and enforces deadlines, and holds one stream to its scheduler.
+    """
+    run_service("gateway", config)
+
+
+@click.command(cls=SettingsCommand)
+@with_config(["scheduler", "model", "log"])
+def scheduler(config: MeshConfig) -> None:
+    """Run one scheduler: order and time.
+
+    It admits requests, plans steps, and holds one stream to each worker. It sees neither text nor tensors.
+    """
+    run_service("scheduler", config)
+
+
+@click.command(cls=SettingsCommand)
+@with_config(["worker", "model", "log"])
+def worker(config: MeshConfig) -> None:
+    """Run one worker: a device with a model.
+
+    It runs plans step by step, and owns the KV cache.
+    """
+    run_service("worker", config)

@@ -1,0 +1,88 @@
+"""``tercet up``: the whole mesh in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
+from tercet.cli.settings import SettingsCommand, with_config
+from tercet.cli.status_board import StatusBoard
+from tercet.config import MeshConfig
+from tercet.mesh_processes import MeshProcesses, ServiceFailedError
+
+# `up` itself tells the three where the others are.
+_LINKS = ("gateway.scheduler", "scheduler.workers")
+
+
+async def run_mesh(config: MeshConfig, log_dir: Path | None, start_timeout_s: float, console: Console) -> int:
+    """Runs a mesh until SIGINT, SIGTERM or SIGHUP (exit code 0), or until a service fails. The exit code.
+
+    A second signal kills what has not stopped yet. Raises ConfigError for a port in use.
+    """
+    with StatusBoard(console, in_place=console.is_terminal and log_dir is not None) as board:
+        mesh = MeshProcesses(config, on_change=board.show, log_dir=log_dir, start_timeout_s=start_timeout_s)
+        stop_on_signals(mesh)
+        try:
+            async with mesh:
+                console.print(
+                    f'ready: tercet generate --address {mesh.address} "Hello"  (Ctrl-C stops)', soft_wrap=True
+                )
+                failed = await mesh.failure()
+        except asyncio.CancelledError:
+            return 0
+        except ServiceFailedError as error:
+            failed = error.status
+    return EXIT_STARTUP if failed.exit_code == EXIT_STARTUP else EXIT_REQUEST
+
+
+def stop_on_signals(mesh: MeshProcesses) -> None:
+    """The first SIGINT, SIGTERM or SIGHUP cancels the calling task, a later one kills the services."""
+    task = asyncio.current_task()
+
+    def on_signal() -> None:
+        if mesh.stopping or task is None:
+            mesh.kill()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+@click.command(cls=SettingsCommand)
+@click.option("--verbose", "-v", is_flag=True, help="Show the services' log here instead of writing files.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the services' logs go. Default: a temporary folder, removed after a clean stop.",
+)
+@click.option(
+    "--start-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
+    help="How long the services may take to become ready.",
+)  # fmt: skip
+@with_config(["gateway", "scheduler", "worker", "model", "log"], omit=_LINKS)
+def up(config: MeshConfig, verbose: bool, log_dir: Path | None, start_timeout: float) -> None:
+    """Run gateway, scheduler and worker together, in the foreground.
+
+    Ctrl-C stops all three, the gateway first so that running requests can end. If one fails, it is named, the others
+    are stopped, and the exit code is not 0. The addresses by which the three find each other follow from their ports.
+    """
+    console = Console(highlight=False)
+    temporary = None if verbose or log_dir else Path(tempfile.mkdtemp(prefix="tercet-"))
+    target = None if verbose else log_dir or temporary
+    if target is not None:
+        target.mkdir(parents=True, exist_ok=True)
+        console.print(f"logs: {target}/{{gateway,scheduler,worker}}.log", soft_wrap=True)
+    code = asyncio.run(run_mesh(config, target, start_timeout, console))
+    if temporary is not None and code == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sys.exit(code)

@@ -1,0 +1,171 @@
+"""What a machine must have to serve, checked one by one. Looks from outside: imports neither torch nor a service."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tercet.config import MeshConfig
+from tercet.errors import ConfigError, ModelError
+from tercet.model_source import ModelFormat, ModelSource, resolve_model
+from tercet.ports import check_port_free
+
+Verdict = Literal["ok", "warn", "fail"]
+
+_MINIMUM_PYTHON = (3, 10)
+_MINIMUM_TORCH = (2, 11)
+_PROBE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result. `remedy` says what to do unless the verdict is ok."""
+
+    subject: str
+    verdict: Verdict
+    fact: str
+    remedy: str = ""
+
+
+Probe = Callable[[str], str]
+
+
+def examine(config: MeshConfig, probe: Probe | None = None) -> Iterator[Finding]:
+    """Every finding, as soon as it is known. `probe` runs Python text in a fresh interpreter and returns its output."""
+    probe = probe or run_python
+    yield check_python(sys.version_info[:3])
+    yield check_torch(probe)
+    yield check_compiler(os.environ)
+    yield check_extension(probe)
+    yield check_cuda(probe, needed=config.worker.device.startswith("cuda"))
+    yield check_model(config.model.model)
+    for name in ("gateway", "scheduler", "worker"):
+        settings = getattr(config, name)
+        yield check_port(name, settings.host, settings.port)
+
+
+def failed(findings: Iterable[Finding]) -> bool:
+    """Whether anything needed is missing."""
+    return any(finding.verdict == "fail" for finding in findings)
+
+
+class ProbeError(Exception):
+    """A probe's interpreter ended with an error; the text is its last line."""
+
+
+def run_python(code: str) -> str:
+    """Output of `code` in a fresh interpreter: a broken library ends that one, not this. Raises ProbeError."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer within {_PROBE_TIMEOUT_S:g} s") from None
+    if done.returncode < 0:
+        raise ProbeError(f"crashed with signal {-done.returncode}")
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ProbeError(lines[-1] if lines else f"exit code {done.returncode}")
+    return done.stdout.strip()
+
+
+def check_python(version: tuple[int, ...]) -> Finding:
+    """`version` is (major, minor, micro)."""
+    fact = ".".join(map(str, version)) + f" ({sys.executable})"
+    if version[:2] < _MINIMUM_PYTHON:
+        return Finding("python", "fail", fact, "install Python 3.10 or newer and run `make clean setup`")
+    return Finding("python", "ok", fact)
+
+
+def check_torch(probe: Probe) -> Finding:
+    """Installed, new enough, importable."""
+    install = "run `make setup`, or `pip install torch`"
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("torch", "fail", "not installed", install)
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if numbers < _MINIMUM_TORCH:
+        return Finding("torch", "fail", version, "torch 2.11 or newer is needed: " + install)
+    try:
+        threads = probe("import torch; print(torch.get_num_threads())")
+    except ProbeError as error:
+        return Finding("torch", "fail", f"{version} does not import: {error}", "reinstall it: " + install)
+    return Finding("torch", "ok", f"{version}, {threads} threads")
+
+
+def check_compiler(env: os._Environ[str] | dict[str, str]) -> Finding:
+    """A C++ compiler. Needed to build the extension, not to run it."""
+    names = [env["CXX"].split()[0]] if env.get("CXX", "").strip() else ["g++", "c++", "clang++"]
+    for name in names:
+        path = shutil.which(name, path=env.get("PATH"))
+        if path is not None:
+            done = subprocess.run(
+                [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False
+            )
+            return Finding("compiler", "ok", f"{path} {done.stdout.strip()}".strip())
+    return Finding(
+        "compiler", "warn", f"none of {', '.join(names)} found", "to rebuild the extension: apt install g++, or set CXX"
+    )
+
+
+def check_extension(probe: Probe) -> Finding:
+    """worker._core, and which instructions it chose for this CPU."""
+    try:
+        isa = probe("from worker import _core; print(_core.isa())")
+    except ProbeError as error:
+        return Finding("extension", "fail", f"worker._core does not load: {error}", "run `make setup` to compile it")
+    return Finding("extension", "ok", f"worker._core, {isa}")
+
+
+def check_cuda(probe: Probe, *, needed: bool) -> Finding:
+    """Whether torch reaches a GPU, and whether nvcc is there. Only a worker with device cuda needs either."""
+    try:
+        said = probe(
+            "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
+            "print(n, torch.cuda.get_device_name(0) if n else '')"
+        )
+    except ProbeError:
+        said = "0"
+    count, _, device = said.partition(" ")
+    nvcc = shutil.which("nvcc")
+    compiler = f"nvcc at {nvcc}" if nvcc else "no nvcc"
+    if count.isdigit() and int(count) > 0:
+        return Finding("cuda", "ok", f"{count} x {device}, {compiler}")
+    if needed:
+        remedy = "install an NVIDIA driver and a CUDA build of torch, or set worker.device to cpu"
+        return Finding("cuda", "fail", f"torch sees no GPU, {compiler}", remedy)
+    return Finding("cuda", "ok", f"no GPU, {compiler}; the worker runs on the CPU")
+
+
+def check_model(model: str) -> Finding:
+    """The files of the configured model."""
+    try:
+        source = resolve_model(model)
+        size = _model_bytes(source)
+    except ModelError as error:
+        return Finding("model", "fail", model, str(error).removeprefix("model: "))
+    except OSError as error:
+        return Finding("model", "fail", model, f"cannot be read: {error}")
+    return Finding("model", "ok", f"{source.path} ({size / 1e6:.0f} MB)")
+
+
+def check_port(name: str, host: str, port: int) -> Finding:
+    """A port that a service wants. Taken is no fault if the mesh is what runs there."""
+    subject = f"{name} port"
+    try:
+        check_port_free(f"{name}.port", host, port)
+    except ConfigError as error:
+        return Finding(subject, "warn", f"{host}:{port} is taken", f"fine if a mesh runs; else {error}")
+    return Finding(subject, "ok", f"{host}:{port} is free" if port else "a free one is picked at start")
+
+
+def _model_bytes(source: ModelSource) -> int:
+    files = [source.path] if source.format is ModelFormat.GGUF else source.path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)

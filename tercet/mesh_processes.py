@@ -1,0 +1,304 @@
+"""A whole mesh on this host: gateway, scheduler and worker as child processes that start, live and end together.
+
+Knows the services by name and health alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import tercet
+from tercet.config import ENV_PREFIX, MeshConfig, setting_keys, to_environment
+from tercet.errors import StartupError
+from tercet.ports import check_port_free, free_ports
+from tercet.rpc import open_channel
+
+State = Literal["starting", "ready", "stopping", "stopped", "failed"]
+
+# In the order in which they stop: the edge first, so that nothing new comes in; the device last.
+SERVICES = ("gateway", "scheduler", "worker")
+
+# What must be SERVING. The gateway's says that the whole path down to a worker is there.
+_HEALTH_NAMES = {
+    "gateway": "tercet.v1.Inference",
+    "scheduler": "tercet.mesh.v1.Scheduler",
+    "worker": "tercet.mesh.v1.Worker",
+}
+_PARENT_PID = f"{ENV_PREFIX}_PARENT_PID"
+_POLL_S = 0.1
+_PROBE_S = 2.0
+# Beyond the drain time that a service grants its requests.
+_STOP_MARGIN_S = 5.0
+_TAIL_BYTES = 8192
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """Where one service stands. `seconds` since its start; `detail` is why it failed."""
+
+    name: str
+    state: State
+    address: str
+    pid: int
+    seconds: float
+    detail: str = ""
+    exit_code: int | None = None
+
+
+class ServiceFailedError(StartupError):
+    """A service of the mesh ended by itself, or did not become ready."""
+
+    def __init__(self, status: ServiceStatus) -> None:
+        super().__init__(f"{status.name}: {status.detail}")
+        self.status = status
+
+
+class MeshProcesses:
+    """Three running services, as a scope: entering starts them, leaving stops them.
+
+    `on_change` is called with every change of a status. Output of the services goes to ``<name>.log`` in `log_dir`, or
+    to standard error if that is None. `command` gives the command line of a service. Not reusable.
+    """
+
+    def __init__(
+        self,
+        config: MeshConfig,
+        *,
+        on_change: Callable[[ServiceStatus], None],
+        log_dir: Path | None = None,
+        start_timeout_s: float = 600.0,
+        command: Callable[[str], Sequence[str]] = lambda name: (sys.executable, "-m", "tercet", name),
+    ) -> None:
+        self.config = link(config)
+        self._on_change = on_change
+        self._log_dir = log_dir
+        self._start_timeout_s = start_timeout_s
+        self._command = command
+        self._started: dict[str, float] = {}
+        self._processes: dict[str, Process] = {}
+        self._exits: dict[str, asyncio.Task[int]] = {}
+        self.stopping = False
+
+    @property
+    def address(self) -> str:
+        """host:port of the gateway."""
+        return _address(self.config, "gateway")
+
+    async def __aenter__(self) -> MeshProcesses:
+        """Raises ConfigError for a port in use, ServiceFailedError if a service does not become ready."""
+        for name in SERVICES:
+            settings = getattr(self.config, name)
+            check_port_free(f"{name}.port", settings.host, settings.port)
+        try:
+            for name in reversed(SERVICES):
+                await self._spawn(name)
+            await self._until_ready()
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(self.stop())
+
+    async def failure(self) -> ServiceStatus:
+        """Waits until a service ends by itself, and says which and why."""
+        await asyncio.wait(self._exits.values(), return_when=asyncio.FIRST_COMPLETED)
+        return next(self._report_exit(name) for name, task in self._exits.items() if task.done())
+
+    async def stop(self) -> None:
+        """Stops what still runs, edge first: SIGTERM, a bounded wait, then SIGKILL. Idempotent."""
+        self.stopping = True
+        for name in SERVICES:
+            process = self._processes.get(name)
+            if process is None or self._exits[name].done():
+                continue
+            self._tell(name, "stopping")
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            limit_s = getattr(getattr(self.config, name), "drain_seconds", 0.0) + _STOP_MARGIN_S
+            done, _ = await asyncio.wait({self._exits[name]}, timeout=limit_s)
+            if done:
+                self._tell(name, "stopped", exit_code=self._exits[name].result())
+                continue
+            self.kill()
+            await self._exits[name]
+            self._tell(name, "stopped", detail=f"killed: it did not stop within {limit_s:g} s")
+
+    def kill(self) -> None:
+        """Kills what still runs, without grace."""
+        for name, process in self._processes.items():
+            if not self._exits[name].done():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+    async def _spawn(self, name: str) -> None:
+        self._started[name] = time.monotonic()
+        output = contextlib.nullcontext(sys.stderr.fileno() if self._log_dir is None else -1)
+        log = output if self._log_dir is None else (self._log_dir / f"{name}.log").open("wb")
+        with log as stream:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(name),
+                env=_environment(self.config, os.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                # Ctrl-C in a terminal reaches the whole foreground group; the order of stopping is ours.
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._exits[name] = asyncio.create_task(process.wait(), name=f"exit-{name}")
+        self._tell(name, "starting")
+
+    async def _until_ready(self) -> None:
+        probes = {
+            asyncio.create_task(_until_serving(_address(self.config, name), _HEALTH_NAMES[name])): name
+            for name in SERVICES
+        }
+        deadline = time.monotonic() + self._start_timeout_s
+        waiting = set(probes)
+        try:
+            while waiting:
+                remaining_s = deadline - time.monotonic()
+                everything: set[asyncio.Task[Any]] = {*waiting, *self._exits.values()}
+                done, _ = await asyncio.wait(
+                    everything, timeout=max(0.0, remaining_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                for name, task in self._exits.items():
+                    if task.done():
+                        raise ServiceFailedError(self._report_exit(name))
+                if not done:
+                    name = min(probes[probe] for probe in waiting)
+                    detail = f"not ready after {self._start_timeout_s:g} s; {self._log_hint(name)}"
+                    raise ServiceFailedError(self._tell(name, "failed", detail=detail))
+                for probe in waiting & done:
+                    probe.result()
+                    self._tell(probes[probe], "ready")
+                waiting -= done
+        finally:
+            for probe in probes:
+                probe.cancel()
+
+    def _report_exit(self, name: str) -> ServiceStatus:
+        code = self._exits[name].result()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = last_line(self._log_dir / f"{name}.log") if self._log_dir is not None else ""
+        # A start-up error is written for people and complete; anything else needs its circumstances.
+        detail = said if code == 2 and said else f"{how}{': ' + said if said else ''}; {self._log_hint(name)}"
+        return self._tell(name, "failed", detail=detail, exit_code=code)
+
+    def _log_hint(self, name: str) -> str:
+        return f"see {self._log_dir / f'{name}.log'}" if self._log_dir is not None else "see its messages above"
+
+    def _tell(self, name: str, state: State, *, detail: str = "", exit_code: int | None = None) -> ServiceStatus:
+        status = ServiceStatus(
+            name=name,
+            state=state,
+            address=_address(self.config, name),
+            pid=self._processes[name].pid,
+            seconds=time.monotonic() - self._started[name],
+            detail=detail,
+            exit_code=exit_code,
+        )
+        self._on_change(status)
+        return status
+
+
+def link(config: MeshConfig) -> MeshConfig:
+    """`config` with free ports where 0 stands, and with the addresses by which the three find each other."""
+    ports = free_ports(len(SERVICES))
+    sections = {
+        name: section if section.port else dataclasses.replace(section, port=port)
+        for name, port in zip(SERVICES, ports, strict=True)
+        if (section := getattr(config, name))
+    }
+    config = dataclasses.replace(config, **sections)
+    return dataclasses.replace(
+        config,
+        gateway=dataclasses.replace(config.gateway, scheduler=_address(config, "scheduler")),
+        scheduler=dataclasses.replace(config.scheduler, workers=(_address(config, "worker"),)),
+    )
+
+
+def die_with_parent() -> None:
+    """In a child of MeshProcesses on Linux: be killed when the parent is gone, whatever ended it."""
+    parent = os.environ.get(_PARENT_PID, "")
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says something, without the program's name in front."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    text = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return text.removeprefix("tercet: ")
+
+
+def _address(config: MeshConfig, name: str) -> str:
+    settings = getattr(config, name)
+    # A service that listens everywhere is found on loopback.
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    return f"[{host}]:{settings.port}" if ":" in host and not host.startswith("[") else f"{host}:{settings.port}"
+
+
+def _environment(config: MeshConfig, base: Mapping[str, str]) -> dict[str, str]:
+    ours = {f"{ENV_PREFIX}_{key.replace('.', '_')}".upper() for key in setting_keys()}
+    out = {key: value for key, value in base.items() if key not in ours}
+    out.update(to_environment(config))
+    out[_PARENT_PID] = str(os.getpid())
+    # A file named scheduler.py in the user's folder must not be taken for the service; this tree must be found.
+    out["PYTHONSAFEPATH"] = "1"
+    root = Path(tercet.__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):
+        out["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), base.get("PYTHONPATH", "")]))
+    return out
+
+
+async def _until_serving(address: str, health_name: str) -> None:
+    """Returns once the service at `address` says that `health_name` is serving."""
+    host, _, port = address.rpartition(":")
+    while True:
+        # A plain connection attempt first: gRPC's own back-off would notice the listener up to a second late.
+        try:
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except OSError:
+            await asyncio.sleep(_POLL_S)
+            continue
+        writer.close()
+        async with open_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                while True:
+                    reply = await stub.Check(health_pb2.HealthCheckRequest(service=health_name), timeout=_PROBE_S)
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                    await asyncio.sleep(_POLL_S)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(_POLL_S)

@@ -1,0 +1,33 @@
+"""TCP ports of this host: which are free."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from tercet.errors import ConfigError
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
+
+
+def check_port_free(key: str, host: str, port: int) -> None:
+    """Raises ConfigError naming `key` if ``host:port`` cannot be listened on."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+    except OSError as error:
+        flag = "--" + key.replace(".", "-")
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            key, f"cannot listen on {host}:{port} ({reason}); stop what uses it or choose another port with {flag}"
+        ) from error
