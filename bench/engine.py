@@ -1,0 +1,145 @@
+"""Measures the worker's executor on random weights: decode steps, prefill, first token, a mix of lengths.
+
+    python -m bench.engine --preset tiny --device cpu --out engine.json
+
+The JSON has the fields of the peers' reports, so that they can be laid side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import torch
+
+import tercet
+from bench.drive import Driver
+from bench.workload import PRESETS, Request, Shape, mixed, prompts, work_for
+from tercet.config import WorkerSettings
+from worker import _core
+from worker.budget import plan_budget
+from worker.engine import Layout, executor_for
+from worker.model.config import ModelConfig, RopeConfig
+from worker.weights.loader import kv_block_bytes, random_model, weight_bytes
+
+MAX_MODEL_LEN = 4096
+
+
+def model_config(shape: Shape) -> ModelConfig:
+    """The model of a preset."""
+    return ModelConfig(
+        family="llama",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=1e-5,
+        max_position=8192,
+        max_model_len=MAX_MODEL_LEN,
+        rope=RopeConfig(theta=500_000.0),
+        tie_word_embeddings=shape.tie_word_embeddings,
+    )
+
+
+@click.command()
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny")
+@click.option("--device", default="cpu", help="cpu or cuda")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16")
+@click.option("--kv-cache-memory", type=int, default=0, help="bytes; 0: 1 GiB on CPU, 40 GiB on CUDA")
+@click.option("--max-num-batched-tokens", type=int, default=0, help="0: 512 on CPU, 8192 on CUDA")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write")
+def main(
+    preset: str, device: str, dtype: str, kv_cache_memory: int, max_num_batched_tokens: int, out: Path | None
+) -> None:
+    """Runs the work of a preset and prints each figure as it is known."""
+    on_cpu = device == "cpu"
+    settings = WorkerSettings(
+        device=device,
+        kv_cache_memory=kv_cache_memory or (1 << 30 if on_cpu else 40 << 30),
+        max_num_batched_tokens=max_num_batched_tokens or (512 if on_cpu else 8192),
+        max_num_seqs=32 if on_cpu else 256,
+        enable_prefix_caching=False,
+    )
+    started = time.perf_counter()
+    driver = start_driver(PRESETS[preset], settings, getattr(torch, dtype))
+    result: dict[str, Any] = {"engine": f"tercet {tercet.__version__}", "torch": torch.__version__, "preset": preset}
+    result["device"] = device if not on_cpu else f"cpu {_core.isa()} x{_core.num_threads()}"
+    result["start_s"] = time.perf_counter() - started
+    result |= measure(driver, preset)
+    print(json.dumps(result))
+    if out is not None:
+        out.write_text(json.dumps(result))
+
+
+def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> Driver:
+    """A driver of a started executor with random weights."""
+    device = torch.device(settings.device)
+    model = model_config(shape)
+    block_size = settings.block_size or (16 if device.type == "cpu" else 64)
+    budget = plan_budget(
+        weight_bytes=weight_bytes(model, dtype),
+        kv_block_bytes=kv_block_bytes(model, block_size, dtype),
+        block_size=block_size,
+        kv_cache_memory=settings.kv_cache_memory,
+        available=None,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    executor = executor_for(random_model(model, dtype, device, seed=0), Layout(model, device, dtype, budget), settings)
+    executor.start()
+    return Driver(executor, settings.max_num_batched_tokens, settings.max_num_seqs)
+
+
+def measure(driver: Driver, preset: str) -> dict[str, Any]:
+    """All figures of a preset."""
+    work, vocab_size = work_for(preset), PRESETS[preset].vocab_size
+    rng = random.Random(1)
+
+    def run(count: int, length: int, max_tokens: int) -> float:
+        return driver.run([Request(prompt, max_tokens) for prompt in prompts(count, length, vocab_size, rng)])[0]
+
+    run(4, 32, 8)
+    few, many = work.outputs
+    decode = {}
+    for context, batches in work.decode:
+        for batch in batches:
+            # The difference of two lengths leaves the prefill out; the better of two runs leaves noise out.
+            short = min(run(batch, context, few) for _ in range(2))
+            long = min(run(batch, context, many) for _ in range(2))
+            step = (long - short) / (many - few)
+            decode[f"ctx{context}_b{batch}"] = {"step_ms": step * 1e3, "tok_s": batch / step}
+            print(f"decode context {context} batch {batch}: {step * 1e3:.2f} ms, {batch / step:.0f} tok/s", flush=True)
+    count, length = work.prefill
+    prefill = count * length / min(run(count, length, 1) for _ in range(3))
+    print(f"prefill {count} x {length}: {prefill:.0f} tok/s", flush=True)
+    first = median(run(1, work.first_token_prompt, 1) for _ in range(9)) * 1e3
+    print(f"first token of a {work.first_token_prompt}-token prompt: {first:.1f} ms", flush=True)
+    requests = mixed(work, vocab_size)
+    seconds, generated = driver.run(requests)
+    print(f"mix of {len(requests)}: {len(requests) / seconds:.2f} req/s, {generated / seconds:.0f} tok/s", flush=True)
+    return {
+        "decode": decode,
+        "prefill_tok_s": prefill,
+        "ttft_1req_ms": first,
+        "mixed": {
+            "requests": len(requests),
+            "seconds": seconds,
+            "req_s": len(requests) / seconds,
+            "out_tok_s": generated / seconds,
+            "in_tokens": sum(len(request.prompt) for request in requests),
+            "out_tokens": generated,
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()

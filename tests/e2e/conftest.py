@@ -1,0 +1,174 @@
+"""A mesh of three real processes with the embedded model, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tercet.client import Client
+from tercet.v1 import operations_pb2, operations_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+HEALTH_NAMES = {
+    "gateway": "tercet.v1.Inference",
+    "scheduler": "tercet.mesh.v1.Scheduler",
+    "worker": "tercet.mesh.v1.Worker",
+}
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Polls until `condition` holds; fails the test with `what` after `timeout_s` seconds."""
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > give_up:
+            pytest.fail(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+class Mesh:
+    """Gateway, scheduler and worker as processes on free ports of loopback."""
+
+    def __init__(self, log_folder: Path, settings: dict[str, str] | None = None) -> None:
+        self.ports = {name: free_port() for name in HEALTH_NAMES}
+        self._log_folder = log_folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TERCET_GATEWAY_PORT": str(self.ports["gateway"]),
+            "TERCET_GATEWAY_SCHEDULER": f"127.0.0.1:{self.ports['scheduler']}",
+            "TERCET_SCHEDULER_PORT": str(self.ports["scheduler"]),
+            "TERCET_SCHEDULER_WORKERS": f"127.0.0.1:{self.ports['worker']}",
+            "TERCET_WORKER_PORT": str(self.ports["worker"]),
+            "TERCET_WORKER_KV_CACHE_MEMORY": "128MiB",
+            "TERCET_LOG_FORMAT": "json",
+            **(settings or {}),
+        }
+
+    @property
+    def address(self) -> str:
+        """host:port of the gateway."""
+        return f"127.0.0.1:{self.ports['gateway']}"
+
+    def start(self, *names: str) -> None:
+        """Starts the named services, by default all, and waits until the whole mesh can serve."""
+        for name in names or HEALTH_NAMES:
+            log = (self._log_folder / f"{name}.log").open("ab")
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "tercet", name], env=self._environment, stderr=log, stdout=log, cwd=ROOT
+            )
+        if set(self._processes) == set(HEALTH_NAMES):
+            wait_until(lambda: self.healthy("gateway"), f"the mesh serves; logs:\n{self.logs()}")
+
+    def healthy(self, name: str) -> bool:
+        """Whether a service says SERVING."""
+        return self.health(name, HEALTH_NAMES[name]) == health_pb2.HealthCheckResponse.SERVING
+
+    def health(self, name: str, service: str) -> int | None:
+        """The health of a name at a service, None if it does not answer."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.ports[name]}") as channel:
+            try:
+                stub = health_pb2_grpc.HealthStub(channel)
+                return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2).status)
+            except grpc.RpcError:
+                return None
+
+    def fleet(self) -> operations_pb2.Fleet:
+        """The state of the mesh."""
+        with grpc.insecure_channel(self.address) as channel:
+            return operations_pb2_grpc.OperationsStub(channel).GetFleet(operations_pb2.GetFleetRequest(), timeout=5)
+
+    def wait_idle(self, timeout_s: float = 20.0) -> None:
+        """Waits until no request is left and no block is in use."""
+
+        def idle() -> bool:
+            fleet = self.fleet()
+            in_use = any(worker.blocks_used or worker.sequences for worker in fleet.workers)
+            return fleet.requests_running == fleet.requests_waiting == 0 and not in_use
+
+        wait_until(idle, "no request and no block is left", timeout_s)
+
+    def pid(self, name: str) -> int:
+        """Process id of a service."""
+        return self._processes[name].pid
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Sends a signal to a service and waits for its end; returns the exit status."""
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        return process.wait(30)
+
+    def logs(self) -> str:
+        """What all services wrote, the last of it."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self._log_folder.glob("*.log")
+        )
+
+    def log_events(self, name: str) -> str:
+        """All that a service has logged."""
+        return (self._log_folder / f"{name}.log").read_text()
+
+    def stop(self) -> dict[str, int]:
+        """Stops what runs; returns exit statuses."""
+        for process in self._processes.values():
+            process.terminate()
+        statuses = {}
+        for name, process in self._processes.items():
+            try:
+                statuses[name] = process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                statuses[name] = process.wait()
+        self._processes.clear()
+        return statuses
+
+
+@pytest.fixture(scope="session")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """A mesh that tests share and leave as they found it."""
+    running = Mesh(tmp_path_factory.mktemp("mesh"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def own_mesh(tmp_path: Path) -> Iterator[Callable[..., Mesh]]:
+    """Makes meshes that a test may break."""
+    made: list[Mesh] = []
+
+    def make(**settings: str) -> Mesh:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Mesh(folder, settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+async def client(mesh: Mesh) -> AsyncIterator[Client]:
+    """A client of the shared mesh."""
+    async with Client(mesh.address) as connected:
+        yield connected

@@ -1,0 +1,101 @@
+"""Clients that are not ours: grpcurl without any .proto file, and Node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, Mesh
+
+pytestmark = pytest.mark.e2e
+
+
+def _grpcurl(*arguments: str) -> str:
+    program = shutil.which("grpcurl") or str(Path(shutil.which("python") or "").parent / "grpcurl")
+    done = subprocess.run([program, "-plaintext", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("service", "full_name"),
+    [
+        ("gateway", "tercet.v1.Inference"),
+        ("scheduler", "tercet.mesh.v1.Scheduler"),
+        ("worker", "tercet.mesh.v1.Worker"),
+    ],
+)
+def test_grpcurl_lists_describes_and_probes_every_service(mesh: Mesh, service: str, full_name: str) -> None:
+    address = f"127.0.0.1:{mesh.ports[service]}"
+    listed = _grpcurl(address, "list").split()
+    assert {full_name, "grpc.health.v1.Health"} <= set(listed)
+    assert "rpc" in _grpcurl(address, "describe", full_name)
+    health = json.loads(_grpcurl("-d", json.dumps({"service": full_name}), address, "grpc.health.v1.Health/Check"))
+    assert health == {"status": "SERVING"}
+
+
+def test_grpcurl_streams_a_generation(mesh: Mesh) -> None:
+    request = {
+        "prompt": "Once upon a time",
+        "sampling": {"temperature": 0},
+        "stop": {"max_tokens": 8, "ignore_eos": True},
+    }
+    out = _grpcurl("-d", json.dumps(request), mesh.address, "tercet.v1.Inference/Generate")
+    decoder, events, rest = json.JSONDecoder(), [], out.strip()
+    while rest:
+        event, end = decoder.raw_decode(rest)
+        events.append(event)
+        rest = rest[end:].lstrip()
+    assert "accepted" in events[0]
+    assert events[-1]["finished"]["outputs"][0]["reason"] == "FINISH_REASON_LENGTH"
+    assert events[-1]["finished"]["usage"]["completionTokens"] == 8
+    assert sum(len(event["delta"]["tokenIds"]) for event in events[1:-1]) == 8
+
+
+def test_grpcurl_sees_a_typed_error(mesh: Mesh) -> None:
+    program = shutil.which("grpcurl") or str(Path(shutil.which("python") or "").parent / "grpcurl")
+    request = json.dumps({"prompt": "x", "model": "nobody"})
+    done = subprocess.run(
+        [program, "-plaintext", "-d", request, mesh.address, "tercet.v1.Inference/GenerateOnce"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "NotFound" in done.stderr
+    assert "MODEL_NOT_FOUND" in done.stderr
+
+
+@pytest.fixture(scope="session")
+def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the Node client and what it needs."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed: the Node client is not tried")
+    folder = tmp_path_factory.mktemp("node")
+    for name in ("package.json", "generate.js"):
+        shutil.copy(ROOT / "tests" / "e2e" / "node" / name, folder)
+    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=folder, check=True, timeout=240)
+    return folder
+
+
+def test_node_client_streams_and_cancels(mesh: Mesh, node_folder: Path) -> None:
+    done = subprocess.run(
+        ["node", "generate.js", mesh.address, str(ROOT / "proto")],
+        cwd=node_folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["events"][0] == "accepted"
+    assert result["events"][-1] == "finished"
+    assert result["tokens"] == 8
+    assert result["text"]
+    assert result["cancelled"] == 1  # grpc.status.CANCELLED
+    assert result["refused"] == {"code": 3, "hasDetails": True}  # INVALID_ARGUMENT
+    mesh.wait_idle()

@@ -1,0 +1,122 @@
+"""Between tercet.mesh.v1 messages and the worker's own values. The only file that knows both."""
+
+from __future__ import annotations
+
+from tercet.mesh.v1 import sequence_pb2, worker_pb2
+
+from .messages import (
+    BlockCounts,
+    Chunk,
+    Command,
+    Ended,
+    EndReason,
+    Event,
+    NewSequence,
+    Plan,
+    PlanDone,
+    Release,
+    ReleaseCause,
+    Sampling,
+    StepResult,
+)
+
+_CAUSES = {
+    worker_pb2.RELEASE_CAUSE_CANCEL: ReleaseCause.CANCEL,
+    worker_pb2.RELEASE_CAUSE_PREEMPT: ReleaseCause.PREEMPT,
+}
+_CAUSES_OUT = {cause: value for value, cause in _CAUSES.items()}
+_REASONS_OUT = {
+    EndReason.STOP: sequence_pb2.END_REASON_STOP,
+    EndReason.LENGTH: sequence_pb2.END_REASON_LENGTH,
+    EndReason.FAILED: sequence_pb2.END_REASON_FAILED,
+}
+
+
+def decode_command(message: worker_pb2.WorkerCommand) -> Command:
+    """The command in a message. Raises ValueError if it is empty, unknown, or an Open that is not the first."""
+    kind = message.WhichOneof("command")
+    if kind == "plan":
+        plan = message.plan
+        return Plan(
+            plan.plan_seq,
+            plan.num_steps,
+            tuple(Chunk(chunk.sequence_id, chunk.num_tokens) for chunk in plan.chunks),
+            tuple(plan.join),
+            plan.revoke_through,
+        )
+    if kind == "new_sequence":
+        new = message.new_sequence
+        if not new.token_ids:
+            raise ValueError(f"sequence {new.sequence_id} has no tokens")
+        sampling = new.sampling
+        return NewSequence(
+            new.sequence_id,
+            tuple(new.token_ids),
+            new.max_length,
+            frozenset(new.stop_token_ids),
+            Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed),
+            new.prefix_salt,
+        )
+    if kind == "release":
+        cause = _CAUSES.get(message.release.cause, ReleaseCause.CANCEL)
+        return Release(tuple(message.release.sequence_ids), cause)
+    raise ValueError(f"unexpected command: {kind}")
+
+
+def encode_event(event: Event) -> worker_pb2.WorkerEvent:
+    """The message of an event."""
+    match event:
+        case StepResult():
+            step = worker_pb2.StepResult(
+                plan_seq=event.plan_seq,
+                step=event.step,
+                sequence_ids=event.sequence_ids,
+                token_ids=event.token_ids,
+                prefills=[
+                    worker_pb2.PrefillProgress(
+                        sequence_id=item.sequence_id, num_computed=item.num_computed, num_cached=item.num_cached
+                    )
+                    for item in event.prefills
+                ],
+                ended=[_encode_ended(item) for item in event.ended],
+                blocks=_encode_counts(event.blocks),
+                step_us=event.step_us,
+            )
+            return worker_pb2.WorkerEvent(step=step)
+        case PlanDone():
+            done = worker_pb2.PlanDone(
+                plan_seq=event.plan_seq,
+                steps_run=event.steps_run,
+                revoked=event.revoked,
+                blocks=_encode_counts(event.blocks),
+            )
+            return worker_pb2.WorkerEvent(plan_done=done)
+        case _:
+            released = worker_pb2.Released(
+                sequence_id=event.sequence_id,
+                cause=_CAUSES_OUT[event.cause],
+                found=event.found,
+                blocks_used=event.blocks_used,
+                blocks_freed=event.blocks_freed,
+                blocks=_encode_counts(event.blocks),
+            )
+            return worker_pb2.WorkerEvent(released=released)
+
+
+def _encode_ended(item: Ended) -> worker_pb2.Ended:
+    out = worker_pb2.Ended(
+        sequence_id=item.sequence_id,
+        reason=_REASONS_OUT[item.reason],
+        stop_token_id=item.stop_token_id,
+        blocks_used=item.blocks_used,
+        blocks_freed=item.blocks_freed,
+    )
+    if item.failure is not None:
+        out.failure.reason = item.failure.reason
+        out.failure.message = item.failure.message
+        out.failure.metadata.update(item.failure.metadata)
+    return out
+
+
+def _encode_counts(counts: BlockCounts) -> worker_pb2.BlockCounts:
+    return worker_pb2.BlockCounts(free=counts.free, cached=counts.cached, used=counts.used)

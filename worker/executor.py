@@ -1,0 +1,276 @@
+"""Runs plans step by step on the thread that owns the device.
+
+Before each step it looks at its mailbox, so that a newer plan, a release or a lost scheduler takes effect at the next
+step boundary whatever a plan's length. It knows neither text nor tenants, and never decides order or priority.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from tercet.errors import EngineFaultError
+
+from . import _core
+from .batch import Row, build_batch
+from .kv_cache import KVCache
+from .messages import (
+    Attach,
+    Command,
+    Detach,
+    Ended,
+    EndReason,
+    Event,
+    Failure,
+    NewSequence,
+    Plan,
+    PlanDone,
+    PrefillProgress,
+    Release,
+    Released,
+    Shutdown,
+    StepResult,
+)
+from .model.decoder import Model
+from .ops.sampler import sample
+from .sequence import Sequence
+
+log = structlog.get_logger()
+
+
+class Executor:
+    """The one owner of model, KV cache and sequences.
+
+    `submit` may be called from any thread; events go to the `emit` of the last Attach, from the executor's thread.
+    `check_every_step` verifies the block pool after each step (for tests); otherwise it is verified when idle, and a
+    mismatch is logged and does not stop the worker.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        device: torch.device,
+        *,
+        check_every_step: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = device
+        self._check_every_step = check_every_step
+        self._clock = clock
+        self._mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._sequences: dict[int, Sequence] = {}
+        self._plans: deque[Plan] = deque()
+        self._steps_run = 0  # of the plan at the head of _plans
+        self._emit: Callable[[Event], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ends the thread after the step that runs now, and waits for it at most `timeout_s` seconds."""
+        self._mailbox.put(Shutdown())
+        self._thread.join(timeout_s)
+
+    def submit(self, command: Command) -> None:
+        """Hands over a command; it takes effect before the next step. Commands keep their order."""
+        self._mailbox.put(command)
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while self._read_mailbox():
+                if self._plans:
+                    self._advance()
+
+    def _read_mailbox(self) -> bool:
+        """Obeys all waiting commands; blocks for one when there is no plan to run. False ends the thread."""
+        while True:
+            try:
+                command = self._mailbox.get_nowait()
+            except queue.Empty:
+                if self._plans:
+                    return True
+                self._check_pool()
+                command = self._mailbox.get()
+            match command:
+                case NewSequence():
+                    self._add(command)
+                case Plan():
+                    self._accept(command)
+                case Release():
+                    self._release(command)
+                case Attach():
+                    self._forget_all()
+                    self._emit = command.emit
+                case Detach():
+                    if self._emit is command.emit:
+                        self._forget_all()
+                        self._emit = None
+                case Shutdown():
+                    self._forget_all()
+                    return False
+
+    def _add(self, spec: NewSequence) -> None:
+        if old := self._sequences.pop(spec.sequence_id, None):
+            log.error("sequence_id_reused", sequence_id=spec.sequence_id)
+            old.table.release()
+        self._sequences[spec.sequence_id] = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt))
+
+    def _accept(self, plan: Plan) -> None:
+        while self._plans and self._plans[0].plan_seq <= plan.revoke_through:
+            self._finish_plan(revoked=True)
+        for sequence_id in plan.join:
+            # An unknown id has ended while the plan was on its way.
+            if sequence := self._sequences.get(sequence_id):
+                sequence.in_decode_set = True
+        self._plans.append(plan)
+
+    def _release(self, command: Release) -> None:
+        for sequence_id in command.sequence_ids:
+            sequence = self._sequences.pop(sequence_id, None)
+            used = sequence.table.num_blocks if sequence else 0
+            freed = sequence.table.release() if sequence else 0
+            log.info(
+                "sequence_released", sequence_id=sequence_id, cause=command.cause.value, found=sequence is not None,
+                blocks_freed=freed,
+            )  # fmt: skip
+            self._send(Released(sequence_id, command.cause, sequence is not None, used, freed, self._kv_cache.counts()))
+
+    def _forget_all(self) -> None:
+        if self._sequences:
+            log.info("sequences_dropped", count=len(self._sequences))
+        for sequence in self._sequences.values():
+            sequence.table.release()
+        self._sequences.clear()
+        self._plans.clear()
+        self._steps_run = 0
+
+    def _advance(self) -> None:
+        """Runs one step of the plan at the head, and ends the plan if that was its last or there is nothing to do."""
+        plan = self._plans[0]
+        started = self._clock()
+        ended: list[Ended] = []
+        rows = self._rows(plan, ended)
+        if not rows and not ended:
+            self._finish_plan(revoked=False)
+            return
+        tokens, prefills = self._compute(rows, ended)
+        if self._check_every_step:
+            self._kv_cache.check()
+        result = StepResult(
+            plan_seq=plan.plan_seq,
+            step=self._steps_run,
+            sequence_ids=tuple(tokens),
+            token_ids=tuple(tokens.values()),
+            prefills=tuple(prefills),
+            ended=tuple(ended),
+            blocks=self._kv_cache.counts(),
+            step_us=int((self._clock() - started) * 1e6),
+        )
+        self._steps_run += 1
+        self._send(result)
+        if self._steps_run >= plan.num_steps:
+            self._finish_plan(revoked=False)
+
+    def _rows(self, plan: Plan, ended: list[Ended]) -> list[Row]:
+        """What this step computes, decodes first; blocks are reserved. A sequence without room goes to `ended`."""
+        wanted = [(sequence, 1) for sequence in self._sequences.values() if sequence.decodes]
+        if self._steps_run == 0:
+            for chunk in plan.chunks:
+                sequence = self._sequences.get(chunk.sequence_id)
+                # A prefix hit may have completed the prefill earlier than the scheduler could know.
+                if sequence is None or sequence.prefill_complete or chunk.num_tokens == 0:
+                    continue
+                if sequence.num_computed == 0:
+                    sequence.find_prefix()
+                wanted.append((sequence, min(chunk.num_tokens, sequence.num_missing)))
+        rows = []
+        for sequence, count in wanted:
+            try:
+                sequence.table.reserve(sequence.num_computed + count)
+            except _core.OutOfBlocks as error:
+                # Credits make this impossible; a scheduler that breaks them must not take the others down.
+                ended.append(self._fail(sequence, str(error)))
+                continue
+            rows.append(Row(sequence, count))
+        return rows
+
+    def _compute(self, rows: list[Row], ended: list[Ended]) -> tuple[dict[int, int], list[PrefillProgress]]:
+        """Runs the forward pass and sampling; returns the token of each sequence that got one, and prefill progress."""
+        if not rows:
+            return {}, []
+        try:
+            chosen = self._forward(rows)
+        except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
+            log.exception("step_failed", sequences=len(rows))
+            ended.extend(self._fail(row.sequence, f"the step failed: {type(error).__name__}") for row in rows)
+            return {}, []
+        tokens: dict[int, int] = {}
+        prefills: list[PrefillProgress] = []
+        next_token = iter(chosen)
+        for row in rows:
+            sequence = row.sequence
+            sequence_id, in_prefill, gets_token = (
+                sequence.spec.sequence_id,
+                not sequence.prefill_complete,
+                row.gets_token,
+            )
+            sequence.advance(row.count)
+            if in_prefill:
+                prefills.append(PrefillProgress(sequence_id, sequence.num_computed, sequence.num_cached))
+            if not gets_token:
+                continue
+            token_id = next(next_token)
+            if token_id < 0:
+                ended.append(self._fail(sequence, "the model's logits are not finite"))
+                continue
+            reason = sequence.append(token_id)
+            tokens[sequence_id] = token_id
+            if reason is not None:
+                ended.append(self._end(sequence, reason, stop_token_id=token_id if reason is EndReason.STOP else 0))
+        return tokens, prefills
+
+    def _forward(self, rows: list[Row]) -> list[int]:
+        batch = build_batch(rows, self._device)
+        logits = self._model.forward(
+            batch.token_ids, batch.positions, self._kv_cache.layers, batch.attention, batch.logit_rows
+        )  # [R, V]
+        if logits.shape[0] == 0:
+            return []
+        return sample(logits, batch.sampling).tolist()  # type: ignore[no-any-return]
+
+    def _end(
+        self, sequence: Sequence, reason: EndReason, *, stop_token_id: int = 0, failure: Failure | None = None
+    ) -> Ended:
+        del self._sequences[sequence.spec.sequence_id]
+        used = sequence.table.num_blocks
+        return Ended(sequence.spec.sequence_id, reason, used, sequence.table.release(), stop_token_id, failure)
+
+    def _fail(self, sequence: Sequence, message: str) -> Ended:
+        log.error("sequence_failed", sequence_id=sequence.spec.sequence_id, problem=message)
+        return self._end(sequence, EndReason.FAILED, failure=Failure(EngineFaultError.reason, message))
+
+    def _finish_plan(self, *, revoked: bool) -> None:
+        plan = self._plans.popleft()
+        self._send(PlanDone(plan.plan_seq, self._steps_run, revoked, self._kv_cache.counts()))
+        self._steps_run = 0
+
+    def _send(self, event: Event) -> None:
+        if self._emit is not None:
+            self._emit(event)
+
+    def _check_pool(self) -> None:
+        try:
+            self._kv_cache.check()
+        except _core.PoolCorrupt as error:
+            log.error("block_pool_broken", problem=str(error))

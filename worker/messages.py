@@ -1,0 +1,175 @@
+"""What the executor is told and what it answers: the worker's side of tercet.mesh.v1 as plain values."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+class EndReason(enum.Enum):
+    """Why a sequence ended by itself."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    FAILED = "failed"
+
+
+class ReleaseCause(enum.Enum):
+    """Why a sequence is released before its end."""
+
+    CANCEL = "cancel"
+    PREEMPT = "preempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 are off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence, whole. All of `token_ids` has to be in the KV cache before the next token is chosen."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    max_length: int
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: Sampling = field(default_factory=Sampling)
+    prefix_salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute at most `num_tokens` of a sequence's missing tokens."""
+
+    sequence_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`num_steps` steps, prefill `chunks` in the first; `join` decode from when their prefill is complete.
+
+    `revoke_through`: end every unfinished plan up to that number at the next step boundary; 0 means run after them.
+    """
+
+    plan_seq: int
+    num_steps: int
+    chunks: tuple[Chunk, ...] = ()
+    join: tuple[int, ...] = ()
+    revoke_through: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Drop sequences before the next step and free their blocks."""
+
+    sequence_ids: tuple[int, ...]
+    cause: ReleaseCause
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """A scheduler arrived: forget all sequences and plans, send events to `emit` from now on."""
+
+    emit: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """The scheduler behind `emit` left. Does nothing if another one has attached since."""
+
+    emit: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the executor's thread."""
+
+
+Command = NewSequence | Plan | Release | Attach | Detach | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """The pool: total = free + cached + used."""
+
+    free: int
+    cached: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Of a sequence's token_ids, how many are in the KV cache, and how many of those came from the prefix cache."""
+
+    sequence_id: int
+    num_computed: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A typed error of one sequence; `reason` is one of tercet.errors."""
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence ended; its blocks are free."""
+
+    sequence_id: int
+    reason: EndReason
+    blocks_used: int
+    blocks_freed: int
+    stop_token_id: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced: columns of sequence ids and their tokens, prefill progress, ends, the pool, time in us."""
+
+    plan_seq: int
+    step: int
+    sequence_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    prefills: tuple[PrefillProgress, ...]
+    ended: tuple[Ended, ...]
+    blocks: BlockCounts
+    step_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDone:
+    """A plan ended: it ran out of steps or of work, or was revoked."""
+
+    plan_seq: int
+    steps_run: int
+    revoked: bool
+    blocks: BlockCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The answer to Release for one id; `found` is False if the worker did not have it."""
+
+    sequence_id: int
+    cause: ReleaseCause
+    found: bool
+    blocks_used: int
+    blocks_freed: int
+    blocks: BlockCounts
+
+
+Event = StepResult | PlanDone | Released

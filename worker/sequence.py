@@ -1,0 +1,54 @@
+"""One sequence on a worker: its tokens, how far its KV cache reaches, and when it ends."""
+
+from __future__ import annotations
+
+from . import _core
+from .messages import EndReason, NewSequence
+
+
+class Sequence:
+    """A sequence between NewSequence and its end. Its KV cache holds the first `num_computed` of `token_ids`."""
+
+    __slots__ = ("in_decode_set", "num_cached", "num_computed", "spec", "table", "token_ids")
+
+    def __init__(self, spec: NewSequence, table: _core.BlockTable) -> None:
+        self.spec = spec
+        self.table = table
+        self.token_ids = list(spec.token_ids)
+        self.num_computed = 0
+        self.num_cached = 0
+        self.in_decode_set = False
+
+    @property
+    def num_missing(self) -> int:
+        """Known tokens that are not in the KV cache."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def prefill_complete(self) -> bool:
+        """Whether the tokens it came with have all been computed."""
+        return self.num_computed >= len(self.spec.token_ids)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it takes part in every step."""
+        return self.in_decode_set and self.prefill_complete
+
+    def find_prefix(self) -> None:
+        """Takes what the prefix cache has, but for the last token: that one must be computed to get logits."""
+        self.num_cached = self.table.match_prefix(self.token_ids[:-1])
+        self.num_computed = self.num_cached
+
+    def advance(self, count: int) -> None:
+        """`count` more tokens are in the KV cache; publishes the blocks that became full."""
+        self.table.commit(self.token_ids[self.num_computed : self.num_computed + count])
+        self.num_computed += count
+
+    def append(self, token_id: int) -> EndReason | None:
+        """Takes the next token; says why the sequence ends with it, if it does. Stop beats length."""
+        self.token_ids.append(token_id)
+        if token_id in self.spec.stop_token_ids:
+            return EndReason.STOP
+        if len(self.token_ids) >= self.spec.max_length:
+            return EndReason.LENGTH
+        return None

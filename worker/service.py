@@ -1,0 +1,125 @@
+"""Serves tercet.mesh.v1.Worker: moves messages between the scheduler's stream and the executor's mailbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import structlog
+
+from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+
+from .codec import decode_command, encode_event
+from .executor import Executor
+from .messages import Attach, Detach, Event
+
+log = structlog.get_logger()
+
+
+class _Attachment:
+    """One scheduler's stream: the events on their way to it, and whether and why it is over."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.problem: tuple[grpc.StatusCode, str] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def emit(self, event: Event) -> None:
+        """Takes an event from the executor's thread."""
+        # The loop may be closed while the executor finishes its last step.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def close(self, code: grpc.StatusCode | None = None, problem: str = "") -> None:
+        """Ends the stream after the events it has, with a status if `code` is given. The first call counts."""
+        if code is not None and self.problem is None:
+            self.problem = (code, problem)
+        self._events.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yields events until the stream is closed."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """One scheduler at a time: a stream with the same or a larger epoch ends the one before it.
+
+    Until `open` is called the model is loading, and schedulers are told to come back.
+    """
+
+    def __init__(self) -> None:
+        self._executor: Executor | None = None
+        self._hello = worker_pb2.Hello()
+        self._attached: _Attachment | None = None
+        self._epoch = 0
+
+    def open(self, executor: Executor, hello: worker_pb2.Hello) -> None:
+        """Lets schedulers attach to a started executor."""
+        self._executor = executor
+        self._hello = hello
+
+    def close(self) -> None:
+        """Ends the attached stream: the worker stops."""
+        if self._attached is not None:
+            self._attached.close(grpc.StatusCode.UNAVAILABLE, "the worker stops")
+
+    async def Attach(  # noqa: N802 - the name of the RPC
+        self, request_iterator: AsyncIterator[worker_pb2.WorkerCommand], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.WorkerEvent]:
+        """Runs until the scheduler leaves, another one fences it, or the worker stops."""
+        executor = self._executor
+        if executor is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is loading its model")
+        commands = aiter(request_iterator)
+        epoch = await self._read_open(commands, context)
+        if self._attached is not None:
+            self._attached.close(grpc.StatusCode.ABORTED, "a newer scheduler attached")
+        attachment = self._attached = _Attachment(epoch)
+        self._epoch = epoch
+        log.info("scheduler_attached", epoch=epoch, peer=context.peer())
+        executor.submit(Attach(attachment.emit))
+        reader = asyncio.create_task(self._read(commands, attachment, executor))
+        try:
+            yield worker_pb2.WorkerEvent(hello=self._hello)
+            async for event in attachment.events():
+                yield encode_event(event)
+        finally:
+            reader.cancel()
+            executor.submit(Detach(attachment.emit))
+            if self._attached is attachment:
+                self._attached = None
+            log.info("scheduler_detached", epoch=epoch)
+        if attachment.problem is not None:
+            await context.abort(*attachment.problem)
+
+    async def _read_open(
+        self, commands: AsyncIterator[worker_pb2.WorkerCommand], context: grpc.aio.ServicerContext
+    ) -> int:
+        first = await anext(commands, worker_pb2.WorkerCommand())
+        if first.WhichOneof("command") != "open":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Open")
+        epoch: int = first.open.scheduler_epoch
+        if epoch < self._epoch:
+            problem = f"scheduler epoch {epoch} is older than {self._epoch}, which this worker has obeyed"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        return epoch
+
+    async def _read(
+        self, commands: AsyncIterator[worker_pb2.WorkerCommand], attachment: _Attachment, executor: Executor
+    ) -> None:
+        """Feeds the executor; closes the stream when the scheduler half-closes it or breaks the protocol."""
+        try:
+            async for message in commands:
+                if self._attached is not attachment:
+                    return
+                executor.submit(decode_command(message))
+        except ValueError as error:
+            log.error("protocol_error", problem=str(error))
+            attachment.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            attachment.close()
