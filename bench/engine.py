@@ -25,7 +25,8 @@ from worker import _core
 from worker.budget import plan_budget
 from worker.engine import Layout, executor_for
 from worker.model.config import ModelConfig, RopeConfig
-from worker.weights.loader import kv_block_bytes, random_model, weight_bytes
+from worker.model.tensors import kv_block_bytes, weight_bytes
+from worker.weights.loader import random_model
 
 MAX_MODEL_LEN = 4096
 
@@ -85,7 +86,7 @@ def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> 
     model = model_config(shape)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     budget = plan_budget(
-        weight_bytes=weight_bytes(model, dtype),
+        weight_bytes=weight_bytes(model, dtype, device),
         kv_block_bytes=kv_block_bytes(model, block_size, dtype),
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,

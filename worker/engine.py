@@ -21,7 +21,8 @@ from .kv_cache import KVCache
 from .messages import Attach, Chunk, Event, NewSequence, Plan, PlanDone
 from .model.config import ModelConfig
 from .model.decoder import Model
-from .weights.loader import kv_block_bytes, load_config, load_model, weight_bytes
+from .model.tensors import kv_block_bytes, weight_bytes
+from .weights.loader import load_config, load_model
 
 log = structlog.get_logger()
 
@@ -42,31 +43,21 @@ class Layout:
     dtype: torch.dtype
     budget: Budget
 
-    @property
-    def max_model_len(self) -> int:
-        """Longest sequence, in tokens."""
-        return self.budget.max_model_len
-
 
 def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
     """Reads the model's shape and divides the memory. Loads no weights. Raises StartupError."""
     settings = config.worker
-    model = load_config(source)
+    model = load_config(source, config.model.max_model_len)
     device = _device(settings.device)
     dtype = _dtype(settings, device)
-    max_model_len = config.model.max_model_len or model.max_position
-    if max_model_len > model.max_position:
-        raise ConfigError(
-            "model.max_model_len", f"is {max_model_len:,}, but the model was made for {model.max_position:,} tokens"
-        )
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     budget = plan_budget(
-        weight_bytes=weight_bytes(model, dtype),
+        weight_bytes=weight_bytes(model, dtype, device),
         kv_block_bytes=kv_block_bytes(model, block_size, dtype),
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
         available=_available_bytes(device),
-        max_model_len=max_model_len,
+        max_model_len=model.max_model_len,
     )
     return Layout(model, device, dtype, budget)
 
@@ -80,7 +71,7 @@ def build_executor(
         _core.set_num_threads(num_threads)
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
-    model = load_model(source, layout.dtype, layout.device, progress)
+    model = load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len)
     return executor_for(model, layout, settings)
 
 
@@ -105,9 +96,9 @@ def warm_up(executor: Executor, layout: Layout) -> None:
         if isinstance(event, PlanDone):
             done.set()
 
-    length = min(16, layout.max_model_len - 1)
+    length = min(16, layout.model.max_model_len - 1)
     executor.submit(Attach(emit))
-    executor.submit(NewSequence(0, tuple(range(1, length)), min(length + 3, layout.max_model_len)))
+    executor.submit(NewSequence(0, tuple(range(1, length)), min(length + 3, layout.model.max_model_len)))
     executor.submit(Plan(1, 4, (Chunk(0, length),), (0,)))
     done.wait(60)
 

@@ -67,7 +67,7 @@ def _hello(config: MeshConfig, source: ModelSource, layout: Layout) -> worker_pb
         num_blocks=layout.budget.num_blocks,
         max_num_seqs=config.worker.max_num_seqs,
         max_num_batched_tokens=config.worker.max_num_batched_tokens,
-        max_model_len=layout.max_model_len,
+        max_model_len=layout.model.max_model_len,
         vocab_size=layout.model.vocab_size,
     )
 
