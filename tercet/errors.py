@@ -38,7 +38,8 @@ DOMAIN = "tercet"
 
 # Proxies and clients drop trailers somewhere above 8 KB; stay well under.
 MAX_DETAIL_BYTES = 4096
-_MAX_TEXT_CHARS = 1024
+_MAX_TEXT_BYTES = 1024
+_MAX_VARIABLE_BYTES = 256
 
 
 class TercetError(Exception):
@@ -238,7 +239,7 @@ def to_status(error: RequestError) -> status_pb2.Status:
     message = _clip(error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     for key, value in error.metadata.items():
-        info.metadata[key] = _clip(value, 256)
+        info.metadata[_clip(key, _MAX_VARIABLE_BYTES)] = _clip(value, _MAX_VARIABLE_BYTES)
     details = [_pack(info)]
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -248,6 +249,10 @@ def to_status(error: RequestError) -> status_pb2.Status:
     status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
     while status.ByteSize() > MAX_DETAIL_BYTES and len(status.details) > 1:
         del status.details[-1]
+    while status.ByteSize() > MAX_DETAIL_BYTES and info.metadata:
+        # More variables than fit: the reason is what clients decide by.
+        del info.metadata[max(info.metadata, key=lambda key: len(info.metadata[key]))]
+        status.details[0].CopyFrom(_pack(info))
     return status
 
 
@@ -274,5 +279,10 @@ def _pack(detail: object) -> any_pb2.Any:
     return packed
 
 
-def _clip(text: str, limit: int = _MAX_TEXT_CHARS) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _clip(text: str, limit: int = _MAX_TEXT_BYTES) -> str:
+    """`text` as at most `limit` bytes of UTF-8; what UTF-8 cannot hold is replaced."""
+    data = text.encode("utf-8", "replace")
+    ellipsis = "…"
+    if len(data) <= limit:
+        return data.decode()
+    return data[: limit - len(ellipsis.encode())].decode("utf-8", "ignore") + ellipsis

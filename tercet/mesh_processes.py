@@ -140,7 +140,7 @@ class MeshProcesses:
             if done:
                 self._tell(name, "stopped", exit_code=self._exits[name].result())
                 continue
-            self.kill()
+            process.kill()
             await self._exits[name]
             self._tell(name, "stopped", detail=f"killed: it did not stop within {limit_s:g} s")
 

@@ -1,0 +1,147 @@
+"""A small gateway that speaks the public contract and does what its prompt says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from tercet import errors
+from tercet.rpc import Server, abort
+from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
+
+
+class FakeGateway(
+    inference_pb2_grpc.InferenceServicer, models_pb2_grpc.ModelsServicer, operations_pb2_grpc.OperationsServicer
+):
+    """Prompts: ``count N`` streams N words, ``forever`` streams until cancelled, ``silent`` never answers, ``refuse``
+    is refused with a typed error, ``raw status`` with an untyped one, ``torn`` ends without its last event. A chat is
+    answered with the number of its messages and the last one's text."""
+
+    def __init__(self) -> None:
+        self.requests: list[pb.GenerateRequest] = []
+        self.cancelled = threading.Event()
+        self.started = threading.Event()
+        self.chat = True
+        self.address = ""
+
+    async def Generate(self, request, context):
+        self.requests.append(request)
+        self.started.set()
+        kind = request.WhichOneof("input")
+        if kind == "chat":
+            messages = request.chat.messages
+            words = [f"{len(messages)}:", f" {messages[-1].content}"]
+        elif kind == "token_ids":
+            words = [f"<{token}>" for token in request.token_ids.ids]
+        elif request.prompt.startswith("count"):
+            words = [f"{i} " for i in range(int(request.prompt.split()[1]))]
+        else:
+            words = []
+        if request.prompt == "refuse":
+            await abort(context, errors.QueueFullError("full up", metadata={"queued": "7"}, retry_after_s=1.5))
+        if request.prompt == "raw status":
+            await context.abort(grpc.StatusCode.DATA_LOSS, "gone")
+        try:
+            if request.prompt == "silent" or "silent" in words[-1:]:
+                await asyncio.sleep(3600)
+            yield pb.GenerateEvent(accepted=pb.Accepted(request_id="r1", model="fake", seed=9, prompt_tokens=3))
+            index = 0
+            while request.prompt == "forever" or words[-1:] == [" forever"] or index < len(words):
+                text = words[index] if index < len(words) else "again "
+                yield pb.GenerateEvent(
+                    delta=pb.Delta(seq=index, token_offset=index, text=text, token_ids=[100 + index])
+                )
+                index += 1
+                await asyncio.sleep(0.001)
+            if request.prompt != "torn":
+                yield pb.GenerateEvent(finished=self._finished(index))
+        except BaseException:
+            self.cancelled.set()
+            raise
+
+    async def GenerateOnce(self, request, context):
+        result = pb.GenerateResult(request_id="r1", model="fake", seed=9)
+        output = result.outputs.add()
+        async for event in self.Generate(request, context):
+            if event.WhichOneof("event") == "delta":
+                output.text += event.delta.text
+                output.token_ids.extend(event.delta.token_ids)
+            elif event.WhichOneof("event") == "finished":
+                output.end.CopyFrom(event.finished.outputs[0])
+                result.usage.CopyFrom(event.finished.usage)
+                result.timings.CopyFrom(event.finished.timings)
+        return result
+
+    async def Tokenize(self, request, context):
+        text = request.prompt or request.chat.messages[-1].content
+        return pb.TokenizeResult(token_ids=[len(word) for word in text.split()], text=text)
+
+    async def Detokenize(self, request, context):
+        return pb.DetokenizeResult(text=" ".join(str(token) for token in request.token_ids))
+
+    async def ListModels(self, request, context):
+        return models_pb2.ListModelsResponse(models=[self._model()])
+
+    async def GetModel(self, request, context):
+        if request.name != "fake":
+            await abort(context, errors.ModelNotFoundError(f"no model {request.name}", metadata={"served": "fake"}))
+        return self._model()
+
+    async def GetFleet(self, request, context):
+        worker = operations_pb2.WorkerStatus(
+            address="127.0.0.1:1",
+            live=True,
+            model="fake",
+            device="cpu",
+            blocks_total=10,
+            blocks_free=8,
+            blocks_cached=2,
+        )
+        return operations_pb2.Fleet(requests_finished=len(self.requests), workers=[worker])
+
+    async def CancelGeneration(self, request, context):
+        return operations_pb2.CancelGenerationResponse(found=request.request_id == "r1")
+
+    def _model(self) -> models_pb2.Model:
+        return models_pb2.Model(name="fake", served_names=["fake"], max_model_len=64, ready=True, chat=self.chat)
+
+    def _finished(self, tokens: int) -> pb.Finished:
+        end = pb.OutputEnd(reason=pb.FINISH_REASON_STOP, stop_string="!")
+        usage = pb.Usage(prompt_tokens=3, completion_tokens=tokens, kv_blocks_used=2, kv_blocks_freed=2)
+        timings = pb.Timings(time_to_first_token_seconds=0.5, total_seconds=1.5)
+        return pb.Finished(outputs=[end], usage=usage, timings=timings)
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    """A FakeGateway that listens, on a loop and thread of its own."""
+    fake = FakeGateway()
+    listening = threading.Event()
+    holder: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        server = Server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(fake, server.grpc_server)
+        models_pb2_grpc.add_ModelsServicer_to_server(fake, server.grpc_server)
+        operations_pb2_grpc.add_OperationsServicer_to_server(fake, server.grpc_server)
+        port = await server.start("127.0.0.1", 0, [pb.DESCRIPTOR], key="gateway.port")
+        fake.address = f"127.0.0.1:{port}"
+        holder.append((asyncio.get_running_loop(), stop))
+        listening.set()
+        await stop.wait()
+        await server.stop(0)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert listening.wait(20)
+    yield fake
+    loop, stop = holder[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(20)
+    assert not thread.is_alive()

@@ -1,0 +1,172 @@
+import asyncio
+
+import pytest
+
+from tercet import errors
+from tercet.client import Accepted, ChatMessage, Client, Delta, Finished, Options, generate_blocking
+from tercet.ports import free_ports
+
+
+def _cancelled(gateway) -> bool:
+    return gateway.cancelled.wait(10)
+
+
+async def test_events_come_in_order_and_describe_the_request(gateway):
+    async with Client(gateway.address) as client:
+        events = [event async for event in client.generate("count 3", temperature=0.5, stop=("!",), max_tokens=7)]
+    assert isinstance(events[0], Accepted)
+    assert (events[0].request_id, events[0].seed, events[0].prompt_tokens) == ("r1", 9, 3)
+    assert events[1:4] == [Delta("0 ", (100,)), Delta("1 ", (101,)), Delta("2 ", (102,))]
+    assert isinstance(events[4], Finished)
+    assert (events[4].finish_reason, events[4].stop) == ("stop", "!")
+    assert events[4].usage.completion_tokens == 3
+    sent = gateway.requests[0]
+    assert sent.sampling.temperature == 0.5
+    assert list(sent.stop.strings) == ["!"]
+    assert sent.stop.max_tokens == 7
+
+
+async def test_what_is_not_given_is_not_sent(gateway):
+    async with Client(gateway.address) as client:
+        await client.generate("count 1").answer()
+    sampling = gateway.requests[0].sampling
+    assert not any(sampling.HasField(name) for name in ("temperature", "top_p", "top_k", "min_p", "seed"))
+    assert not gateway.requests[0].stop.HasField("max_tokens")
+
+
+async def test_zero_is_sent(gateway):
+    async with Client(gateway.address) as client:
+        await client.generate("count 1", Options(temperature=0.0, seed=0, top_k=0)).answer()
+    sampling = gateway.requests[0].sampling
+    assert all(sampling.HasField(name) for name in ("temperature", "seed", "top_k"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [("count 2", "0 1 "), ([5, 6], "<5><6>"), ([ChatMessage("system", "a"), ChatMessage("user", "hi")], "2: hi")],
+)
+async def test_text_ids_and_chat_stream_and_unary_alike(gateway, prompt, text):
+    async with Client(gateway.address) as client:
+        pieces: list[str] = []
+        streamed = await client.generate(prompt).answer(pieces.append)
+        once = await client.generate_once(prompt)
+    assert streamed.text == once.text == "".join(pieces) == text
+    assert streamed.token_ids == once.token_ids
+    assert streamed.finished == once.finished
+
+
+async def test_break_cancels_on_the_server(gateway):
+    async with Client(gateway.address) as client:
+        async for event in client.generate("forever"):
+            if isinstance(event, Delta):
+                break
+        assert await asyncio.to_thread(_cancelled, gateway)
+
+
+async def test_leaving_the_scope_of_a_generation_cancels(gateway):
+    async with Client(gateway.address) as client:
+        async with client.generate("forever"):
+            await asyncio.to_thread(gateway.started.wait, 10)
+        assert await asyncio.to_thread(_cancelled, gateway)
+
+
+async def test_leaving_the_scope_of_the_client_cancels_what_is_open(gateway):
+    async with Client(gateway.address) as client:
+        kept = client.generate("forever")
+        await asyncio.to_thread(gateway.started.wait, 10)
+    assert await asyncio.to_thread(_cancelled, gateway)
+    del kept
+
+
+async def test_cancelling_the_task_cancels_on_the_server(gateway):
+    async with Client(gateway.address) as client:
+        task = asyncio.create_task(client.generate("silent").answer())
+        await asyncio.to_thread(gateway.started.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(_cancelled, gateway)
+
+
+async def test_cancel_ends_an_iteration_with_a_typed_error(gateway):
+    async with Client(gateway.address) as client:
+        generation = client.generate("silent")
+        task = asyncio.create_task(generation.answer())
+        await asyncio.to_thread(gateway.started.wait, 10)
+        generation.cancel()
+        with pytest.raises(errors.RequestCancelledError):
+            await task
+
+
+async def test_a_typed_refusal_comes_back_whole(gateway):
+    async with Client(gateway.address) as client:
+        with pytest.raises(errors.QueueFullError) as caught:
+            await client.generate("refuse").answer()
+    assert caught.value.message == "full up"
+    assert caught.value.metadata == {"queued": "7"}
+    assert caught.value.retry_after_s == 1.5
+
+
+async def test_an_untyped_status_becomes_an_engine_fault_with_its_code(gateway):
+    async with Client(gateway.address) as client:
+        with pytest.raises(errors.EngineFaultError, match="gone") as caught:
+            await client.generate("raw status").answer()
+    assert caught.value.metadata == {"code": "DATA_LOSS"}
+
+
+async def test_a_stream_without_its_last_event_is_an_error(gateway):
+    async with Client(gateway.address) as client:
+        with pytest.raises(errors.GatewayLostError, match="without its last event"):
+            await client.generate("torn").answer()
+
+
+async def test_no_gateway_is_a_typed_error():
+    (port,) = free_ports(1)
+    async with Client(f"127.0.0.1:{port}") as client:
+        with pytest.raises(errors.GatewayLostError, match=f"127.0.0.1:{port}"):
+            await client.generate("x").answer()
+        with pytest.raises(errors.GatewayLostError):
+            await client.models()
+
+
+async def test_the_deadline_is_a_typed_error(gateway):
+    async with Client(gateway.address) as client:
+        with pytest.raises(errors.DeadlineError):
+            await client.generate("silent", timeout_s=0.2).answer()
+        assert await asyncio.to_thread(_cancelled, gateway)
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": -1}, {"max_tokens": 2**33}, {"stop_token_ids": (-4,)}, {"seed": "x"}])
+async def test_a_number_that_the_contract_cannot_hold_is_a_typed_error(gateway, wrong):
+    async with Client(gateway.address) as client:
+        with pytest.raises(errors.InvalidFieldError):
+            client.generate("count 1", **wrong)
+    assert gateway.requests == []
+
+
+async def test_models_fleet_tokens_and_cancel(gateway):
+    async with Client(gateway.address) as client:
+        assert (await client.model()).name == "fake"
+        assert (await client.model("fake")).max_model_len == 64
+        with pytest.raises(errors.ModelNotFoundError) as caught:
+            await client.model("other")
+        assert caught.value.metadata["served"] == "fake"
+        (worker,) = (await client.fleet()).workers
+        assert worker.blocks_total == worker.blocks_free + worker.blocks_cached + worker.blocks_used
+        assert await client.tokenize("ab cde") == (2, 3)
+        assert await client.tokenize([ChatMessage("user", "a")]) == (1,)
+        assert await client.detokenize([1, 2]) == "1 2"
+        assert await client.cancel("r1") is True
+        assert await client.cancel("r2") is False
+
+
+def test_blocking_call(gateway):
+    assert generate_blocking("count 2", address=gateway.address).text == "0 1 "
+
+
+async def test_use_outside_the_scope_is_a_bug_that_is_named():
+    with pytest.raises(RuntimeError, match="async with"):
+        Client().generate("x")
+    with pytest.raises(TypeError, match="not both"):
+        async with Client() as client:
+            client.generate("x", Options(), temperature=1.0)

@@ -1,0 +1,103 @@
+import inspect
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tercet import errors
+
+CONCRETE = sorted(errors.request_error_types().values(), key=lambda cls: cls.reason)
+
+
+def _tree(cls: type) -> list[type]:
+    return [cls, *(item for sub in cls.__subclasses__() for item in _tree(sub))]
+
+
+@pytest.mark.parametrize("cls", CONCRETE, ids=lambda cls: cls.reason)
+def test_every_request_error_goes_over_the_wire_and_back(cls):
+    sent = cls("what happened", metadata={"one": "1", "field": "stop.strings"}, retry_after_s=2.25)
+    status = status_pb2.Status.FromString(errors.to_status(sent).SerializeToString())
+    back = errors.from_status(status)
+    assert type(back) is cls
+    assert (back.message, back.metadata, back.retry_after_s) == (sent.message, sent.metadata, 2.25)
+    assert status.code == cls.code.value[0]
+
+
+@pytest.mark.parametrize("cls", CONCRETE, ids=lambda cls: cls.reason)
+def test_every_request_error_goes_in_band_and_back(cls):
+    back = errors.from_reason(cls.reason, "m", {"k": "v"}, 0.5)
+    assert type(back) is cls
+    assert (back.message, back.metadata, back.retry_after_s) == ("m", {"k": "v"}, 0.5)
+
+
+def test_nothing_is_unmapped():
+    """By reflection: each class below RequestError has a reason of its own and a code that is an error."""
+    below = [
+        cls
+        for cls in _tree(errors.RequestError)
+        if cls is not errors.RequestError and cls.__module__ == errors.__name__
+    ]
+    public = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.RequestError)]
+    assert set(public) - {errors.RequestError} == set(below)
+    assert len({cls.reason for cls in below}) == len(below)
+    for cls in below:
+        assert "reason" in vars(cls), f"{cls.__name__} inherits the reason of its parent"
+        assert cls.code is not grpc.StatusCode.OK
+        assert cls.reason == cls.reason.upper()
+        assert errors.request_error_types()[cls.reason] is cls
+
+
+def test_the_tree_in_the_docstring_is_the_tree():
+    documented = errors.__doc__
+    for cls in _tree(errors.TercetError):
+        if cls.__module__ == errors.__name__:
+            assert cls.__name__ in documented
+    for cls in CONCRETE:
+        assert cls.reason in documented
+        assert cls.code.name in documented
+
+
+def test_an_unknown_reason_is_an_engine_fault_that_keeps_it():
+    error = errors.from_reason("FROM_THE_FUTURE", "hm", {"k": "v"})
+    assert isinstance(error, errors.EngineFaultError)
+    assert error.metadata == {"k": "v", "unknown_reason": "FROM_THE_FUTURE"}
+
+
+def test_a_status_of_someone_else_is_none():
+    assert errors.from_status(status_pb2.Status(code=3, message="plain")) is None
+    foreign = status_pb2.Status(code=3)
+    foreign.details.add().Pack(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="example.com"))
+    assert errors.from_status(foreign) is None
+
+
+@given(
+    st.sampled_from(CONCRETE),
+    st.text(max_size=6000),
+    st.dictionaries(st.text(max_size=40), st.text(max_size=5000), max_size=6),
+    st.none() | st.floats(min_value=-1, max_value=1e6),
+)
+@example(errors.InvalidFieldError, "😀" * 5000, {}, 1.0)
+@example(errors.KvNeverFitsError, "\ud800" * 5000, {f"key {i}": "é" * 300 for i in range(40)}, 1.0)
+@example(errors.ModelNotFoundError, "m" * 1024, {"k" * 9000: "v" * 9000, "model": "x" * 9000}, 1.0)
+def test_details_stay_under_4_kb_and_keep_the_reason(cls, message, metadata, retry):
+    status = errors.to_status(cls(message, metadata=metadata, retry_after_s=retry))
+    assert status.ByteSize() <= errors.MAX_DETAIL_BYTES
+    assert type(errors.from_status(status)) is cls
+    kinds = [detail.type_url for detail in status.details]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_a_field_error_names_its_field_twice_for_two_kinds_of_clients():
+    status = errors.to_status(errors.InvalidFieldError("must be positive", field="sampling.top_p"))
+    bad = error_details_pb2.BadRequest()
+    assert any(detail.Unpack(bad) for detail in status.details if detail.Is(bad.DESCRIPTOR))
+    assert bad.field_violations[0].field == "sampling.top_p"
+    assert errors.from_status(status).metadata["field"] == "sampling.top_p"
+
+
+def test_config_error_names_its_key():
+    error = errors.ConfigError("worker.port", "is odd")
+    assert error.key == "worker.port"
+    assert str(error) == "worker.port: is odd"

@@ -1,0 +1,104 @@
+import asyncio
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tercet import errors
+from tercet.rpc import Server, abort, open_channel
+from tercet.v1 import models_pb2, models_pb2_grpc
+
+
+class _Models(models_pb2_grpc.ModelsServicer):
+    async def ListModels(self, request, context):
+        await abort(context, errors.NoWorkerError("nobody home", metadata={"model": "m"}, retry_after_s=0.25))
+
+    async def GetModel(self, request, context):
+        return models_pb2.Model(name=request.name)
+
+
+@pytest.fixture
+async def running():
+    server = Server()
+    models_pb2_grpc.add_ModelsServicer_to_server(_Models(), server.grpc_server)
+    port = await server.start("127.0.0.1", 0, [models_pb2.DESCRIPTOR], key="gateway.port")
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        yield server, port, channel
+    await server.stop(0)
+
+
+async def test_a_port_in_use_names_the_setting(running):
+    _, port, _ = running
+    second = Server()
+    with pytest.raises(errors.ConfigError) as caught:
+        await second.start("127.0.0.1", port, [models_pb2.DESCRIPTOR], key="worker.port")
+    assert caught.value.key == "worker.port"
+    assert str(port) in str(caught.value)
+    await second.stop(0)
+
+
+async def test_an_address_of_another_host_names_the_setting():
+    server = Server()
+    with pytest.raises(errors.ConfigError) as caught:
+        await server.start("192.0.2.1", 0, [models_pb2.DESCRIPTOR], key="worker.port")
+    assert caught.value.key == "worker.port"
+    await server.stop(0)
+
+
+async def test_a_typed_error_ends_the_call_with_details_and_without_initial_metadata(running):
+    _, _, channel = running
+    call = models_pb2_grpc.ModelsStub(channel).ListModels(models_pb2.ListModelsRequest())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    trailers = dict(caught.value.trailing_metadata())
+    assert trailers["grpc-retry-pushback-ms"] == "250"
+    error = errors.from_status(status_pb2.Status.FromString(trailers["grpc-status-details-bin"]))
+    assert isinstance(error, errors.NoWorkerError)
+    assert error.retry_after_s == 0.25
+
+
+async def test_health_follows_the_service(running):
+    server, _, channel = running
+    stub = health_pb2_grpc.HealthStub(channel)
+
+    async def status(name: str) -> int:
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
+
+    assert await status("") == health_pb2.HealthCheckResponse.SERVING
+    assert await status("tercet.v1.Models") == health_pb2.HealthCheckResponse.SERVING
+    await server.set_serving("tercet.v1.Models", False)
+    assert await status("tercet.v1.Models") == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await status("") == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await status("no.such.Service")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_and_describes(running):
+    _, _, channel = running
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="tercet.v1.Models"),
+    ]
+    listed, described = [reply async for reply in stub.ServerReflectionInfo(iter(requests))]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"tercet.v1.Models", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
+
+
+async def test_a_message_above_four_megabytes_passes(running):
+    _, _, channel = running
+    name = "x" * (5 * 1024 * 1024)
+    assert (await models_pb2_grpc.ModelsStub(channel).GetModel(models_pb2.GetModelRequest(name=name))).name == name
+
+
+async def test_stop_says_not_serving_and_ends(running):
+    server, port, _ = running
+    await asyncio.wait_for(server.stop(0), 10)
+    again = Server()
+    assert await again.start("127.0.0.1", port, [models_pb2.DESCRIPTOR], key="gateway.port") == port
+    await again.stop(0)
