@@ -87,3 +87,25 @@ class BlockTable:
 
 def blake2s(data: bytes, person: bytes, digest_size: int) -> bytes:
     """BLAKE2s (RFC 7693), the hash of prefixes. `person` is 8 bytes, `digest_size` 1 to 32; else ValueError."""
+
+# --- Sampling: cpp/include/tercet/sampler.h, philox.h ----------------------------------------------------------------
+
+def sample(
+    logits: int,
+    num_rows: int,
+    vocab_size: int,
+    temperature: npt.NDArray[np.float32],
+    top_k: npt.NDArray[np.int32],
+    top_p: npt.NDArray[np.float32],
+    min_p: npt.NDArray[np.float32],
+    seed: npt.NDArray[np.uint64],
+    position: npt.NDArray[np.int64],
+    token_ids: int,
+) -> None:
+    """Chooses a token per row; `worker.ops.sampler.sample` is the checked face. Releases the GIL.
+
+    `logits` is the address of float32 [B, V], `token_ids` that of int64 [B]; the columns are [B], else ValueError.
+    """
+
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
+    """The four words of Philox4x32-10 for four counter words and two key words of 32 bits."""

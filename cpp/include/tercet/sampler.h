@@ -1,0 +1,34 @@
+// Choosing a token of a row of logits, without a sort.
+//
+// With l the logits, m their maximum and T the temperature, all in float32 and each operation rounded on its own:
+//   greedy  T = 0: the largest logit, the lowest id among equals. Otherwise
+//   z       (l - m) / T, so that z <= 0 and exp(z) is a probability up to a common factor
+//   rank    by (z descending, id ascending); every filter below keeps a beginning of this order, so one (z, id) cuts
+//   min_p   keeps z >= float32(log(min_p))
+//   top_k   keeps the first k
+//   top_p   keeps the shortest beginning whose mass is >= top_p of what min_p and top_k kept; never empty
+//   draw    argmax of float64(z) + noise (philox.h), the lowest id among equals
+// Mass is a sum of integers, weight(z) = trunc(2^40 * exp(z)), and therefore the same in any order of summation and on
+// any device. For z < -28, weight is 0. Otherwise, with n = round_half_even(z * float32(log2 e)) and
+// r = (z - n * 0.693359375) - n * -2.1219444e-4 (log 2 in two parts, the first product is exact), exp(r) is its Taylor
+// polynomial of degree 7 by Horner's rule, coefficients rounded to float32, and weight = trunc(exp(r) * 2^(n + 40)).
+#pragma once
+
+#include <cstdint>
+
+namespace tercet {
+
+struct SamplingParams {
+  float temperature;   // >= 0; 0: greedy
+  std::int32_t top_k;  // <= 0: off
+  float top_p;         // >= 1: off
+  float min_p;         // <= 0: off
+  std::uint64_t seed;
+  std::int64_t position;  // of the token being chosen
+};
+
+// The token id chosen of logits [V], or nothing that can be chosen: -1 if a logit is NaN or +inf, or all are -inf.
+// Depends on its arguments alone.
+std::int64_t sample_row(const float* logits, int vocab_size, const SamplingParams& params);
+
+}  // namespace tercet
