@@ -1,0 +1,172 @@
+"""What the core decides: messages to gateways and workers, and facts for the log, as plain values.
+
+Turned into protos in service.py and link.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from tercet.errors import RequestError
+
+from .events import EndReason, Sampling
+
+
+class ReleaseCause(IntEnum):
+    """Why a sequence leaves a worker before its end; numbers as in the contract."""
+
+    CANCEL = 1
+    PREEMPT = 2
+
+
+# To a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence the worker does not have."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    max_length: int
+    stop_token_ids: tuple[int, ...]
+    sampling: Sampling
+    prefix_salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps to run. `chunks` are (sequence_id, tokens to compute in the first step)."""
+
+    plan_seq: int
+    num_steps: int
+    chunks: tuple[tuple[int, int], ...]
+    join: tuple[int, ...]
+    revoke_through: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Sequences to drop before the next step."""
+
+    sequence_ids: tuple[int, ...]
+    cause: ReleaseCause
+
+
+WorkerCommand = NewSequence | Plan | Release
+
+
+# To a gateway.
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The workers of one model and revision. `max_model_len` is the smallest of the live ones, 0 without any."""
+
+    model: str
+    model_revision: str
+    workers_live: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUpdate:
+    """What can be served now."""
+
+    pools: tuple[PoolState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request was admitted."""
+
+    request_key: int
+    sequence_ids: tuple[int, ...]
+    queue_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was refused."""
+
+    request_key: int
+    failure: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnd:
+    """The last word on a sequence."""
+
+    sequence_id: int
+    reason: EndReason
+    stop_token_id: int
+    failure: RequestError | None
+    cached_tokens: int
+    blocks_used: int
+    blocks_freed: int
+    queue_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Tokens of one step for one gateway, then ends. `token_ids[i]` belongs to `sequence_ids[i]`."""
+
+    sequence_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    ends: tuple[SequenceEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelDone:
+    """A cancel has taken effect."""
+
+    request_key: int
+    found: bool
+    blocks_used: int = 0
+    blocks_freed: int = 0
+    cached_tokens: int = 0
+    queue_us: int = 0
+
+
+GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone
+
+
+# What the loop does with them.
+
+
+@dataclass(frozen=True, slots=True)
+class ToGateway:
+    """Send a message on a gateway's stream; dropped if that stream is gone."""
+
+    gateway: int
+    message: GatewayMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Send a command on a worker's stream; dropped if that stream is gone."""
+
+    link: int
+    command: WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
+class DropWorker:
+    """End a worker's stream: it does not keep the contract. The link dials again."""
+
+    link: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A fact for the log."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+Action = ToGateway | ToWorker | DropWorker | Log

@@ -1,0 +1,113 @@
+"""Says yes or no to a new request before any work is done for it. Pure; every no is a typed error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tercet import errors
+
+from .credits import blocks_for
+from .events import Submission
+from .fleet import Fleet, Pool
+
+# A restarted worker is dialled at least once a second.
+NO_WORKER_RETRY_SECONDS = 1.0
+# No forecast yet: long enough not to hammer, short enough to find a gap.
+QUEUE_RETRY_SECONDS = 1.0
+# Names in a message that lists what is served.
+MAX_MODELS_LISTED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """For new requests only: what was accepted once always finds its place again."""
+
+    max_requests: int
+    max_tokens: int
+
+
+def find_pool(submission: Submission, fleet: Fleet) -> Pool:
+    """The pool that serves the request. Raises NoWorkerError, ModelNotFoundError, RevisionMismatchError."""
+    of_model = [pool for pool in fleet.pools.values() if pool.model == submission.model]
+    if not of_model and fleet.known.keys() >= set(fleet.addresses):
+        served = ", ".join(fleet.models()[:MAX_MODELS_LISTED])
+        raise errors.ModelNotFoundError(
+            f"no worker serves model {submission.model!r}; served: {served}",
+            metadata={"model": submission.model, "served": served},
+        )
+    live = [pool for pool in of_model if pool.workers]
+    if not live:
+        raise errors.NoWorkerError(
+            f"no live worker serves model {submission.model!r}",
+            metadata={"model": submission.model},
+            retry_after_s=NO_WORKER_RETRY_SECONDS,
+        )
+    for pool in live:
+        if pool.model_revision == submission.model_revision:
+            return pool
+    raise errors.RevisionMismatchError(
+        f"the gateway has revision {submission.model_revision!r} of model {submission.model!r},"
+        f" the workers have {live[0].model_revision!r}",
+        metadata={
+            "model": submission.model,
+            "gateway_revision": submission.model_revision,
+            "worker_revision": live[0].model_revision,
+        },
+    )
+
+
+def check_sizes(submission: Submission, pool: Pool) -> None:
+    """Whether some live worker could run the request alone.
+
+    Raises InvalidFieldError, PromptTooLongError, KvNeverFitsError with the numbers in their metadata.
+    """
+    prompt = len(submission.prompt_token_ids)
+    if prompt == 0:
+        raise errors.InvalidFieldError("the prompt has no tokens", field="prompt_token_ids")
+    if submission.max_tokens < 1:
+        raise errors.InvalidFieldError("max_tokens must be at least 1", field="max_tokens")
+    vocab_size = min(worker.info.vocab_size for worker in pool.workers.values())
+    if (largest := max(submission.prompt_token_ids)) >= vocab_size:
+        raise errors.InvalidFieldError(
+            f"token id {largest} is outside the vocabulary of {vocab_size}", field="prompt_token_ids"
+        )
+    length = prompt + submission.max_tokens
+    numbers = {"prompt_tokens": str(prompt), "max_tokens": str(submission.max_tokens)}
+    if pool.can_ever_hold(length):
+        return
+    max_model_len = max(worker.info.max_model_len for worker in pool.workers.values())
+    if length > max_model_len:
+        raise errors.PromptTooLongError(
+            f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens exceed the context of {max_model_len}",
+            field="max_tokens" if prompt < max_model_len else "prompt_token_ids",
+            metadata={**numbers, "max_model_len": str(max_model_len)},
+        )
+    largest_pool = max(pool.workers.values(), key=lambda worker: worker.info.num_blocks * worker.info.block_size).info
+    needed = blocks_for(length, largest_pool.block_size)
+    raise errors.KvNeverFitsError(
+        f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens need {needed} KV blocks;"
+        f" the largest worker has {largest_pool.num_blocks}",
+        field="max_tokens",
+        metadata={
+            **numbers,
+            "blocks_needed": str(needed),
+            "blocks_total": str(largest_pool.num_blocks),
+            "block_size": str(largest_pool.block_size),
+        },
+    )
+
+
+def check_queue(submission: Submission, fleet: Fleet, bounds: QueueBounds) -> None:
+    """Raises QueueFullError. An empty queue takes a prompt of any length."""
+    requests = sum(len(pool.waiting) for pool in fleet.pools.values())
+    tokens = sum(pool.waiting.num_tokens for pool in fleet.pools.values())
+    if requests < bounds.max_requests and (
+        not requests or tokens + len(submission.prompt_token_ids) <= bounds.max_tokens
+    ):
+        return
+    raise errors.QueueFullError(
+        f"{requests} requests with {tokens} tokens are waiting;"
+        f" the bounds are {bounds.max_requests} and {bounds.max_tokens}",
+        metadata={"requests_waiting": str(requests), "tokens_waiting": str(tokens)},
+        retry_after_s=QUEUE_RETRY_SECONDS,
+    )

@@ -1,0 +1,229 @@
+"""The one owner of the scheduler's state: events in, actions out.
+
+No I/O, no clock, no randomness of its own: the same events at the same times give the same actions. Who sends the
+actions, and where events come from, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tercet import errors
+
+from . import reports
+from .actions import Accepted, Action, CancelDone, Refused
+from .admission import QueueBounds, check_queue, check_sizes, find_pool
+from .audit import audit
+from .dispatch import dispatch
+from .ending import cancel, fail_waiting
+from .events import (
+    CancelReason,
+    CancelReceived,
+    DrainExpired,
+    DrainStarted,
+    Event,
+    GatewayAttached,
+    GatewayLost,
+    PlanEnded,
+    SequenceReleased,
+    StepReported,
+    Submission,
+    Submitted,
+    TimePassed,
+    WorkerAttached,
+    WorkerLost,
+)
+from .fleet import FleetView, Pool
+from .planner import Policy
+from .sequence import Request, Sequence
+from .state import MeshState
+
+# How long sequences wait for a worker of their pool to come back. A worker whose stream broke is dialled again within a
+# second; one that restarts has to load its weights, which a client with half an answer on screen will not sit out.
+WORKER_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the operator decides."""
+
+    addresses: tuple[str, ...]
+    policy: Policy
+    bounds: QueueBounds
+
+
+class Core:
+    """Single-threaded; every method returns at once. Times are seconds on one monotonic clock."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self._settings = settings
+        self._mesh = MeshState(settings.addresses)
+        self._next_id = 1
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """One event and all that follows from it, in order."""
+        return self.apply(event, now) + self.plan(now)
+
+    def apply(self, event: Event, now: float) -> list[Action]:
+        """One event without planning. After a batch of these, call `plan`."""
+        _HANDLERS[type(event)](self, event, now)
+        return self._take_actions()
+
+    def plan(self, now: float) -> list[Action]:
+        """Ends what is overdue, then plans wherever something changed."""
+        self._expire(now)
+        self._plan(now)
+        return self._take_actions()
+
+    def wake_at(self) -> float | None:
+        """When to send TimePassed at the latest; None if nothing depends on time."""
+        moments = [
+            pool.deserted_at + WORKER_GRACE_SECONDS
+            for pool in self._mesh.fleet.pools.values()
+            if pool.deserted_at is not None and len(pool.waiting)
+        ]
+        deadline = self._mesh.next_deadline()
+        if deadline is not None:
+            moments.append(deadline)
+        return min(moments, default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every accepted request has ended."""
+        return not self._mesh.sequences_waiting and not self._mesh.sequences_running
+
+    def view(self) -> FleetView:
+        """The mesh now."""
+        return self._mesh.view()
+
+    def check(self) -> list[str]:
+        """What does not add up; empty when all does. For after `plan`."""
+        return audit(self._mesh)
+
+    def _gateway_attached(self, event: GatewayAttached, _now: float) -> None:
+        self._mesh.gateways[event.gateway] = {}
+        self._mesh.send(event.gateway, self._mesh.pool_update())
+        self._mesh.log("gateway_attached", gateway_id=event.gateway_id)
+
+    def _gateway_lost(self, event: GatewayLost, now: float) -> None:
+        requests = self._mesh.gateways.pop(event.gateway, None)
+        if requests is None:
+            return
+        self._mesh.log("gateway_lost", requests=len(requests))
+        for request in list(requests.values()):
+            cancel(self._mesh, request, CancelReason.LINK_LOST, None, now)
+
+    def _submitted(self, event: Submitted, now: float) -> None:
+        if event.gateway not in self._mesh.gateways:
+            return
+        submission = event.submission
+        try:
+            pool = self._admit(event.gateway, submission, now)
+        except errors.RequestError as error:
+            self._mesh.send(event.gateway, Refused(submission.request_key, error))
+            self._mesh.log(
+                "request_refused",
+                request_id=submission.request_id,
+                model=submission.model,
+                reason=error.reason,
+                prompt_tokens=len(submission.prompt_token_ids),
+            )
+            return
+        self._accept(event.gateway, submission, pool, now)
+
+    def _admit(self, gateway: int, submission: Submission, now: float) -> Pool:
+        """The pool that takes the request. Raises the RequestError that refuses it."""
+        if submission.request_key in self._mesh.gateways[gateway]:
+            raise errors.DuplicateRequestError(
+                f"request key {submission.request_key} is in use on this stream",
+                metadata={"request_key": str(submission.request_key)},
+            )
+        if self._mesh.draining:
+            raise errors.DrainingError("the scheduler is stopping", retry_after_s=1.0)
+        pool = find_pool(submission, self._mesh.fleet)
+        check_sizes(submission, pool)
+        if submission.deadline_s is not None and submission.deadline_s <= 0:
+            raise errors.DeadlineError("the deadline had passed when the request arrived")
+        try:
+            check_queue(submission, self._mesh.fleet, self._settings.bounds)
+        except errors.QueueFullError:
+            # In a burst the queue may hold what a plan can start at once.
+            self._plan(now)
+            check_queue(submission, self._mesh.fleet, self._settings.bounds)
+        return pool
+
+    def _accept(self, gateway: int, submission: Submission, pool: Pool, now: float) -> None:
+        deadline = None if submission.deadline_s is None else now + submission.deadline_s
+        request = Request(gateway, submission, now, deadline)
+        sequence = Sequence(
+            sequence_id=self._next_id,
+            request=request,
+            arrival=self._next_id,
+            token_ids=list(submission.prompt_token_ids),
+            max_length=len(submission.prompt_token_ids) + submission.max_tokens,
+        )
+        self._next_id += 1
+        request.sequences = (sequence,)
+        self._mesh.gateways[gateway][submission.request_key] = request
+        self._mesh.add_deadline(request)
+        ahead = pool.waiting.add(sequence)
+        self._mesh.touch(pool)
+        self._mesh.send(gateway, Accepted(submission.request_key, (sequence.sequence_id,), ahead))
+
+    def _cancel_received(self, event: CancelReceived, now: float) -> None:
+        request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
+        if request is None:
+            self._mesh.send(event.gateway, CancelDone(event.request_key, found=False))
+            return
+        self._mesh.log("cancel_received", request_id=request.submission.request_id, reason=event.reason.name)
+        request.cancels += 1
+        cancel(self._mesh, request, event.reason, None, now)
+
+    def _time_passed(self, _event: TimePassed, _now: float) -> None:
+        """`plan`, which follows, looks at the time."""
+
+    def _drain_started(self, _event: DrainStarted, _now: float) -> None:
+        self._mesh.draining = True
+
+    def _drain_expired(self, _event: DrainExpired, now: float) -> None:
+        self._mesh.draining = True
+        for requests in list(self._mesh.gateways.values()):
+            for request in list(requests.values()):
+                failure = errors.DrainingError("the scheduler stopped before the request ended", retry_after_s=1.0)
+                cancel(self._mesh, request, CancelReason.SHUTDOWN, failure, now)
+
+    def _expire(self, now: float) -> None:
+        for request in self._mesh.take_overdue(now):
+            failure = errors.DeadlineError("the deadline passed before the request ended")
+            cancel(self._mesh, request, CancelReason.DEADLINE, failure, now)
+        for pool in self._mesh.fleet.pools.values():
+            if pool.deserted_at is not None and now >= pool.deserted_at + WORKER_GRACE_SECONDS:
+                for sequence in list(pool.waiting):
+                    fail_waiting(self._mesh, pool, sequence, now)
+
+    def _plan(self, now: float) -> None:
+        dirty, self._mesh.dirty = self._mesh.dirty, {}
+        for pool in dirty.values():
+            self._mesh.actions += dispatch(pool, self._settings.policy, now)
+
+    def _take_actions(self) -> list[Action]:
+        actions, self._mesh.actions = self._mesh.actions, []
+        return actions
+
+
+_HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
+    GatewayAttached: Core._gateway_attached,
+    GatewayLost: Core._gateway_lost,
+    Submitted: Core._submitted,
+    CancelReceived: Core._cancel_received,
+    WorkerAttached: lambda core, event, now: reports.worker_attached(core._mesh, event, now),
+    WorkerLost: lambda core, event, now: reports.worker_lost(core._mesh, event, now),
+    StepReported: lambda core, event, now: reports.step_reported(core._mesh, event, now),
+    PlanEnded: lambda core, event, now: reports.plan_ended(core._mesh, event, now),
+    SequenceReleased: lambda core, event, now: reports.sequence_released(core._mesh, event, now),
+    TimePassed: Core._time_passed,
+    DrainStarted: Core._drain_started,
+    DrainExpired: Core._drain_expired,
+}

@@ -1,0 +1,97 @@
+"""The credits of one worker: blocks its pool has reported, minus what the plans in flight may still take.
+
+The worker's pool is the authority; this keeps no copy of it. Knows counts, never which blocks.
+"""
+
+from __future__ import annotations
+
+from .events import BlockCounts
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
+class CreditLedger:
+    """Per sequence on the worker: blocks *reserved* (what it may grow to) and *held* (what the reports imply it has).
+
+    A block found in the prefix cache moves from cached to held like a fresh one, or is shared and costs nothing, so
+    reserved - held bounds from above what a sequence can still take out of free + cached. Held is derived from reports
+    that came before or with the counts, so it never runs ahead of them. Hence `available` can be spent without the
+    worker ever running out inside a plan.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.counts = BlockCounts(free=num_blocks, cached=0, used=0)
+        self._reserved: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._outstanding = 0
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._reserved
+
+    @property
+    def available(self) -> int:
+        """Blocks nobody has a claim on. Negative only when a lone sequence outruns stale counts."""
+        return self.counts.free + self.counts.cached - self._outstanding
+
+    def reserved(self, sequence_id: int) -> int:
+        """Blocks the sequence may grow to."""
+        return self._reserved[sequence_id]
+
+    def held(self, sequence_id: int) -> int:
+        """Blocks the sequence has, as far as reported."""
+        return self._held[sequence_id]
+
+    def report(self, counts: BlockCounts) -> None:
+        """Takes the worker's word for its pool."""
+        self.counts = counts
+
+    def reserve(self, sequence_id: int, num_tokens: int) -> None:
+        """Sets what the sequence may grow to, in tokens; opens its account. Never below what it holds."""
+        held = self._held.setdefault(sequence_id, 0)
+        blocks = max(blocks_for(num_tokens, self.block_size), held)
+        self._outstanding += blocks - self._reserved.get(sequence_id, 0)
+        self._reserved[sequence_id] = blocks
+
+    def hold(self, sequence_id: int, num_tokens: int) -> None:
+        """Notes tokens that the worker has confirmed in its KV cache."""
+        held = self._held[sequence_id]
+        if num_tokens <= held * self.block_size:
+            return
+        blocks = blocks_for(num_tokens, self.block_size)
+        self._held[sequence_id] = blocks
+        self._outstanding -= blocks - held
+        if blocks > self._reserved[sequence_id]:
+            self._outstanding += blocks - self._reserved[sequence_id]
+            self._reserved[sequence_id] = blocks
+
+    def forget(self, sequence_id: int) -> None:
+        """Closes an account: the worker has said that the blocks are free."""
+        self._outstanding -= self._reserved.pop(sequence_id) - self._held.pop(sequence_id)
+
+    def check(self) -> list[str]:
+        """What does not balance; empty when all does."""
+        problems = []
+        counts = self.counts
+        if counts.free + counts.cached + counts.used != self.num_blocks:
+            problems.append(f"{counts} does not add up to {self.num_blocks} blocks")
+        outstanding = sum(self._reserved[key] - self._held[key] for key in self._reserved)
+        if outstanding != self._outstanding:
+            problems.append(f"outstanding is {self._outstanding}, accounts say {outstanding}")
+        if self._reserved.keys() != self._held.keys():
+            problems.append("a sequence has half an account")
+        problems += [
+            f"sequence {key} holds {self._held[key]} of {reserved} reserved blocks"
+            for key, reserved in self._reserved.items()
+            if self._held.get(key, 0) > reserved
+        ]
+        if self.available < 0 and len(self) > 1:
+            problems.append(f"{-self.available} blocks promised that the pool does not have")
+        return problems

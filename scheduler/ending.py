@@ -1,0 +1,123 @@
+"""How sequences and requests end: cancels, failures, and the one terminal message that each request gets."""
+
+from __future__ import annotations
+
+from tercet import errors
+
+from .actions import CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
+from .events import CancelReason, EndReason
+from .fleet import Pool
+from .sequence import RUNNING, Request, Sequence, SequenceOutcome, State
+from .state import MeshState
+
+
+def cancel(
+    mesh: MeshState, request: Request, reason: CancelReason, failure: errors.RequestError | None, now: float
+) -> None:
+    """Starts to end a request; no-op for what is ending already.
+
+    `failure` is what the gateway is told; None if the gateway asked for it, or is gone.
+    """
+    for sequence in request.sequences:
+        old = sequence.state
+        if old is State.FINISHED or old is State.CANCELLING:
+            continue
+        sequence.cancel_reason, sequence.cancel_failure = reason, failure
+        if old is State.QUEUED:
+            pool = mesh.fleet.pools[request.submission.model, request.submission.model_revision]
+            pool.waiting.remove(sequence)
+            mesh.touch(pool)
+        sequence.become(State.CANCELLING)
+        if sequence.link is None:
+            finish_cancelled(mesh, sequence, 0, 0, now)
+        elif old in RUNNING:
+            # A preempted one has been told to go already.
+            mesh.actions.append(ToWorker(sequence.link, Release((sequence.sequence_id,), ReleaseCause.CANCEL)))
+            mesh.log(
+                "release_sent",
+                request_id=request.submission.request_id,
+                sequence_id=sequence.sequence_id,
+                reason=reason.name,
+            )
+
+
+def finish_cancelled(mesh: MeshState, sequence: Sequence, blocks_used: int, blocks_freed: int, now: float) -> None:
+    """The blocks of a cancelled sequence are free."""
+    outcome = SequenceOutcome(EndReason.CANCELLED, 0, sequence.cancel_failure, blocks_used, blocks_freed)
+    _finish_alone(mesh, sequence, outcome, now)
+
+
+def fail_waiting(mesh: MeshState, pool: Pool, sequence: Sequence, now: float) -> None:
+    """Ends a queued sequence that no worker can take any more."""
+    pool.waiting.remove(sequence)
+    sequence.become(State.CANCELLING)
+    metadata = {"model": pool.model, "tokens_emitted": str(sequence.generated)}
+    failure: errors.RequestError
+    if sequence.placements:
+        failure = errors.WorkerLostError(
+            "the worker was lost and no other took over", metadata=metadata, retry_after_s=1.0
+        )
+    else:
+        failure = errors.NoWorkerError("no worker is left to run the request", metadata=metadata, retry_after_s=1.0)
+    _finish_alone(mesh, sequence, SequenceOutcome(EndReason.FAILED, failure=failure), now)
+
+
+def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: float) -> SequenceEnd:
+    """The one place where sequences, and with them requests, end. The caller sends what it returns, or must not."""
+    sequence.become(State.FINISHED)
+    sequence.end = outcome
+    if not sequence.request.live:
+        _end_request(mesh, sequence.request, now)
+    return SequenceEnd(
+        sequence_id=sequence.sequence_id,
+        reason=outcome.reason,
+        stop_token_id=outcome.stop_token_id,
+        failure=outcome.failure,
+        cached_tokens=sequence.cached_tokens,
+        blocks_used=outcome.blocks_used,
+        blocks_freed=outcome.blocks_freed,
+        queue_us=round(sequence.queue_seconds * 1e6),
+    )
+
+
+def _finish_alone(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: float) -> None:
+    """Ends a sequence outside a step, and says so unless the answer to a cancel says it."""
+    end = finish(mesh, sequence, outcome, now)
+    if not sequence.request.cancels:
+        mesh.send(sequence.request.gateway, TokenBatch((), (), (end,)))
+
+
+def _end_request(mesh: MeshState, request: Request, now: float) -> None:
+    mesh.requests_finished += 1
+    submission = request.submission
+    mesh.gateways.get(request.gateway, {}).pop(submission.request_key, None)
+    outcomes = [sequence.end for sequence in request.sequences if sequence.end is not None]
+    used = sum(outcome.blocks_used for outcome in outcomes)
+    freed = sum(outcome.blocks_freed for outcome in outcomes)
+    cached = sum(sequence.cached_tokens for sequence in request.sequences)
+    queue = max(sequence.queue_seconds for sequence in request.sequences)
+    if request.cancels:
+        done = CancelDone(submission.request_key, True, used, freed, cached, round(queue * 1e6))
+        mesh.send(request.gateway, done)
+        # Each cancel is answered, but only the first found the request running.
+        for _ in range(request.cancels - 1):
+            mesh.send(request.gateway, CancelDone(submission.request_key, False))
+    failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
+    cancelled = request.sequences[0].cancel_reason
+    mesh.log(
+        "request_finished",
+        request_id=submission.request_id,
+        model=submission.model,
+        outcome=outcomes[0].reason.name,
+        reason=failure.reason if failure else cancelled.name if cancelled else "",
+        prompt_tokens=len(submission.prompt_token_ids),
+        cached_tokens=cached,
+        tokens=sum(sequence.generated for sequence in request.sequences),
+        preemptions=sum(sequence.preemptions for sequence in request.sequences),
+        placements=sum(sequence.placements for sequence in request.sequences),
+        blocks_used=used,
+        blocks_freed=freed,
+        queue_ms=round(queue * 1e3, 3),
+        total_ms=round((now - request.arrived_at) * 1e3, 3),
+    )
+    mesh.forget_deadlines()

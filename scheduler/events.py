@@ -1,0 +1,229 @@
+"""What can happen to the scheduler: the inputs of the core, as plain values.
+
+Made from protos in service.py and link.py; the core sees nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tercet.errors import RequestError
+
+
+class CancelReason(IntEnum):
+    """Why work is cancelled; numbers as in the contract."""
+
+    UNSPECIFIED = 0
+    CLIENT = 1
+    DEADLINE = 2
+    STOP_STRING = 3
+    OPERATOR = 4
+    SLOW_CONSUMER = 5
+    LINK_LOST = 6
+    SHUTDOWN = 7
+
+
+class EndReason(IntEnum):
+    """Why a sequence ended; numbers as in the contract."""
+
+    UNSPECIFIED = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a worker chooses tokens; the scheduler only carries it."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A new request as a gateway sent it. `deadline_s` is the time left at arrival, None for ever."""
+
+    request_key: int
+    request_id: str
+    model: str
+    model_revision: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    sampling: Sampling
+    deadline_s: float | None
+    prefix_salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """A worker's pool: total = free + cached + used."""
+
+    free: int
+    cached: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker said of itself."""
+
+    worker_id: str
+    epoch: int
+    model: str
+    model_revision: str
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """`num_computed` tokens are in the KV cache, `num_cached` of them from the prefix cache."""
+
+    sequence_id: int
+    num_computed: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence ended by itself on its worker."""
+
+    sequence_id: int
+    reason: EndReason
+    stop_token_id: int
+    failure: RequestError | None
+    blocks_used: int
+    blocks_freed: int
+
+
+# `gateway` and `link` number streams, not peers: a peer that comes back has a new number, so nothing can be mistaken
+# for news of its earlier life.
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAttached:
+    """A gateway's stream is up."""
+
+    gateway: int
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """A gateway's stream ended."""
+
+    gateway: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A gateway asks for a generation."""
+
+    gateway: int
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceived:
+    """A gateway asks to stop one."""
+
+    gateway: int
+    request_key: int
+    reason: CancelReason
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAttached:
+    """A worker said hello."""
+
+    link: int
+    address: str
+    info: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker's stream ended."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReported:
+    """A step ran. `token_ids[i]` belongs to `sequence_ids[i]`."""
+
+    link: int
+    plan_seq: int
+    step: int
+    sequence_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    prefills: tuple[PrefillProgress, ...]
+    ended: tuple[Ended, ...]
+    blocks: BlockCounts
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEnded:
+    """A plan ran out of steps or work, or was revoked."""
+
+    link: int
+    plan_seq: int
+    steps_run: int
+    revoked: bool
+    blocks: BlockCounts
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceReleased:
+    """Answer to a release. `found` is False if the sequence had ended before."""
+
+    link: int
+    sequence_id: int
+    found: bool
+    blocks_used: int
+    blocks_freed: int
+    blocks: BlockCounts
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """A moment named by Core.wake_at has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """Take no new requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainExpired:
+    """End all that is left."""
+
+
+Event = (
+    GatewayAttached
+    | GatewayLost
+    | Submitted
+    | CancelReceived
+    | WorkerAttached
+    | WorkerLost
+    | StepReported
+    | PlanEnded
+    | SequenceReleased
+    | TimePassed
+    | DrainStarted
+    | DrainExpired
+)

@@ -1,0 +1,159 @@
+"""The workers there are, and the pools they form: all workers of one model and revision.
+
+Holds state and answers questions about it; decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .actions import PoolState
+from .credits import CreditLedger, blocks_for
+from .events import BlockCounts, WorkerInfo
+from .planner import Limits
+from .sequence import RUNNING, Sequence
+from .waiting import WaitingQueue
+from .window import PlanWindow
+
+
+class Worker:
+    """One worker for the life of one stream: its plans in flight, its credits and the sequences it has."""
+
+    def __init__(self, link: int, address: str, info: WorkerInfo) -> None:
+        self.link = link
+        self.address = address
+        self.info = info
+        self.limits = Limits(info.max_num_seqs, info.max_num_batched_tokens, info.block_size)
+        self.ledger = CreditLedger(info.num_blocks, info.block_size)
+        self.window = PlanWindow()
+        # Every sequence that may hold blocks there, those being released included.
+        self.sequences: dict[int, Sequence] = {}
+        self.steps = 0
+        self.tokens = 0
+        # Plans in a row that ran no step though there was work.
+        self.barren_plans = 0
+        # The stream is being ended; no more plans.
+        self.dropped = False
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Those that take part in plans."""
+        return [sequence for sequence in self.sequences.values() if sequence.state in RUNNING]
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self.limits.max_running - len(self.sequences))
+
+    def can_ever_hold(self, max_length: int) -> bool:
+        """Whether a sequence of that length fits when it is alone there."""
+        return (
+            max_length <= self.info.max_model_len
+            and blocks_for(max_length, self.info.block_size) <= self.info.num_blocks
+        )
+
+
+class Pool:
+    """The live workers of one model and revision, and what waits for one of them."""
+
+    def __init__(self, model: str, model_revision: str) -> None:
+        self.model = model
+        self.model_revision = model_revision
+        self.workers: dict[int, Worker] = {}
+        self.waiting = WaitingQueue()
+        # When the last worker was lost, in seconds on the scheduler's clock.
+        self.deserted_at: float | None = None
+
+    @property
+    def state(self) -> PoolState:
+        return PoolState(
+            model=self.model,
+            model_revision=self.model_revision,
+            workers_live=len(self.workers),
+            max_model_len=min((worker.info.max_model_len for worker in self.workers.values()), default=0),
+        )
+
+    def can_ever_hold(self, max_length: int) -> bool:
+        return any(worker.can_ever_hold(max_length) for worker in self.workers.values())
+
+
+class Fleet:
+    """All pools, and all addresses that are dialled."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.addresses = addresses
+        self.pools: dict[tuple[str, str], Pool] = {}
+        # Live workers by link.
+        self.workers: dict[int, Worker] = {}
+        # What each address said last.
+        self.known: dict[str, WorkerInfo] = {}
+
+    def pool_of(self, worker: Worker) -> Pool:
+        return self.pools[worker.info.model, worker.info.model_revision]
+
+    def models(self) -> list[str]:
+        return sorted({model for model, _ in self.pools})
+
+    def add(self, worker: Worker) -> Pool:
+        """A worker came. Pools of other revisions of its model that have nothing left are forgotten."""
+        info = worker.info
+        self.known[worker.address] = info
+        pool = self.pools.setdefault((info.model, info.model_revision), Pool(info.model, info.model_revision))
+        pool.workers[worker.link] = self.workers[worker.link] = worker
+        pool.deserted_at = None
+        for key, other in list(self.pools.items()):
+            if other is not pool and other.model == pool.model and not other.workers and not len(other.waiting):
+                del self.pools[key]
+        return pool
+
+    def remove(self, worker: Worker, now: float) -> Pool:
+        """A worker went."""
+        pool = self.pool_of(worker)
+        del pool.workers[worker.link], self.workers[worker.link]
+        if not pool.workers:
+            pool.deserted_at = now
+        return pool
+
+    def views(self) -> tuple[WorkerView, ...]:
+        """Every configured worker, live or not, in the order of configuration."""
+        live = {worker.address: worker for worker in self.workers.values()}
+        return tuple(WorkerView.of(address, live.get(address), self.known.get(address)) for address in self.addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker as operators see it. Steps and tokens count from the start of its present stream."""
+
+    address: str
+    live: bool
+    model: str
+    device: str
+    sequences: int
+    blocks_total: int
+    blocks: BlockCounts
+    steps: int
+    tokens: int
+
+    @classmethod
+    def of(cls, address: str, worker: Worker | None, known: WorkerInfo | None) -> WorkerView:
+        return cls(
+            address=address,
+            live=worker is not None,
+            model=known.model if known else "",
+            device=known.device if known else "",
+            sequences=len(worker.sequences) if worker else 0,
+            blocks_total=worker.info.num_blocks if worker else 0,
+            blocks=worker.ledger.counts if worker else BlockCounts(0, 0, 0),
+            steps=worker.steps if worker else 0,
+            tokens=worker.tokens if worker else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """The mesh as operators see it."""
+
+    requests_waiting: int
+    requests_running: int
+    requests_finished: int
+    preemptions: int
+    workers: tuple[WorkerView, ...]

@@ -1,0 +1,154 @@
+"""A request and its sequences, and the one table of what may become of a sequence.
+
+Knows token ids and counts; nothing of workers' pools, plans or streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from tercet.errors import RequestError
+
+from .events import CancelReason, EndReason, Submission
+
+
+class State(Enum):
+    """Where a sequence is in its life."""
+
+    QUEUED = "QUEUED"  # waits for a worker
+    PREFILL = "PREFILL"  # on a worker, its tokens not yet all in the KV cache
+    DECODE = "DECODE"  # on a worker, has got a token there
+    PREEMPTED = "PREEMPTED"  # told to give way; its worker has not yet said that the blocks are free
+    CANCELLING = "CANCELLING"  # told to stop; its worker has not yet said that the blocks are free
+    FINISHED = "FINISHED"
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.QUEUED: frozenset({State.PREFILL, State.CANCELLING}),
+        # To QUEUED when the worker is lost, to FINISHED when the worker reports a fault.
+        State.PREFILL: frozenset({State.DECODE, State.PREEMPTED, State.QUEUED, State.CANCELLING, State.FINISHED}),
+        State.DECODE: frozenset({State.FINISHED, State.PREEMPTED, State.QUEUED, State.CANCELLING}),
+        # To FINISHED when it ended by itself before the worker saw the release.
+        State.PREEMPTED: frozenset({State.QUEUED, State.CANCELLING, State.FINISHED}),
+        State.CANCELLING: frozenset({State.FINISHED}),
+        State.FINISHED: frozenset(),
+    }
+)
+
+# States in which the sequence takes part in plans.
+RUNNING = frozenset({State.PREFILL, State.DECODE})
+
+
+class IllegalTransitionError(Exception):
+    """A bug: the lifecycle has no such arrow."""
+
+    def __init__(self, sequence_id: int, old: State, new: State) -> None:
+        super().__init__(f"sequence {sequence_id} cannot go from {old.value} to {new.value}")
+        self.old = old
+        self.new = new
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A client's ask. It ends when the last of its sequences has ended."""
+
+    gateway: int
+    submission: Submission
+    # Seconds on the scheduler's clock.
+    arrived_at: float
+    deadline_at: float | None
+    sequences: tuple[Sequence, ...] = ()
+    # Cancels of the gateway that wait for their answer.
+    cancels: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Unique while the gateway's stream lives."""
+        return self.gateway, self.submission.request_key
+
+    @property
+    def live(self) -> bool:
+        return any(sequence.state is not State.FINISHED for sequence in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One generation: ``token_ids`` is the prompt and all that was generated, and only grows."""
+
+    sequence_id: int
+    request: Request
+    # Place in the order of arrival over all sequences; kept for life.
+    arrival: int
+    token_ids: list[int]
+    max_length: int
+    state: State = State.QUEUED
+    # The worker stream it is on.
+    link: int | None = None
+    # len(token_ids) when it was last put on a worker: what has to be in the KV cache before the next token.
+    prefill_length: int = 0
+    # Tokens in the KV cache as the worker last confirmed.
+    computed: int = 0
+    # First plan on this stream that may make it decode, and last plan that carried its join. 0: none.
+    join_first: int = 0
+    join_last: int = 0
+    # Prompt tokens found in the prefix cache when it was first prefilled.
+    cached_tokens: int = 0
+    # When it first went to a worker, in seconds on the scheduler's clock.
+    started_at: float | None = None
+    # How often it was put on a worker, and how often it was preempted.
+    placements: int = 0
+    preemptions: int = 0
+    # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
+    cancel_reason: CancelReason | None = None
+    cancel_failure: RequestError | None = None
+    end: SequenceOutcome | None = field(default=None, repr=False)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.submission.prompt_token_ids)
+
+    @property
+    def generated(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def queue_seconds(self) -> float:
+        """From admission to the start of prefill; 0 while it has not started."""
+        return 0.0 if self.started_at is None else self.started_at - self.request.arrived_at
+
+    def become(self, state: State) -> None:
+        """Raises IllegalTransitionError if the table has no such arrow."""
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(self.sequence_id, self.state, state)
+        self.state = state
+
+    def place(self, link: int, now: float) -> None:
+        """Puts it on a worker: QUEUED to PREFILL."""
+        self.become(State.PREFILL)
+        self.link = link
+        self.prefill_length = len(self.token_ids)
+        self.placements += 1
+        if self.started_at is None:
+            self.started_at = now
+
+    def requeue(self) -> None:
+        """Takes it off its worker, to continue from prompt + generated tokens anywhere."""
+        self.become(State.QUEUED)
+        self.link = None
+        self.computed = 0
+        self.join_first = self.join_last = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutcome:
+    """How a sequence ended."""
+
+    reason: EndReason
+    stop_token_id: int = 0
+    failure: RequestError | None = None
+    blocks_used: int = 0
+    blocks_freed: int = 0

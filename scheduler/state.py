@@ -1,0 +1,96 @@
+"""All that the scheduler knows, in one place, and the list of actions that a change of it calls for.
+
+Only core.py and the files that it calls (ending.py, reports.py) touch it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
+from .fleet import Fleet, FleetView, Pool, Worker
+from .sequence import Request
+
+
+class MeshState:
+    """Fleet, gateways and their live requests, deadlines, counters."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.fleet = Fleet(addresses)
+        self.draining = False
+        # Live gateway streams, and the live requests of each by key.
+        self.gateways: dict[int, dict[int, Request]] = {}
+        self.requests_finished = 0
+        self.preemptions = 0
+        # Pools about which something changed that a plan may answer.
+        self.dirty: dict[tuple[str, str], Pool] = {}
+        self.actions: list[Action] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
+
+    @property
+    def sequences_waiting(self) -> int:
+        return sum(len(pool.waiting) for pool in self.fleet.pools.values())
+
+    @property
+    def sequences_running(self) -> int:
+        return sum(len(worker.sequences) for worker in self.fleet.workers.values())
+
+    def view(self) -> FleetView:
+        return FleetView(
+            requests_waiting=self.sequences_waiting,
+            requests_running=self.sequences_running,
+            requests_finished=self.requests_finished,
+            preemptions=self.preemptions,
+            workers=self.fleet.views(),
+        )
+
+    def add_deadline(self, request: Request) -> None:
+        if request.deadline_at is not None:
+            heapq.heappush(self._deadlines, (request.deadline_at, request.sequences[0].arrival, request))
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and not self._deadlines[0][2].live:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def take_overdue(self, now: float) -> list[Request]:
+        """Live requests whose deadline has come, each once."""
+        overdue = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.live:
+                overdue.append(request)
+        return overdue
+
+    def forget_deadlines(self) -> None:
+        """Deadlines far ahead must not keep ended requests in memory."""
+        if len(self._deadlines) > 64 + 2 * (self.sequences_waiting + self.sequences_running):
+            self._deadlines = [entry for entry in self._deadlines if entry[2].live]
+            heapq.heapify(self._deadlines)
+
+    def touch(self, pool: Pool) -> None:
+        self.dirty[pool.model, pool.model_revision] = pool
+
+    def pools_changed(self) -> None:
+        """Tells every gateway what can be served now."""
+        for gateway in self.gateways:
+            self.send(gateway, self.pool_update())
+
+    def pool_update(self) -> PoolUpdate:
+        return PoolUpdate(tuple(pool.state for pool in self.fleet.pools.values()))
+
+    def drop(self, worker: Worker, why: str) -> None:
+        """Ends the stream of a worker that breaks the contract; its loss will be reported like any other."""
+        if not worker.dropped:
+            worker.dropped = True
+            self.actions.append(DropWorker(worker.link, why))
+            self.log("worker_dropped", address=worker.address, why=why)
+
+    def send(self, gateway: int, message: GatewayMessage) -> None:
+        """Nothing is said to a gateway that is gone."""
+        if gateway in self.gateways:
+            self.actions.append(ToGateway(gateway, message))
+
+    def log(self, event: str, **fields: Any) -> None:
+        self.actions.append(Log(event, fields))

@@ -1,0 +1,52 @@
+"""The queue of one pool: first come, first served, by arrival.
+
+A sequence that comes back (preempted, worker lost) takes its old place. Bounds are admission's business.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
+
+from .sequence import Sequence
+
+
+class WaitingQueue:
+    """Sequences in state QUEUED, ordered by `arrival`."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def head(self, count: int) -> list[Sequence]:
+        """At most `count` sequences, the next first."""
+        return list(islice(self._sequences, count))
+
+    def add(self, sequence: Sequence) -> int:
+        """Puts it in its place; returns how many are ahead of it."""
+        place = self._place(sequence)
+        self._sequences.insert(place, sequence)
+        self.num_tokens += len(sequence.token_ids)
+        return place
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes it out. It must be there."""
+        place = self._place(sequence)
+        assert self._sequences[place] is sequence
+        del self._sequences[place]
+        self.num_tokens -= len(sequence.token_ids)
+
+    def _place(self, sequence: Sequence) -> int:
+        # A new one nearly always goes to the end, and the next one to start nearly always leaves from the front.
+        if not self._sequences or self._sequences[-1].arrival < sequence.arrival:
+            return len(self._sequences)
+        if self._sequences[0].arrival >= sequence.arrival:
+            return 0
+        return bisect_left(self._sequences, sequence.arrival, key=lambda each: each.arrival)

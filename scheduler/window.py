@@ -1,0 +1,80 @@
+"""The plans in flight to one worker: what may still run, and what is expected to run.
+
+Two views matter. The *worst case* counts every step that may still run, revoked plans too, because a revocation takes
+effect only when the worker reads it. The *expected* one counts plans that were not revoked. Credits follow the first,
+order the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class FlyingPlan:
+    """A plan whose end has not been reported. `chunks` maps sequences to tokens of the first step."""
+
+    plan_seq: int
+    num_steps: int
+    chunks: dict[int, int]
+    steps_run: int = 0
+    revoked: bool = False
+
+    @property
+    def steps_left(self) -> int:
+        return self.num_steps - self.steps_run
+
+
+class PlanWindow:
+    """Plans in order of sending, numbered 1, 2, 3, ..."""
+
+    def __init__(self) -> None:
+        self._plans: list[FlyingPlan] = []
+        self._last_seq = 0
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def expected(self) -> list[FlyingPlan]:
+        """Those that were not revoked."""
+        return [plan for plan in self._plans if not plan.revoked]
+
+    def send(self, num_steps: int, chunks: dict[int, int], *, revoke: bool) -> tuple[int, int]:
+        """Notes a new plan; returns (plan_seq, revoke_through). `revoke` ends all those before it."""
+        through = self._last_seq if revoke and self._plans else 0
+        if through:
+            for plan in self._plans:
+                plan.revoked = True
+        self._last_seq += 1
+        self._plans.append(FlyingPlan(self._last_seq, num_steps, chunks))
+        return self._last_seq, through
+
+    def step(self, plan_seq: int, step: int) -> bool:
+        """A step ran. False if no such plan is in flight, or the step is none of its."""
+        for plan in self._plans:
+            if plan.plan_seq == plan_seq:
+                if not plan.steps_run <= step < plan.num_steps:
+                    return False
+                plan.steps_run = step + 1
+                return True
+        return False
+
+    def done(self, plan_seq: int) -> FlyingPlan | None:
+        """A plan ended. Returns it, None if it is not in flight. A revoked plan may end before one that still runs."""
+        for plan in self._plans:
+            if plan.plan_seq == plan_seq:
+                self._plans.remove(plan)
+                return plan
+        return None
+
+    def steps_worst(self, since: int) -> int:
+        """Most steps that plans numbered `since` and later may still run."""
+        return sum(plan.steps_left for plan in self._plans if plan.plan_seq >= since)
+
+    def may_not_start(self, plan_seq: int, *, revoking: bool) -> bool:
+        """Whether the plan is revoked, or about to be if `revoking`, and no step of it is known to have run."""
+        for plan in self._plans:
+            if plan.plan_seq == plan_seq:
+                return plan.steps_run == 0 and (plan.revoked or revoking)
+        return False
