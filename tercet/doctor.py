@@ -102,7 +102,7 @@ def check_torch(probe: Probe) -> Finding:
 
 def check_compiler(env: os._Environ[str] | dict[str, str]) -> Finding:
     """A C++ compiler. Needed to build the extension, not to run it."""
-    names = [env["CXX"].split()[0]] if env.get("CXX", "").strip() else ["g++", "c++", "clang++"]
+    names = [env["CXX"].split()[0]] if env.get("CXX", "").strip() else ["c++", "g++", "clang++"]
     for name in names:
         path = shutil.which(name, path=env.get("PATH"))
         if path is not None:

@@ -43,8 +43,6 @@ _HEALTH_NAMES = {
 _PARENT_PID = f"{ENV_PREFIX}_PARENT_PID"
 _POLL_S = 0.1
 _PROBE_S = 2.0
-# Beyond the drain time that a service grants its requests.
-_STOP_MARGIN_S = 5.0
 _TAIL_BYTES = 8192
 _PR_SET_PDEATHSIG = 1
 
@@ -74,7 +72,8 @@ class MeshProcesses:
     """Three running services, as a scope: entering starts them, leaving stops them.
 
     `on_change` is called with every change of a status. Output of the services goes to ``<name>.log`` in `log_dir`, or
-    to standard error if that is None. `command` gives the command line of a service. Not reusable.
+    to standard error if that is None. A service has its own drain time and `stop_margin_s` seconds more to stop.
+    `command` gives the command line of a service. Not reusable.
     """
 
     def __init__(
@@ -84,12 +83,14 @@ class MeshProcesses:
         on_change: Callable[[ServiceStatus], None],
         log_dir: Path | None = None,
         start_timeout_s: float = 600.0,
+        stop_margin_s: float = 5.0,
         command: Callable[[str], Sequence[str]] = lambda name: (sys.executable, "-m", "tercet", name),
     ) -> None:
         self.config = link(config)
         self._on_change = on_change
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
+        self._stop_margin_s = stop_margin_s
         self._command = command
         self._started: dict[str, float] = {}
         self._processes: dict[str, Process] = {}
@@ -135,7 +136,7 @@ class MeshProcesses:
             self._tell(name, "stopping")
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            limit_s = getattr(getattr(self.config, name), "drain_seconds", 0.0) + _STOP_MARGIN_S
+            limit_s = getattr(getattr(self.config, name), "drain_seconds", 0.0) + self._stop_margin_s
             done, _ = await asyncio.wait({self._exits[name]}, timeout=limit_s)
             if done:
                 self._tell(name, "stopped", exit_code=self._exits[name].result())
