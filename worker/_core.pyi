@@ -109,3 +109,109 @@ def sample(
 
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """The four words of Philox4x32-10 for four counter words and two key words of 32 bits."""
+
+# --- Kernels: cpp/include/tercet/{thread_pool,linear,attention,norm,rope,activation}.h --------------------------------
+# Integers named like tensors are addresses; strides count elements. The checked faces are in `worker.ops`. All release
+# the GIL.
+
+def isa() -> str:
+    """The instruction set in use: portable, avx2, avx512 or avx512bf16."""
+
+def set_isa(name: str) -> None:
+    """Chooses a lesser instruction set. Raises ValueError if this build or CPU lacks it. Not while kernels run."""
+
+def num_threads() -> int:
+    """Size of the kernels' thread pool, the caller included. At first the number of CPUs the process may use."""
+
+def set_num_threads(count: int) -> None:
+    """Replaces the pool's threads. Raises ValueError below 1 or above 1024."""
+
+class PackedWeight:
+    """A weight [num_outputs, depth] in tiles, for any number of rows. Copies what it is given."""
+
+    def __init__(self, weight: int, is_bf16: bool, num_outputs: int, depth: int, row_stride: int, bias: int) -> None:
+        """Raises ValueError on an empty weight, or bfloat16 of odd depth. `bias` is 0 for none."""
+    def linear(self, x: int, x_stride: int, num_rows: int, out: int, out_is_bf16: bool) -> None: ...
+
+def paged_attention(
+    is_bf16: bool,
+    q: int,
+    q_token_stride: int,
+    q_head_stride: int,
+    k_cache: int,
+    v_cache: int,
+    out: int,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_blocks: int,
+    block_size: int,
+    num_sequences: int,
+    query_starts: int,
+    context_lens: int,
+    block_tables: int,
+    table_width: int,
+    scale: float,
+    /,
+) -> None:
+    """Raises ValueError, before any work, on lengths that contradict each other or a block that is not there."""
+
+def write_kv(
+    is_bf16: bool,
+    k: int,
+    k_token_stride: int,
+    k_head_stride: int,
+    v: int,
+    v_token_stride: int,
+    v_head_stride: int,
+    k_cache: int,
+    v_cache: int,
+    num_tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_blocks: int,
+    block_size: int,
+    slots: int,
+    /,
+) -> None:
+    """Raises IndexError, before any write, on a slot outside the cache."""
+
+def rms_norm(
+    is_bf16: bool,
+    x: int,
+    x_outer_stride: int,
+    x_inner_stride: int,
+    residual: int,
+    residual_outer_stride: int,
+    residual_inner_stride: int,
+    weight: int,
+    out: int,
+    num_outer: int,
+    num_inner: int,
+    dim: int,
+    eps: float,
+    /,
+) -> None:
+    """`residual` is 0 for none."""
+
+def apply_rope(
+    is_bf16: bool,
+    q: int,
+    q_token_stride: int,
+    q_head_stride: int,
+    num_heads: int,
+    k: int,
+    k_token_stride: int,
+    k_head_stride: int,
+    num_kv_heads: int,
+    num_tokens: int,
+    head_dim: int,
+    positions: int,
+    cos_sin: int,
+    num_positions: int,
+    /,
+) -> None:
+    """Raises IndexError, before any write, on a position outside the table."""
+
+def silu_mul(is_bf16: bool, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, /) -> None: ...

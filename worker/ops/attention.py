@@ -10,13 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import _core
+from .dtypes import on_core, wide_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the T tokens of a step stand. Tensors live on the cache's device.
+    """Where the T tokens of a step stand. Tensors are contiguous and live on the cache's device.
 
     Query token i of sequence b is token query_starts[b] + i of the batch and stands at position
     context_lens[b] - (query_starts[b + 1] - query_starts[b]) + i; it sees positions up to its own.
+    Raises ValueError on other dtypes or shapes.
     """
 
     query_starts: Tensor  # int32 [B + 1], cumulative query tokens
@@ -24,18 +28,117 @@ class AttentionBatch:
     block_tables: Tensor  # int32 [B, max_blocks]; entries past a sequence's context are not read
     slots: Tensor  # int64 [T], block * S + offset of each token
 
+    def __post_init__(self) -> None:
+        num_sequences = self.context_lens.shape[0]
+        _check("query_starts", self.query_starts, torch.int32, 1, num_sequences + 1)
+        _check("context_lens", self.context_lens, torch.int32, 1, num_sequences)
+        _check("block_tables", self.block_tables, torch.int32, 2, num_sequences)
+        _check("slots", self.slots, torch.int64, 1, self.slots.shape[0])
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, num_dims: int, length: int) -> None:
+    if tensor.dtype != dtype or tensor.dim() != num_dims or tensor.shape[0] != length or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous {dtype} with {num_dims} dimension(s) and {length} row(s), "
+            f"is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}"
+        )
+
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
     """Causal attention of q [T, H, D] over k_cache, v_cache [N, G, S, D] -> [T, H, D].
 
-    Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never read.
+    Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never read. On the CPU in
+    bfloat16 or float32 a token's result is bitwise the same alone and in any batch, for every chunking of its prefill
+    and every number of threads. Raises ValueError on shapes, lengths or blocks that do not fit each other.
     """
-    return paged_attention_reference(q, k_cache, v_cache, batch, scale)
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, block_size, cache_dim = k_cache.shape
+    if (
+        v_cache.shape != k_cache.shape
+        or cache_dim != head_dim
+        or num_heads % num_kv_heads
+        or batch.slots.shape[0] != num_tokens
+        or not q.dtype == k_cache.dtype == v_cache.dtype
+    ):
+        raise ValueError(
+            f"q {q.dtype} {list(q.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, v_cache {v_cache.dtype} "
+            f"{list(v_cache.shape)} and {batch.slots.shape[0]} slots do not fit each other"
+        )
+    if not on_core(q):
+        return paged_attention_reference(q, k_cache, v_cache, batch, scale)
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("k_cache and v_cache must be contiguous")
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
+    block_tables = batch.block_tables
+    _core.paged_attention(
+        q.dtype is torch.bfloat16,
+        q.data_ptr(),
+        q.stride(0),
+        q.stride(1),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        num_blocks,
+        block_size,
+        block_tables.shape[0],
+        batch.query_starts.data_ptr(),
+        batch.context_lens.data_ptr(),
+        block_tables.data_ptr(),
+        block_tables.shape[1],
+        scale,
+    )
+    return out
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Writes k, v [T, G, D] into k_cache, v_cache [N, G, S, D] at `slots` [T] (block * S + offset)."""
-    write_kv_reference(k, v, k_cache, v_cache, slots)
+    """Writes k, v [T, G, D] into k_cache, v_cache [N, G, S, D] at `slots` int64 [T] (block * S + offset).
+
+    Raises ValueError on shapes that do not fit each other, IndexError (before any write) on a slot outside the cache.
+    """
+    num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+    num_tokens = k.shape[0]
+    if (
+        not k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
+        or v_cache.shape != k_cache.shape
+        or slots.shape != (num_tokens,)
+        or not k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
+    ):
+        raise ValueError(
+            f"k {k.dtype} {list(k.shape)}, v {v.dtype} {list(v.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, "
+            f"v_cache {v_cache.dtype} {list(v_cache.shape)} and slots {list(slots.shape)} do not fit each other"
+        )
+    if not on_core(k):
+        write_kv_reference(k, v, k_cache, v_cache, slots)
+        return
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("k_cache and v_cache must be contiguous")
+    if k.stride(2) != 1 or v.stride(2) != 1:
+        k, v = k.contiguous(), v.contiguous()
+    if slots.dtype != torch.int64 or not slots.is_contiguous():
+        slots = slots.to(torch.int64).contiguous()
+    _core.write_kv(
+        k.dtype is torch.bfloat16,
+        k.data_ptr(),
+        k.stride(0),
+        k.stride(1),
+        v.data_ptr(),
+        v.stride(0),
+        v.stride(1),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        num_tokens,
+        num_kv_heads,
+        head_dim,
+        num_blocks,
+        block_size,
+        slots.data_ptr(),
+    )
 
 
 def paged_attention_reference(
@@ -44,7 +147,7 @@ def paged_attention_reference(
     """The twin of `paged_attention`: one softmax over the gathered keys of each sequence, in float32 or wider."""
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(q)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.query_starts.tolist()
     for b, context_len in enumerate(batch.context_lens.tolist()):

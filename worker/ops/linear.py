@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import _core
+
 
 def linear_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
@@ -24,8 +26,8 @@ def linear_reference(
 class Linear:
     """y = x W^T + b for one weight. Holds its own copy of the weight; the caller may free the original.
 
-    An output element depends on its row of x alone: bitwise the same for every T and every number of threads
-    (CPU, bfloat16 and float32).
+    On the CPU in bfloat16 or float32 an output element depends on its row of x alone: bitwise the same for every T
+    and every number of threads. Elsewhere the twin computes it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -36,11 +38,46 @@ class Linear:
         if bias is not None and (bias.shape != (self.out_features,) or bias.dtype != weight.dtype):
             raise ValueError(f"bias must be {weight.dtype} [{self.out_features}], is {bias.dtype} {list(bias.shape)}")
         self.dtype = weight.dtype
-        self._weight = weight
-        self._bias = bias
+        self._is_bf16 = weight.dtype == torch.bfloat16
+        # The kernel takes bfloat16 in pairs.
+        self._num_padding = self.in_features % 2 if self._is_bf16 else 0
+        self._packed: _core.PackedWeight | None = None
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+        if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32):
+            weight = functional.pad(weight, (0, self._num_padding)) if self._num_padding else weight
+            weight = weight if weight.stride(1) == 1 else weight.contiguous()
+            bias = None if bias is None else bias.contiguous()
+            self._packed = _core.PackedWeight(
+                weight=weight.data_ptr(),
+                is_bf16=self._is_bf16,
+                num_outputs=self.out_features,
+                depth=self.in_features + self._num_padding,
+                row_stride=weight.stride(0),
+                bias=0 if bias is None else bias.data_ptr(),
+            )
+        else:
+            self._weight = weight
+            self._bias = bias
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [T, K] -> [T, N_out] of `out_dtype` (x's, or float32). Raises ValueError on another shape or dtype."""
+        """x [T, K] -> [T, N_out] of `out_dtype`: x's, which is the default, or float32.
+
+        Raises ValueError on another shape or dtype.
+        """
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype != self.dtype:
             raise ValueError(f"x must be {self.dtype} [T, {self.in_features}], is {x.dtype} {list(x.shape)}")
-        return linear_reference(x, self._weight, self._bias, out_dtype)
+        if self._packed is None:
+            assert self._weight is not None
+            return linear_reference(x, self._weight, self._bias, out_dtype)
+        out_dtype = out_dtype or self.dtype
+        if out_dtype not in (self.dtype, torch.float32):
+            raise ValueError(f"out_dtype must be {self.dtype} or torch.float32, is {out_dtype}")
+        if self._num_padding:
+            x = functional.pad(x, (0, self._num_padding))
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows = x.shape[0]
+        out = torch.empty((num_rows, self.out_features), dtype=out_dtype)
+        self._packed.linear(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out_dtype is torch.bfloat16)
+        return out

@@ -5,19 +5,59 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import _core
+from .dtypes import on_core, wide_dtype
+
 
 def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """Rotates q [T, H, D] and k [T, G, D] in place; both may be views of a fused row [T, (H + 2G) * D].
 
     positions int64 [T] index the rows of cos_sin [P, D] float32 (cosines first, then sines). Element d pairs with
-    element d + D/2 ("rotate half").
+    element d + D/2 ("rotate half"). Raises ValueError on shapes that do not fit each other, IndexError (before any
+    write) on a position outside the table.
     """
-    apply_rope_reference(q, k, positions, cos_sin)
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    if (
+        k.shape != (num_tokens, num_kv_heads, head_dim)
+        or positions.shape != (num_tokens,)
+        or cos_sin.shape[1:] != (head_dim,)
+        or head_dim % 2
+        or k.dtype != q.dtype
+    ):
+        raise ValueError(
+            f"q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, positions {list(positions.shape)} and cos_sin "
+            f"{list(cos_sin.shape)} do not fit each other"
+        )
+    # In place, so a layout that the kernel cannot take is the twin's rather than a copy's.
+    if not on_core(q) or q.stride(2) != 1 or k.stride(2) != 1 or cos_sin.dtype != torch.float32:
+        apply_rope_reference(q, k, positions, cos_sin)
+        return
+    if positions.dtype != torch.int64 or not positions.is_contiguous():
+        positions = positions.to(torch.int64).contiguous()
+    if not cos_sin.is_contiguous():
+        cos_sin = cos_sin.contiguous()
+    _core.apply_rope(
+        q.dtype is torch.bfloat16,
+        q.data_ptr(),
+        q.stride(0),
+        q.stride(1),
+        num_heads,
+        k.data_ptr(),
+        k.stride(0),
+        k.stride(1),
+        num_kv_heads,
+        num_tokens,
+        head_dim,
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        cos_sin.shape[0],
+    )
 
 
 def apply_rope_reference(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """The twin of `apply_rope`, in float32 or wider."""
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(q)
     cos, sin = cos_sin[positions].to(wide)[:, None, :].chunk(2, dim=-1)  # [T, 1, D/2]
     for x in (q, k):
         low, high = x.to(wide).chunk(2, dim=-1)

@@ -1,0 +1,95 @@
+// Causal attention over a paged KV cache, and the writes into it.
+#pragma once
+
+#include <cstdint>
+
+#include "tercet/cpu.h"
+#include "tercet/linear.h"
+
+namespace tercet {
+
+// Dim letters: B sequences, T tokens in the batch, H query heads, G KV heads, D head size, N blocks, S slots per block.
+struct AttentionCall {
+  Dtype dtype;    // of q, both caches and out
+  const void* q;  // [T, H, D], strides below, D contiguous
+  int64_t q_token_stride;
+  int64_t q_head_stride;
+  const void* k_cache;  // [N, G, S, D], contiguous
+  const void* v_cache;
+  void* out;  // [T, H, D], contiguous
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t num_sequences;
+  const int32_t* query_starts;  // [B + 1]
+  const int32_t* context_lens;  // [B]
+  const int32_t* block_tables;  // [B, table_width]
+  int64_t table_width;
+  float scale;
+};
+
+// Query token i of sequence b, token query_starts[b] + i of the batch, stands at position context_len - query_len + i
+// and sees positions up to its own; the cache is read at these only. The work is dealt out to the pool by its length.
+//
+// A query's result depends on its own q, keys and values alone, to the bit: keys are taken in chunks that start at
+// multiples of kChunkKeys, and chunks in segments that start at multiples of kSegmentKeys, whatever the batch, the
+// chunking of its prefill and the number of threads.
+//
+// Throws std::invalid_argument, before any work, if lengths contradict each other or a table names no block.
+void paged_attention(const AttentionCall& call, Isa isa);
+
+// One tile's queries: the heads that share a KV head, of some neighbouring tokens of one sequence. Row r is head
+// r % (H / G) of token r / (H / G).
+struct AttentionTile {
+  int64_t sequence;
+  int64_t kv_head;
+  int64_t first_token;  // in the batch
+  int64_t num_tokens;
+  int64_t first_position;
+};
+
+constexpr int64_t kChunkKeys = 64;     // keys per step of the online softmax
+constexpr int64_t kSegmentKeys = 256;  // keys that one thread takes at once
+constexpr int64_t kMaxTileRows = 64;   // unless one token has more heads in a group
+
+// A tile's attention over the keys seen so far: for each row the largest score, the sum of e^(score - largest), and
+// the sum of values so weighted, [rows, padded_head_dim].
+struct AttentionState {
+  float* largest;
+  float* sum;
+  float* values;
+};
+
+// Head size rounded up to whole vectors.
+inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// Floats of scratch that the kernels need for `num_rows` rows.
+inline int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim) {
+  const int64_t padded = padded_head_dim(head_dim);
+  return num_rows * (padded + kChunkKeys + 1) + 2 * padded * kChunkKeys + 16;
+}
+
+struct KvWrite {
+  Dtype dtype;
+  const void* k;  // [T, G, D], strides below, D contiguous
+  const void* v;
+  int64_t k_token_stride, k_head_stride;
+  int64_t v_token_stride, v_head_stride;
+  void* k_cache;  // [N, G, S, D], contiguous
+  void* v_cache;
+  int64_t num_tokens;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t num_blocks;
+  int64_t block_size;
+  const int64_t* slots;  // [T], block * S + offset
+};
+
+// Writes each token's keys and values at its slot. Throws std::out_of_range, before any write, for a slot outside of
+// the cache.
+void write_kv(const KvWrite& write);
+
+}  // namespace tercet

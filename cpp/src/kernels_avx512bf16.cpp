@@ -1,0 +1,12 @@
+#define TERCET_SIMD "simd_avx512.h"
+
+#include "attention_kernel.h"
+#include "elementwise_kernel.h"
+#include "linear_kernel.h"
+#include "tercet/kernels.h"
+
+namespace tercet {
+
+const Kernels kernels_avx512bf16 = {linear_share, attend, finish, rms_norm_share, rope_share, silu_mul_share};
+
+}  // namespace tercet
