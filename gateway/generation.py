@@ -1,0 +1,360 @@
+"""The life of one request in the gateway: admitted to the gateway, tokenized, submitted, read, ended, logged."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from tercet.config import GatewaySettings
+from tercet.errors import (
+    DeadlineError,
+    DrainingError,
+    DuplicateRequestError,
+    QueueFullError,
+    RequestCancelledError,
+    RequestError,
+    SlowConsumerError,
+)
+from tercet.ids import new_request_id
+
+from .cancel import CancelCause
+from .link import RETRY_AFTER_S, Link, Submission
+from .served_model import ServedModel
+from .stream import Account, Chunk, Finish, Stream
+from .validate import ChatInput, GenerationRequest, Input, TextInput, TokenInput, prompt_too_long
+
+log = structlog.get_logger()
+
+# After a stop string the client has its text; its Finished waits this long for the mesh to say what became free.
+ACCOUNT_WAIT_S = 1.0
+# Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
+_INLINE_CHARS = 1024
+_TOKENIZER_THREADS = 2
+# A cancel this close before the deadline, in seconds, is the deadline.
+_DEADLINE_SLACK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the client learns when its request is admitted."""
+
+    request_id: str
+    model: ServedModel
+    queue_position: int
+    seed: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the client learns at the end. Times are seconds since the request's arrival; queue_s is in `account`."""
+
+    finish: Finish
+    account: Account
+    prompt_tokens: int
+    completion_tokens: int
+    admission_s: float
+    first_token_s: float
+    total_s: float
+
+
+class Tokenizing:
+    """Tokenizes: short texts at once, long ones in threads, so that the event loop never waits for one."""
+
+    def __init__(self, max_prompt_bytes: int) -> None:
+        self._max_prompt_bytes = max_prompt_bytes
+        self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    async def encode(self, model: ServedModel, given: Input) -> tuple[str, list[int]]:
+        """The text (empty for token ids) and token ids of an input. Raises InvalidFieldError on `chat`."""
+        if isinstance(given, TokenInput):
+            return "", list(given.token_ids)
+        if _size(given) <= _INLINE_CHARS:
+            return self._encode(model, given)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
+
+    def close(self) -> None:
+        """Lets the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, model: ServedModel, given: TextInput | ChatInput) -> tuple[str, list[int]]:
+        if isinstance(given, TextInput):
+            return given.text, model.tokenizer.encode(given.text, add_bos=True)
+        # A template adds a little around each message; what adds more is broken.
+        room = 2 * self._max_prompt_bytes + 1024 * len(given.messages)
+        return model.encode_chat(given.messages, max_chars=room)
+
+
+class Generation:
+    """One admitted request. Whoever has it must `close` it, however it ends."""
+
+    def __init__(
+        self, owner: Generations, request: GenerationRequest, request_id: str, deadline_at: float | None
+    ) -> None:
+        self.request_id = request_id
+        self.admission: Admission | None = None
+        self.stream: Stream | None = None
+        self.error: RequestError | None = None
+        self._owner = owner
+        self._request = request
+        self._clock = owner.clock
+        self._arrived_at = owner.clock()
+        self._admitted_at: float | None = None
+        self._deadline_at = deadline_at
+        self._key: int | None = None
+        self._prompt_tokens = 0
+        self._outcome: str | None = None
+        self._closed = False
+
+    async def open(self) -> Admission:
+        """Tokenizes, submits, and waits until the scheduler has admitted. Raises the RequestError that refuses."""
+        request, model, link = self._request, self._request.model, self._owner.link
+        # Before any work: a mesh that cannot serve says so at once.
+        pool = link.pool(model.name, model.revision)
+        _, ids = await self._owner.tokenizing.encode(model, request.input)
+        self._prompt_tokens = len(ids)
+        limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
+        max_tokens = _max_tokens(request, len(ids), limit)
+        ends = () if request.stop.ignore_eos else model.eos_token_ids
+        seed = self._owner.draw_seed() if request.sampling.seed is None else request.sampling.seed
+        self._raise_if_ended()
+        self.stream = Stream(
+            model.tokenizer.detokenizer(ids),
+            stop_strings=request.stop.strings,
+            stop_token_ids=frozenset(request.stop.token_ids),
+            max_tokens_held=self._owner.settings.max_stream_tokens,
+            clock=self._clock,
+        )
+        self._key = link.submit(
+            Submission(
+                request_id=self.request_id,
+                model=model.name,
+                model_revision=model.revision,
+                prompt_token_ids=ids,
+                max_tokens=max_tokens,
+                stop_token_ids=tuple(dict.fromkeys((*ends, *request.stop.token_ids))),
+                temperature=request.sampling.temperature,
+                top_p=request.sampling.top_p,
+                top_k=request.sampling.top_k,
+                min_p=request.sampling.min_p,
+                seed=seed,
+                deadline_ms=self._deadline_ms(),
+            ),
+            self.stream,
+        )
+        position = await self.stream.wait_accepted()
+        self._admitted_at = self._clock()
+        self.admission = Admission(self.request_id, model, position, seed, len(ids))
+        return self.admission
+
+    async def read(self) -> Chunk | None:
+        """The next delta; None after the last. Raises the RequestError that ended the request."""
+        assert self.stream is not None
+        return await self.stream.read()
+
+    async def finish(self) -> Summary:
+        """How the request ended, once `read` gave None. Waits at most ACCOUNT_WAIT_S for what the mesh freed."""
+        stream = self.stream
+        assert stream is not None
+        assert stream.finish is not None
+        assert self._admitted_at is not None
+        ended_at = self._clock()
+        try:
+            account = await asyncio.wait_for(stream.wait_account(), ACCOUNT_WAIT_S)
+        except asyncio.TimeoutError:
+            account = Account()
+        # The output was complete before the wait for the account; that wait is not the client's time.
+        summary = Summary(
+            finish=stream.finish,
+            account=account,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=stream.num_tokens,
+            admission_s=self._admitted_at - self._arrived_at,
+            first_token_s=(stream.first_token_at or ended_at) - self._arrived_at,
+            total_s=ended_at - self._arrived_at,
+        )
+        self._outcome = "completed"
+        return summary
+
+    def end(self, error: RequestError, cause: CancelCause) -> None:
+        """Ends a running request from outside; its client gets `error`."""
+        if self.error is None:
+            self.error = error
+        if self.stream is not None:
+            self.stream.fail(error)
+        if self._key is not None:
+            self._owner.link.cancel(self._key, cause)
+
+    def close(self, error: RequestError | None = None) -> None:
+        """Gives everything back, once; `error` is what its client is told. A request that has not ended is cancelled:
+        its client went away, or was too late."""
+        if self._closed:
+            return
+        self._closed = True
+        self.error = self.error or error
+        stream, gone = self.stream, False
+        if stream is not None and not stream.ended:
+            gone = True
+            late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
+            cause = CancelCause.DEADLINE if late else CancelCause.CLIENT
+            if self._key is not None:
+                self._owner.link.cancel(self._key, cause)
+            stream.fail(RequestCancelledError("the client went away"))
+            self._outcome, reason = "cancelled", cause.value
+        else:
+            reason = self._reason()
+        self._owner.forget(self)
+        self._log(reason, gone)
+
+    def _reason(self) -> str:
+        stream = self.stream
+        error = self.error or (stream.error if stream is not None else None)
+        if error is not None:
+            self._outcome = "failed" if self.admission is not None else "refused"
+            if isinstance(error, (RequestCancelledError, DeadlineError, SlowConsumerError)):
+                self._outcome = "cancelled"
+            return error.reason
+        if stream is None or stream.finish is None:
+            self._outcome = self._outcome or "cancelled"
+            return CancelCause.CLIENT.value
+        # An output that is complete but could not be handed over was cancelled by its client.
+        self._outcome = self._outcome or "cancelled"
+        return stream.finish.reason.value
+
+    def _log(self, reason: str, gone: bool) -> None:
+        stream, now = self.stream, self._clock()
+        first = stream.first_token_at if stream is not None else None
+        log.info(
+            "request_ended",
+            request_id=self.request_id,
+            model=self._request.model.name,
+            outcome=self._outcome,
+            reason=reason,
+            client_gone=gone,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=stream.num_tokens if stream is not None else 0,
+            ttft_s=None if first is None else round(first - self._arrived_at, 6),
+            total_s=round(now - self._arrived_at, 6),
+        )
+
+    def _raise_if_ended(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self._deadline_at is not None and self._clock() >= self._deadline_at:
+            raise DeadlineError("the deadline passed before the request was submitted")
+
+    def _deadline_ms(self) -> int | None:
+        if self._deadline_at is None:
+            return None
+        return max(1, int((self._deadline_at - self._clock()) * 1000))
+
+
+class Generations:
+    """The running requests of this gateway, by id. At most `settings.max_concurrent_requests`."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        link: Link,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self.settings = settings
+        self.link = link
+        self.clock = clock
+        self.draw_seed = draw_seed
+        self.tokenizing = Tokenizing(settings.max_prompt_bytes)
+        self.draining = False
+        self._running: dict[str, Generation] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, request: GenerationRequest, time_left_s: float | None) -> Generation:
+        """Takes a request in. `time_left_s` is the time to the client's deadline.
+
+        Raises DrainingError, DuplicateRequestError, QueueFullError, DeadlineError.
+        """
+        self.refuse_if_draining()
+        if time_left_s is not None and time_left_s <= 0:
+            raise DeadlineError("the deadline has passed")
+        request_id = request.request_id or new_request_id()
+        if request_id in self._running:
+            raise DuplicateRequestError(
+                f"a request with id {request_id!r} is running", metadata={"request_id": request_id}
+            )
+        if len(self._running) >= self.settings.max_concurrent_requests:
+            raise QueueFullError(
+                f"{len(self._running)} requests are running; the gateway takes no more",
+                metadata={"max_concurrent_requests": str(self.settings.max_concurrent_requests)},
+                retry_after_s=RETRY_AFTER_S,
+            )
+        deadline_at = None if time_left_s is None else self.clock() + time_left_s
+        generation = Generation(self, request, request_id, deadline_at)
+        self._running[request_id] = generation
+        self._idle.clear()
+        return generation
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancels a running request for an operator. Whether there was one."""
+        generation = self._running.get(request_id)
+        if generation is None:
+            return False
+        generation.end(RequestCancelledError("an operator cancelled the request"), CancelCause.OPERATOR)
+        return True
+
+    def refuse_if_draining(self) -> None:
+        """Raises DrainingError once the gateway stops."""
+        if self.draining:
+            raise draining_error()
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no more requests, waits for the running ones, and after `grace_s` seconds ends those that are left."""
+        self.draining = True
+        await self._wait_idle(grace_s)
+        for generation in list(self._running.values()):
+            generation.end(draining_error(), CancelCause.SHUTDOWN)
+        await self._wait_idle(ACCOUNT_WAIT_S)
+
+    def forget(self, generation: Generation) -> None:
+        """Takes a closed request out."""
+        self._running.pop(generation.request_id, None)
+        if not self._running:
+            self._idle.set()
+
+    async def _wait_idle(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            log.info("drain_incomplete", requests=len(self._running))
+
+
+def draining_error() -> DrainingError:
+    """The refusal of a gateway that stops."""
+    return DrainingError("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+
+
+def _size(given: TextInput | ChatInput) -> int:
+    if isinstance(given, TextInput):
+        return len(given.text)
+    return sum(64 + len(message.content) for message in given.messages)
+
+
+def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int) -> int:
+    field = {TextInput: "prompt", TokenInput: "token_ids.ids", ChatInput: "chat"}[type(request.input)]
+    if prompt_tokens >= limit:
+        raise prompt_too_long(field, prompt_tokens, None, limit)
+    if request.stop.max_tokens is None:
+        return limit - prompt_tokens
+    if prompt_tokens + request.stop.max_tokens > limit:
+        raise prompt_too_long("stop.max_tokens", prompt_tokens, request.stop.max_tokens, limit)
+    return request.stop.max_tokens

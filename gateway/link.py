@@ -1,0 +1,353 @@
+"""The gateway's one stream to the scheduler: all requests go down it, all their tokens come back on it.
+
+Protos of the mesh are turned into plain values here and nowhere else. Knows no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+import structlog
+
+from tercet import errors, rpc
+from tercet.mesh.v1 import scheduler_pb2 as pb
+from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
+from tercet.v1 import operations_pb2
+
+from .cancel import CancelCause
+from .stream import Account, EndReason, SequenceEnd, Stream
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S = 1.0
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MOST_S = 1.0
+_FLEET_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The workers of one model, as the scheduler last said."""
+
+    model_revision: str
+    workers_live: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request in tokens, every parameter resolved; the fields of tercet.mesh.v1.Submit."""
+
+    request_id: str
+    model: str
+    model_revision: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    deadline_ms: int | None
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A request between Submit and its last message."""
+
+    key: int
+    request_id: str
+    stream: Stream
+    sequence_ids: list[int] = field(default_factory=list)
+    ended: bool = False
+    cause: CancelCause | None = None
+
+
+class Link:
+    """Dials, and dials again for as long as `run` runs. `on_change` is called when `up` or `pools` changed.
+
+    Every submitted request gets its end: from the scheduler, or, when the stream is lost, SchedulerLostError.
+    """
+
+    def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
+        self.up = False
+        self.pools: Mapping[str, Pool] = {}
+        self._address = address
+        self._gateway_id = gateway_id
+        self._on_change = on_change
+        self._channel = rpc.open_channel(address)
+        self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._by_sequence: dict[int, _InFlight] = {}
+        self._next_key = 1
+        self._epoch = 0
+
+    async def run(self) -> None:
+        """Keeps the stream up until cancelled."""
+        backoff_s = _BACKOFF_FIRST_S
+        try:
+            while True:
+                was_up = await self._attach()
+                backoff_s = _BACKOFF_FIRST_S if was_up else min(backoff_s * 2, _BACKOFF_MOST_S)
+                await asyncio.sleep(backoff_s)
+        finally:
+            await self._channel.close()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests whose last message has not come, cancelled ones included."""
+        return len(self._in_flight)
+
+    def pool(self, model: str, revision: str) -> Pool:
+        """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError."""
+        if not self.up:
+            raise self._lost("there is no connection to the scheduler")
+        found = self.pools.get(model)
+        if found is None or found.workers_live == 0:
+            raise errors.NoWorkerError(
+                f"no live worker serves {model}", metadata={"model": model}, retry_after_s=RETRY_AFTER_S
+            )
+        if found.model_revision != revision:
+            raise errors.RevisionMismatchError(
+                f"the gateway has revision {revision} of {model}, the workers {found.model_revision}; start both with "
+                "the same files",
+                metadata={"model": model, "gateway": revision, "workers": found.model_revision},
+            )
+        return found
+
+    def ready(self, model: str, revision: str) -> bool:
+        """Whether a request for the model would find a worker now."""
+        try:
+            self.pool(model, revision)
+        except errors.RequestError:
+            return False
+        return True
+
+    def submit(self, submission: Submission, stream: Stream) -> int:
+        """Sends a request; its answers go to `stream`. Returns its key. Raises SchedulerLostError."""
+        if not self.up:
+            raise self._lost("there is no connection to the scheduler")
+        key = self._next_key
+        self._next_key += 1
+        self._in_flight[key] = _InFlight(key, submission.request_id, stream)
+        self._outgoing.put_nowait(pb.GatewayMessage(submit=_submit(key, submission)))
+        return key
+
+    def cancel(self, key: int, cause: CancelCause) -> None:
+        """Tells the scheduler to stop, once; nothing if the request has ended."""
+        request = self._in_flight.get(key)
+        if request is None or request.ended or request.cause is not None:
+            return
+        request.cause = cause
+        self._outgoing.put_nowait(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=_CANCEL_REASONS[cause])))
+        log.info("cancel_sent", request_id=request.request_id, cause=cause.value)
+
+    async def fleet(self) -> operations_pb2.Fleet:
+        """The scheduler's view of the mesh. Raises SchedulerLostError."""
+        try:
+            fleet: operations_pb2.Fleet = await self._stub.GetFleet(
+                operations_pb2.GetFleetRequest(), timeout=_FLEET_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._lost(f"the scheduler did not answer: {error.code().name}") from error
+        return fleet
+
+    async def _attach(self) -> bool:
+        """One life of the stream. Returns whether it ever was up."""
+        self._outgoing = asyncio.Queue()
+        self._outgoing.put_nowait(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id=self._gateway_id)))
+        # Until a scheduler listens, the call waits in the channel, which dials by itself.
+        call = self._stub.Attach(wait_for_ready=True)
+        writer = asyncio.create_task(self._write(call, self._outgoing))
+        was_up = False
+        reason = "stream ended"
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._receive(message)
+                was_up = was_up or self.up
+            reason = f"{(await call.code()).name}: {await call.details()}"
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except _ProtocolError as error:
+            reason = str(error)
+        finally:
+            writer.cancel()
+            # Without this the call outlives its scope; grpc does not end it when it is dropped.
+            call.cancel()
+            if was_up:
+                log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._in_flight))
+            self._lose()
+            await asyncio.gather(writer, return_exceptions=True)
+        return was_up
+
+    async def _write(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[pb.GatewayMessage]) -> None:
+        # A write to a dead stream raises; the reader sees the same death and tells why.
+        with contextlib.suppress(grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(await outgoing.get())
+
+    def _lose(self) -> None:
+        lost = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._by_sequence.clear()
+        changed, self.up, self.pools = self.up, False, {}
+        for request in lost:
+            request.stream.fail(self._lost("the connection to the scheduler was lost"))
+            request.stream.close_account(Account())
+        if changed:
+            self._on_change()
+
+    def _lost(self, message: str) -> errors.SchedulerLostError:
+        return errors.SchedulerLostError(
+            f"{message} at {self._address}", metadata={"scheduler": self._address}, retry_after_s=RETRY_AFTER_S
+        )
+
+    def _receive(self, message: pb.SchedulerMessage) -> None:
+        which = message.WhichOneof("message")
+        if which == "tokens":
+            self._take_tokens(message.tokens)
+        elif which == "accepted":
+            self._take_accepted(message.accepted)
+        elif which == "refused":
+            self._take_refused(message.refused)
+        elif which == "cancel_done":
+            self._take_cancel_done(message.cancel_done)
+        elif which == "pools":
+            self.pools = {
+                pool.model: Pool(pool.model_revision, pool.workers_live, pool.max_model_len)
+                for pool in message.pools.pools
+            }
+            self._on_change()
+        elif which == "hello":
+            if message.hello.epoch < self._epoch:
+                raise _ProtocolError(f"epoch {message.hello.epoch} is older than {self._epoch}")
+            self._epoch = message.hello.epoch
+            self.up = True
+            log.info("scheduler_attached", address=self._address, epoch=self._epoch)
+            self._on_change()
+
+    def _take_accepted(self, accepted: pb.RequestAccepted) -> None:
+        request = self._in_flight.get(accepted.request_key)
+        if request is None:
+            return
+        request.sequence_ids = list(accepted.sequence_ids)
+        for sequence_id in request.sequence_ids:
+            self._by_sequence[sequence_id] = request
+        request.stream.accept(accepted.queue_position)
+
+    def _take_refused(self, refused: pb.RequestRefused) -> None:
+        request = self._in_flight.get(refused.request_key)
+        if request is None:
+            return
+        request.stream.fail(_error(refused.failure))
+        request.ended = True
+        # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
+        if request.cause is None:
+            del self._in_flight[request.key]
+
+    def _take_tokens(self, batch: pb.TokenBatch) -> None:
+        if len(batch.sequence_ids) != len(batch.token_ids):
+            raise _ProtocolError("the columns of a token batch differ in length")
+        by_sequence = self._by_sequence
+        stopped: list[tuple[_InFlight, CancelCause]] = []
+        for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
+            request = by_sequence.get(sequence_id)
+            if request is not None and (cause := request.stream.push(token_id)) is not None:
+                stopped.append((request, cause))
+        for end in batch.ends:
+            request = by_sequence.get(end.sequence_id)
+            if request is not None:
+                request.stream.end(_sequence_end(end))
+                self._forget_sequences(request)
+                request.ended = True
+                if request.cause is None:
+                    del self._in_flight[request.key]
+        # Last, so that a sequence which ended with the same token is not cancelled as well.
+        for request, cause in stopped:
+            self.cancel(request.key, cause)
+
+    def _take_cancel_done(self, done: pb.CancelDone) -> None:
+        request = self._in_flight.pop(done.request_key, None)
+        if request is None:
+            return
+        self._forget_sequences(request)
+        log.info(
+            "cancel_done",
+            request_id=request.request_id,
+            cause=request.cause.value if request.cause else None,
+            found=done.found,
+            blocks_used=done.blocks_used,
+            blocks_freed=done.blocks_freed,
+        )
+        request.stream.close_account(
+            Account(done.cached_tokens, done.blocks_used, done.blocks_freed, done.queue_us / 1e6)
+        )
+        # Nothing more will come for it; a stream that waits for more must not wait for ever.
+        request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
+
+    def _forget_sequences(self, request: _InFlight) -> None:
+        for sequence_id in request.sequence_ids:
+            self._by_sequence.pop(sequence_id, None)
+
+
+class _ProtocolError(Exception):
+    """The scheduler said what it must not; the stream is of no use any more."""
+
+
+_CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
+    CancelCause.CLIENT: sequence_pb2.CANCEL_REASON_CLIENT,
+    CancelCause.DEADLINE: sequence_pb2.CANCEL_REASON_DEADLINE,
+    CancelCause.STOP_STRING: sequence_pb2.CANCEL_REASON_STOP_STRING,
+    CancelCause.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
+    CancelCause.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
+    CancelCause.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
+}
+
+_END_REASONS: Mapping[int, EndReason] = {
+    sequence_pb2.END_REASON_STOP: EndReason.STOP,
+    sequence_pb2.END_REASON_LENGTH: EndReason.LENGTH,
+    sequence_pb2.END_REASON_CANCELLED: EndReason.CANCELLED,
+    sequence_pb2.END_REASON_FAILED: EndReason.FAILED,
+}
+
+
+def _submit(key: int, submission: Submission) -> pb.Submit:
+    return pb.Submit(
+        request_key=key,
+        request_id=submission.request_id,
+        model=submission.model,
+        model_revision=submission.model_revision,
+        prompt_token_ids=submission.prompt_token_ids,
+        max_tokens=submission.max_tokens,
+        stop_token_ids=submission.stop_token_ids,
+        sampling=sequence_pb2.Sampling(
+            temperature=submission.temperature,
+            top_p=submission.top_p,
+            top_k=submission.top_k,
+            min_p=submission.min_p,
+            seed=submission.seed,
+        ),
+        deadline_ms=submission.deadline_ms,
+    )
+
+
+def _sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
+    reason = _END_REASONS.get(end.reason, EndReason.FAILED)
+    return SequenceEnd(
+        reason=reason,
+        account=Account(end.cached_tokens, end.blocks_used, end.blocks_freed, end.queue_us / 1e6),
+        stop_token_id=end.stop_token_id if reason is EndReason.STOP else None,
+        failure=_error(end.failure) if end.HasField("failure") else None,
+    )
+
+
+def _error(failure: sequence_pb2.Failure) -> errors.RequestError:
+    retry_after_s = failure.retry_after_ms / 1000 if failure.HasField("retry_after_ms") else None
+    return errors.from_reason(failure.reason, failure.message, dict(failure.metadata), retry_after_s)

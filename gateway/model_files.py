@@ -1,0 +1,214 @@
+"""What the files of a model say about text: tokenizer, template, limits, end tokens, default sampling.
+
+Reads a Hugging Face directory or a GGUF file; never a weight.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from tercet.errors import ModelError
+from tercet.model_source import ModelFormat, ModelSource
+
+from . import gguf_tokenizer, tokenizer
+from .template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets that does not say otherwise. The meaning of tercet.v1.SamplingParams."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The text side of a model. `template` is None if it has none; `max_model_len` is in tokens."""
+
+    tokenizer: tokenizer.Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
+
+
+def read_model_files(source: ModelSource, chat_template: str = "") -> ModelFiles:
+    """Reads the text side of a model. `chat_template`, if set, is a Jinja file that replaces the model's own.
+
+    Raises ModelError, which names the file that is missing or broken.
+    """
+    if source.format is ModelFormat.GGUF:
+        return _read_gguf(source.path, chat_template)
+    return _read_hugging_face(source.path, chat_template)
+
+
+def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
+    config = _read_json(path / "config.json", required=True)
+    generation = _read_json(path / "generation_config.json")
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(
+            f"model: {path} has no tokenizer.json; copy it from the model's repository, or make it with "
+            "`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+        )
+    names = {name: tokenizer.token_text(tokenizer_config.get(name)) for name in _TOKEN_NAMES}
+    tokens = tokenizer.from_hugging_face(
+        _read_text(file),
+        tokenizer_config,
+        source=str(file),
+        added_special=[token for token in names.values() if token is not None],
+    )
+    text, origin = _hugging_face_template(path, tokenizer_config, chat_template)
+    vocab_size = _whole(config, "vocab_size", path / "config.json")
+    # Files that should agree often do not; each id that any of them calls an end is one.
+    ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    if (eos := names["eos_token"]) is not None and (eos_id := tokens.token_to_id(eos)) is not None:
+        ends.append(eos_id)
+    return ModelFiles(
+        tokenizer=tokens,
+        template=None if text is None else ChatTemplate(text, source=origin, variables=names),
+        vocab_size=vocab_size,
+        max_model_len=_whole(config, "max_position_embeddings", path / "config.json"),
+        eos_token_ids=_in_range(ends, vocab_size),
+        sampling=_sampling(generation, path / "generation_config.json"),
+    )
+
+
+def _read_gguf(path: Path, chat_template: str) -> ModelFiles:
+    fields = _gguf_fields(path)
+    tokens = gguf_tokenizer.from_gguf(fields, source=str(path))
+    architecture = fields.get("general.architecture")
+    length = fields.get(f"{architecture}.context_length")
+    if not isinstance(length, int) or length < 1:
+        raise ModelError(f"model: {path} has no {architecture}.context_length; the file is broken")
+    spelt: list[str] = fields["tokenizer.ggml.tokens"]
+    names = {
+        name: spelt[token_id]
+        for name, key in _TOKEN_NAMES.items()
+        if isinstance(token_id := fields.get(f"tokenizer.ggml.{key}_token_id"), int) and 0 <= token_id < len(spelt)
+    }
+    text, origin = fields.get("tokenizer.chat_template"), str(path)
+    if chat_template:
+        text, origin = _read_text(Path(chat_template), key="model.chat_template"), chat_template
+    ends = [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    known_ends = [i for i, token in enumerate(spelt) if token in _TURN_ENDS and i in tokens.special_token_ids]
+    return ModelFiles(
+        tokenizer=tokens,
+        template=None if text is None else ChatTemplate(text, source=origin, variables=names),
+        # The rows of the embedding are those of the token list; a separate key only repeats it.
+        vocab_size=len(spelt),
+        max_model_len=length,
+        eos_token_ids=_in_range([*(i for i in ends if isinstance(i, int)), *known_ends], len(spelt)),
+        sampling=SamplingDefaults(),
+    )
+
+
+# Template variable to the stem of its key in GGUF.
+_TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+# GGUF files made before the eot key existed name only one end; these tokens are ends wherever they exist.
+_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
+
+
+def _gguf_fields(path: Path) -> dict[str, Any]:
+    try:
+        reader = gguf.GGUFReader(str(path))
+        wanted = ("general.", "tokenizer.")
+        return {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if name.startswith(wanted) or name.endswith(".context_length")
+        }
+    except OSError as error:
+        raise ModelError(f"model: cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # the reader raises whatever a broken file leads it to
+        raise ModelError(f"model: {path} is not a GGUF file this version can read: {error}") from error
+
+
+def _hugging_face_template(path: Path, config: Mapping[str, Any], chosen: str) -> tuple[str | None, str]:
+    if chosen:
+        return _read_text(Path(chosen), key="model.chat_template"), chosen
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return _read_text(file), str(file)
+    found, origin = config.get("chat_template"), path / "tokenizer_config.json"
+    if found is None and (path / "chat_template.json").is_file():
+        origin = path / "chat_template.json"
+        found = _read_json(origin).get("chat_template")
+    if isinstance(found, list):
+        # Several, by name.
+        found = {str(item.get("name")): item.get("template") for item in found if isinstance(item, dict)}.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ModelError(f"model: chat_template in {origin} is not a text")
+    return found, str(origin)
+
+
+def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:
+    checks: dict[str, Callable[[float], bool]] = {
+        "temperature": lambda v: v >= 0,
+        "top_p": lambda v: 0 < v <= 1,
+        "top_k": lambda v: v >= 0,
+        "min_p": lambda v: 0 <= v <= 1,
+    }
+    values: dict[str, Any] = {}
+    for name, check in checks.items():
+        value = config.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or not check(value):
+            raise ModelError(f"model: {name} in {path} is {value!r}, which cannot be")
+        values[name] = int(value) if name == "top_k" else float(value)
+    if config.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return SamplingDefaults(**values)
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int)]
+
+
+def _in_range(ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(token_id for token_id in ids if 0 <= token_id < vocab_size))
+
+
+def _whole(config: Mapping[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"model: {key} in {path} must be a positive whole number, is {value!r}")
+    return value
+
+
+def _read_text(path: Path, key: str = "model") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"{key}: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{key}: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise ModelError(f"model: {path} does not exist; a Hugging Face directory needs it")
+        return {}
+    try:
+        data = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ModelError(f"model: {path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"model: {path} is not a JSON object")
+    return data

@@ -1,0 +1,117 @@
+"""A model as the gateway serves it: its names, its limits, and text to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tercet.config import ModelSettings
+from tercet.errors import ConfigError, InvalidFieldError, ModelNotFoundError
+from tercet.model_source import fingerprint, resolve_model
+
+from .model_files import SamplingDefaults, read_model_files
+from .template import FIELD, ChatTemplate, Message
+from .tokenizer import Tokenizer
+
+# Put inside special tokens that a chat message spells out, so that the template cannot make them real. A noncharacter:
+# no text needs it.
+_BREAK = "\ufdd0"
+_MAX_NAMES_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model. `served_names` has the canonical name first; `max_model_len` counts prompt and generated tokens."""
+
+    served_names: tuple[str, ...]
+    revision: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        return self.served_names[0]
+
+    def render_chat(self, messages: Sequence[Message], *, max_chars: int) -> str:
+        """The text of a chat's prompt. Raises InvalidFieldError on `chat`."""
+        return self._render(messages, max_chars).replace(_BREAK, "")
+
+    def encode_chat(self, messages: Sequence[Message], *, max_chars: int) -> tuple[str, list[int]]:
+        """The text of a chat's prompt, and its token ids. Raises InvalidFieldError on `chat`.
+
+        What a message says stays text: a special token spelt out in it does not become that token, so no one can end
+        their turn and speak as someone else. Those the template writes are real.
+        """
+        rendered = self._render(messages, max_chars)
+        if _BREAK not in rendered:
+            return rendered, self.tokenizer.encode(rendered, add_bos=False)
+        ids: list[int] = []
+        for text, token_id in self.tokenizer.split_special(rendered):
+            if token_id is None:
+                ids += self.tokenizer.encode_literal(text.replace(_BREAK, ""))
+            else:
+                ids.append(token_id)
+        return rendered.replace(_BREAK, ""), ids
+
+    def _render(self, messages: Sequence[Message], max_chars: int) -> str:
+        if self.template is None:
+            raise InvalidFieldError(
+                f"{self.name} has no chat template; send a prompt, or start the gateway with model.chat_template",
+                field=FIELD,
+            )
+        guarded = [Message(m.role, self._guard(m.content)) for m in messages]
+        return self.template.render(guarded, max_chars=max_chars)
+
+    def _guard(self, text: str) -> str:
+        text = text.replace(_BREAK, "\ufffd") if _BREAK in text else text
+        if self.tokenizer.find_special(text) is None:
+            return text
+        return "".join(
+            part if token_id is None else part[:1] + _BREAK + part[1:]
+            for part, token_id in self.tokenizer.split_special(text)
+        )
+
+
+def load_model(settings: ModelSettings) -> ServedModel:
+    """Reads the model that the settings name. Raises ModelError, ConfigError."""
+    source = resolve_model(settings.model)
+    files = read_model_files(source, settings.chat_template)
+    limit = files.max_model_len
+    if settings.max_model_len > limit:
+        raise ConfigError("model.max_model_len", f"is {settings.max_model_len}, but the model's own limit is {limit}")
+    return ServedModel(
+        served_names=settings.served_model_name or (source.default_name,),
+        revision=fingerprint(source),
+        tokenizer=files.tokenizer,
+        template=files.template,
+        vocab_size=files.vocab_size,
+        max_model_len=settings.max_model_len or limit,
+        eos_token_ids=files.eos_token_ids,
+        sampling=files.sampling,
+    )
+
+
+class Catalogue:
+    """The served models by name. Names are unique."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self.models = tuple(models)
+        self._by_name: Mapping[str, ServedModel] = {name: m for m in self.models for name in m.served_names}
+
+    def find(self, name: str) -> ServedModel:
+        """The model of a served name; the first one if empty. Raises ModelNotFoundError, which lists the names."""
+        if not name:
+            return self.models[0]
+        found = self._by_name.get(name)
+        if found is None:
+            names = list(self._by_name)
+            shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + (", …" if len(names) > _MAX_NAMES_SHOWN else "")
+            raise ModelNotFoundError(
+                f"no model {name[:128]!r}; served: {shown}", metadata={"model": name[:128], "served": shown}
+            )
+        return found

@@ -1,0 +1,93 @@
+"""The gateway process: everything is put together here, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import structlog
+
+from tercet import rpc
+from tercet.config import MeshConfig
+from tercet.ids import new_process_id
+from tercet.v1 import inference_pb2, models_pb2, operations_pb2
+
+from .generation import Generations
+from .link import Link
+from .served_model import Catalogue, load_model
+from .service import InferenceService, ModelsService, OperationsService, add_services
+
+log = structlog.get_logger()
+
+INFERENCE = "tercet.v1.Inference"
+
+
+async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. `ready` gets the bound port once clients can connect.
+
+    Raises errors.StartupError if the model's files or the port do not allow to start.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stopping.set)
+    try:
+        await run(config, stopping, ready)
+    finally:
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signal_number)
+
+
+async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int], None] | None = None) -> None:
+    """Serves until `stopping` is set, then drains; as `serve`, without signals."""
+    settings = config.gateway
+    # Reading a vocabulary takes a second; signals and the event loop do not wait for it.
+    model = await asyncio.to_thread(load_model, config.model)
+    catalogue = Catalogue([model])
+    changed = asyncio.Event()
+    link = Link(settings.scheduler, new_process_id("gateway"), changed.set)
+    generations = Generations(settings, link)
+    server = rpc.Server()
+    add_services(
+        server.grpc_server,
+        InferenceService(catalogue, generations),
+        ModelsService(catalogue, link),
+        OperationsService(generations, link),
+    )
+    files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
+    port = await server.start(settings.host, settings.port, files, key="gateway.port")
+    await server.set_serving(INFERENCE, False)
+    background = [
+        asyncio.create_task(link.run(), name="link"),
+        asyncio.create_task(_publish_health(server, catalogue, link, changed), name="health"),
+    ]
+    stopped = asyncio.create_task(stopping.wait(), name="stopping")
+    try:
+        log.info("gateway_started", port=port, model=model.name, revision=model.revision, scheduler=settings.scheduler)
+        if ready is not None:
+            ready(port)
+        done, _ = await asyncio.wait([stopped, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopped}:
+            task.result()  # neither ends by itself: this raises what broke it
+        log.info("gateway_draining", requests=len(generations))
+        background[1].cancel()
+        await server.set_serving(INFERENCE, False)
+        await server.set_serving("", False)
+        await generations.drain(settings.drain_seconds)
+    finally:
+        await server.stop(0.5)
+        for task in (stopped, *background):
+            task.cancel()
+        await asyncio.gather(stopped, *background, return_exceptions=True)
+        generations.tokenizing.close()
+        log.info("gateway_stopped")
+
+
+async def _publish_health(server: rpc.Server, catalogue: Catalogue, link: Link, changed: asyncio.Event) -> None:
+    """Inference is SERVING while some model has a live worker."""
+    while True:
+        serving = any(link.ready(model.name, model.revision) for model in catalogue.models)
+        await server.set_serving(INFERENCE, serving)
+        await changed.wait()
+        changed.clear()

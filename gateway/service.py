@@ -1,0 +1,278 @@
+"""The gateway's gRPC services: translation between tercet.v1 and the rest, one method per call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import Message
+
+from tercet import errors, rpc
+from tercet.v1 import inference_pb2, models_pb2, operations_pb2
+
+from .generation import Admission, Generation, Generations, Summary
+from .link import Link
+from .served_model import Catalogue, ServedModel
+from .stream import Chunk, EndReason
+from .validate import validate_detokenize, validate_generate, validate_tokenize
+from .wire import Malformed, checked, deserializer
+
+log = structlog.get_logger()
+
+Request = TypeVar("Request", bound=Message)
+
+
+class InferenceService:
+    """tercet.v1.Inference."""
+
+    def __init__(self, catalogue: Catalogue, generations: Generations) -> None:
+        self._catalogue = catalogue
+        self._generations = generations
+
+    async def generate(
+        self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Streams; see the proto. Whatever ends the call, the request is closed."""
+        generation: Generation | None = None
+        try:
+            generation = self._start(received, context)
+            admission = await generation.open()
+            await self._write(generation, context, inference_pb2.GenerateEvent(accepted=_accepted(admission)))
+            while (chunk := await generation.read()) is not None:
+                await self._write(generation, context, inference_pb2.GenerateEvent(delta=_delta(chunk)))
+            finished = _finished(await generation.finish())
+            await self._write(generation, context, inference_pb2.GenerateEvent(finished=finished))
+        except BaseException as error:
+            await _end_call(error, context, generation)
+        finally:
+            if generation is not None:
+                generation.close()
+
+    async def generate_once(
+        self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GenerateResult:
+        """Answers once; see the proto."""
+        generation: Generation | None = None
+        try:
+            generation = self._start(received, context)
+            admission = await generation.open()
+            texts: list[str] = []
+            token_ids: list[int] = []
+            while (chunk := await generation.read()) is not None:
+                texts.append(chunk.text)
+                token_ids += chunk.token_ids
+            summary = await generation.finish()
+            finished = _finished(summary)
+            return inference_pb2.GenerateResult(
+                request_id=admission.request_id,
+                model=admission.model.name,
+                model_revision=admission.model.revision,
+                seed=admission.seed,
+                outputs=[inference_pb2.Output(text="".join(texts), token_ids=token_ids, end=finished.outputs[0])],
+                usage=finished.usage,
+                timings=finished.timings,
+            )
+        except BaseException as error:
+            await _end_call(error, context, generation)
+        finally:
+            if generation is not None:
+                generation.close()
+
+    async def tokenize(self, message: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResult:
+        """Token ids as Generate would make them."""
+        max_bytes = self._generations.settings.max_prompt_bytes
+        model, given = validate_tokenize(message, self._catalogue, max_prompt_bytes=max_bytes)
+        text, ids = await self._generations.tokenizing.encode(model, given)
+        return inference_pb2.TokenizeResult(token_ids=ids, text=text)
+
+    async def detokenize(self, message: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResult:
+        """Text of token ids."""
+        model, ids = validate_detokenize(message, self._catalogue)
+        return inference_pb2.DetokenizeResult(text=model.tokenizer.decode(ids))
+
+    def _start(
+        self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
+    ) -> Generation:
+        self._generations.refuse_if_draining()
+        message = checked(received)
+        max_bytes = self._generations.settings.max_prompt_bytes
+        request = validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes)
+        return self._generations.start(request, context.time_remaining())
+
+    async def _write(
+        self, generation: Generation, context: grpc.aio.ServicerContext, event: inference_pb2.GenerateEvent
+    ) -> None:
+        # A client that does not read blocks the write, out of reach of everything else that may end the request.
+        stream, task = generation.stream, asyncio.current_task()
+        assert stream is not None
+        assert task is not None
+        stream.interrupt = task.cancel
+        try:
+            await context.write(event)
+        finally:
+            stream.interrupt = None
+
+
+class ModelsService:
+    """tercet.v1.Models."""
+
+    def __init__(self, catalogue: Catalogue, link: Link) -> None:
+        self._catalogue = catalogue
+        self._link = link
+
+    async def list_models(self, _: models_pb2.ListModelsRequest) -> models_pb2.ListModelsResponse:
+        """All models."""
+        return models_pb2.ListModelsResponse(models=[self._model(model) for model in self._catalogue.models])
+
+    async def get_model(self, message: models_pb2.GetModelRequest) -> models_pb2.Model:
+        """One model by any of its names."""
+        if not message.name:
+            raise errors.InvalidFieldError("name is required", field="name")
+        return self._model(self._catalogue.find(message.name))
+
+    def _model(self, model: ServedModel) -> models_pb2.Model:
+        ready = self._link.ready(model.name, model.revision)
+        limit = model.max_model_len
+        if ready:
+            limit = min(limit, self._link.pool(model.name, model.revision).max_model_len or limit)
+        return models_pb2.Model(
+            name=model.name,
+            served_names=model.served_names,
+            revision=model.revision,
+            max_model_len=limit,
+            vocab_size=model.vocab_size,
+            ready=ready,
+            chat=model.template is not None,
+        )
+
+
+class OperationsService:
+    """tercet.v1.Operations."""
+
+    def __init__(self, generations: Generations, link: Link) -> None:
+        self._generations = generations
+        self._link = link
+
+    async def get_fleet(self, _: operations_pb2.GetFleetRequest) -> operations_pb2.Fleet:
+        """What the scheduler says."""
+        return await self._link.fleet()
+
+    async def cancel_generation(
+        self, message: operations_pb2.CancelGenerationRequest
+    ) -> operations_pb2.CancelGenerationResponse:
+        """Cancels by request id."""
+        if not message.request_id:
+            raise errors.InvalidFieldError("request_id is required", field="request_id")
+        return operations_pb2.CancelGenerationResponse(found=self._generations.cancel(message.request_id))
+
+
+def add_services(
+    server: grpc.aio.Server, inference: InferenceService, models: ModelsService, operations: OperationsService
+) -> None:
+    """Registers the services. Not with the generated functions: those parse before a handler can answer for it."""
+    pb, mpb, opb = inference_pb2, models_pb2, operations_pb2
+    stream = grpc.unary_stream_rpc_method_handler(
+        inference.generate, deserializer(pb.GenerateRequest), pb.GenerateEvent.SerializeToString
+    )
+    once = grpc.unary_unary_rpc_method_handler(
+        inference.generate_once, deserializer(pb.GenerateRequest), pb.GenerateResult.SerializeToString
+    )
+    methods = {
+        "tercet.v1.Inference": {
+            "Generate": stream,
+            "GenerateOnce": once,
+            "Tokenize": _unary(inference.tokenize, pb.TokenizeRequest),
+            "Detokenize": _unary(inference.detokenize, pb.DetokenizeRequest),
+        },
+        "tercet.v1.Models": {
+            "ListModels": _unary(models.list_models, mpb.ListModelsRequest),
+            "GetModel": _unary(models.get_model, mpb.GetModelRequest),
+        },
+        "tercet.v1.Operations": {
+            "GetFleet": _unary(operations.get_fleet, opb.GetFleetRequest),
+            "CancelGeneration": _unary(operations.cancel_generation, opb.CancelGenerationRequest),
+        },
+    }
+    server.add_generic_rpc_handlers(
+        tuple(grpc.method_handlers_generic_handler(service, handlers) for service, handlers in methods.items())
+    )
+
+
+def _unary(method: Callable[[Request], Awaitable[Message]], cls: type[Request]) -> grpc.RpcMethodHandler:
+    async def handle(received: Request | Malformed, context: grpc.aio.ServicerContext) -> Message:
+        try:
+            return await method(checked(received))
+        except BaseException as error:
+            await _end_call(error, context, None)
+
+    return grpc.unary_unary_rpc_method_handler(handle, deserializer(cls), _serialize)
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+async def _end_call(error: BaseException, context: grpc.aio.ServicerContext, generation: Generation | None) -> NoReturn:
+    """Ends a call whose handler raised `error`: with a typed status, or, if the call is over, by raising it again."""
+    if isinstance(error, asyncio.CancelledError) and generation is not None and generation.stream is not None:
+        # Interrupted in a write: the stream says why. If it does not, the client went away.
+        error = generation.stream.error or error
+    if not isinstance(error, errors.RequestError):
+        if isinstance(error, grpc.aio.BaseError) or not isinstance(error, Exception):
+            raise error
+        log.error("handler_failed", exc_info=error)
+        error = errors.EngineFaultError(f"the gateway failed: {type(error).__name__}")
+    if generation is not None:
+        # Before the status goes out: to a client that does not read, that can take for ever.
+        generation.close(error)
+    await rpc.abort(context, error)
+
+
+def _accepted(admission: Admission) -> inference_pb2.Accepted:
+    return inference_pb2.Accepted(
+        request_id=admission.request_id,
+        model=admission.model.name,
+        model_revision=admission.model.revision,
+        queue_position=admission.queue_position,
+        seed=admission.seed,
+        prompt_tokens=admission.prompt_tokens,
+    )
+
+
+def _delta(chunk: Chunk) -> inference_pb2.Delta:
+    return inference_pb2.Delta(
+        seq=chunk.seq, token_offset=chunk.token_offset, text=chunk.text, token_ids=chunk.token_ids
+    )
+
+
+def _finished(summary: Summary) -> inference_pb2.Finished:
+    finish, account = summary.finish, summary.account
+    stopped = finish.reason is EndReason.STOP
+    end = inference_pb2.OutputEnd(
+        reason=inference_pb2.FINISH_REASON_STOP if stopped else inference_pb2.FINISH_REASON_LENGTH
+    )
+    if finish.stop_string is not None:
+        end.stop_string = finish.stop_string
+    elif finish.stop_token_id is not None:
+        end.stop_token_id = finish.stop_token_id
+    return inference_pb2.Finished(
+        outputs=[end],
+        usage=inference_pb2.Usage(
+            prompt_tokens=summary.prompt_tokens,
+            cached_tokens=account.cached_tokens,
+            completion_tokens=summary.completion_tokens,
+            kv_blocks_used=account.blocks_used,
+            kv_blocks_freed=account.blocks_freed,
+        ),
+        timings=inference_pb2.Timings(
+            admission_seconds=summary.admission_s,
+            time_to_first_token_seconds=summary.first_token_s,
+            total_seconds=summary.total_s,
+            queue_seconds=account.queue_s,
+        ),
+    )

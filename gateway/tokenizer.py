@@ -1,0 +1,224 @@
+"""Text to token ids and back: a model's tokenizer from its Hugging Face directory or its GGUF file.
+
+Special tokens written out in a prompt become those tokens, as in `transformers`: whoever sends a raw prompt owns its
+structure. The text of chat messages is data; see `ServedModel.encode_chat`. Knows neither requests nor streams.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tokenizers
+
+from tercet.errors import ModelError
+
+from .detokenizer import Detokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WORD_MARK = "▁"
+
+
+class Spelling(enum.Enum):
+    """How a vocabulary writes bytes in its tokens."""
+
+    # One printable character per byte, as GPT-2 does.
+    BYTE_LEVEL = "byte_level"
+    # Text with ▁ for a space, and <0xNN> for bytes that no token spells.
+    WORD_MARK = "word_mark"
+
+
+class Tokenizer:
+    """Tokens of one model. Safe to use from several threads.
+
+    `bos_token_id` goes before a prompt (not before a chat: its template writes what the model wants) unless None.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        spelling: Spelling,
+        strip_leading_space: bool,
+        special_token_ids: frozenset[int],
+    ) -> None:
+        self.bos_token_id = bos_token_id
+        self.special_token_ids = special_token_ids
+        self._backend = backend
+        self._spelling = spelling
+        self._strip_leading_space = strip_leading_space
+        self._added = {token_id: str(token.content) for token_id, token in backend.get_added_tokens_decoder().items()}
+        self._pieces: dict[int, str | bytes] = {}
+        specials = sorted((self._added[i] for i in special_token_ids if i in self._added), key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, specials))) if specials else None
+        self._literal: tokenizers.Tokenizer | None = None
+        self._literal_lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Tokens, added ones included; a model may have more rows than that."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def encode(self, text: str, *, add_bos: bool) -> list[int]:
+        """Token ids of a text. Releases the GIL; takes about a second per megabyte."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if add_bos and self.bos_token_id is not None:
+            ids.insert(0, self.bos_token_id)
+        return ids
+
+    def find_special(self, text: str) -> re.Match[str] | None:
+        """The first special token written out in a text, if any."""
+        return self._special_pattern.search(text) if self._special_pattern else None
+
+    def split_special(self, text: str) -> Iterable[tuple[str, int | None]]:
+        """Cuts a text at the special tokens written in it: (text, None) and (token, id) in order, no empty texts."""
+        position = 0
+        for match in self._special_pattern.finditer(text) if self._special_pattern else ():
+            if match.start() > position:
+                yield text[position : match.start()], None
+            yield match.group(), self.token_to_id(match.group())
+            position = match.end()
+        if position < len(text):
+            yield text[position:], None
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens written out are only text."""
+        with self._literal_lock:
+            if self._literal is None:
+                # A second instance: the switch is a property of the whole tokenizer, not of one call.
+                self._literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
+                self._literal.encode_special_tokens = True
+        ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def piece(self, token_id: int) -> str | bytes:
+        """What a token adds to the text: bytes if they are not valid UTF-8 by themselves. Special tokens add nothing,
+        nor do ids without a token."""
+        found = self._pieces.get(token_id)
+        if found is None:
+            found = self._pieces[token_id] = self._make_piece(token_id)
+        return found
+
+    def detokenizer(self, prompt_token_ids: Iterable[int] = ()) -> Detokenizer:
+        """A decoder for the tokens after a prompt: its text is what they add to the text of the prompt."""
+        strip = self._strip_leading_space and not any(self.piece(token_id) for token_id in prompt_token_ids)
+        return Detokenizer(self.piece, strip_leading_space=strip)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of whole token ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        detokenizer = self.detokenizer()
+        return "".join([*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()])
+
+    def _make_piece(self, token_id: int) -> str | bytes:
+        if token_id in self.special_token_ids:
+            return ""
+        if token_id in self._added:
+            return self._added[token_id]
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            return ""
+        if self._spelling is Spelling.WORD_MARK:
+            if match := _BYTE_TOKEN.fullmatch(token):
+                return _text_if_valid(bytes([int(match.group(1), 16)]))
+            return token.replace(_WORD_MARK, " ")
+        try:
+            return _text_if_valid(bytes([_BYTE_OF_CHARACTER[character] for character in token]))
+        except KeyError:
+            return token
+
+
+def from_hugging_face(
+    text: str, config: Mapping[str, Any], *, source: str, added_special: Iterable[str] = ()
+) -> Tokenizer:
+    """The tokenizer of a tokenizer.json (`text`) and a tokenizer_config.json (`config`).
+
+    Whether BOS goes before a prompt: `add_bos_token` of the config, else what the post-processor of the tokenizer
+    does. `source` names the file in errors. Raises ModelError.
+    """
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:
+        raise ModelError(f"model: {source} is not a tokenizer the `tokenizers` package can read: {error}") from error
+    if backend.decoder is None:
+        raise ModelError(f"model: {source} has no decoder; without one its tokens cannot be turned into text")
+    spelling, strip = _decoding(json.loads(backend.decoder.__getstate__()), source)
+    backend.no_truncation()
+    backend.no_padding()
+    special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    special |= {i for token in added_special if (i := backend.token_to_id(token)) is not None}
+    return Tokenizer(
+        backend,
+        bos_token_id=_bos_of(backend, config),
+        spelling=spelling,
+        strip_leading_space=strip,
+        special_token_ids=frozenset(special),
+    )
+
+
+def token_text(value: Any) -> str | None:
+    """A token in tokenizer_config.json: a string, or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _bos_of(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> int | None:
+    # What the post-processor puts before an empty text is authoritative where the config does not say.
+    leading: list[int] = backend.encode("", add_special_tokens=True).ids
+    name = token_text(config.get("bos_token"))
+    bos: int | None = backend.token_to_id(name) if name is not None else None
+    add = config.get("add_bos_token")
+    if add is None:
+        add = bool(leading) and (bos is None or leading[0] == bos)
+        bos = leading[0] if add else bos
+    return bos if add else None
+
+
+def _decoding(decoder: Mapping[str, Any], source: str) -> tuple[Spelling, bool]:
+    """How tokens are spelt and whether a leading space is dropped, from the decoder of a tokenizer.json."""
+    parts: list[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    types = [str(part.get("type")) for part in parts]
+    unknown = set(types) - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+    if unknown or not types:
+        raise ModelError(
+            f"model: {source} has a decoder of type {', '.join(sorted(unknown)) or 'none'}; supported are ByteLevel, "
+            "Metaspace, and Replace with ByteFallback"
+        )
+    if "ByteLevel" in types:
+        return Spelling.BYTE_LEVEL, False
+    strip = any(part["type"] == "Strip" and int(part.get("start", 0)) > 0 for part in parts)
+    strip |= any(part["type"] == "Metaspace" and part.get("prepend_scheme") != "never" for part in parts)
+    return Spelling.WORD_MARK, strip
+
+
+def _text_if_valid(piece: bytes) -> str | bytes:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return piece
+
+
+def character_of_byte() -> list[str]:
+    """GPT-2's alphabet: a printable character for each of the 256 bytes."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    alphabet, shifted = [], 256
+    for byte in range(256):
+        if byte in printable:
+            alphabet.append(chr(byte))
+        else:
+            alphabet.append(chr(shifted))
+            shifted += 1
+    return alphabet
+
+
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(character_of_byte())}

@@ -1,0 +1,250 @@
+"""A GenerateRequest from the wire to one in which every value is known to be possible. Pure; tokenizes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tercet.errors import InvalidFieldError, PromptTooLongError
+from tercet.v1 import inference_pb2 as pb
+
+from .served_model import Catalogue, ServedModel
+from .template import Message
+
+ROLES = ("system", "user", "assistant")
+MAX_REQUEST_ID_CHARS = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_CHAT_MESSAGES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """Text to tokenize as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    """Token ids, each in the vocabulary."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """Messages to render, at least one."""
+
+    messages: tuple[Message, ...]
+
+
+Input = TextInput | TokenInput | ChatInput
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingChoice:
+    """How to choose tokens, every value set; `seed` is None where one has to be drawn."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopChoice:
+    """When to stop. `token_ids` are the request's own, without the model's end tokens."""
+
+    max_tokens: int | None
+    strings: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request whose every value is possible; only its length in tokens is unknown. `request_id` may be empty."""
+
+    request_id: str
+    model: ServedModel
+    input: Input
+    sampling: SamplingChoice
+    stop: StopChoice
+
+
+def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_prompt_bytes: int) -> GenerationRequest:
+    """Checks a request. Raises ModelNotFoundError, PromptTooLongError, InvalidFieldError naming the field."""
+    _check_request_id(message.request_id)
+    model = catalogue.find(message.model)
+    return GenerationRequest(
+        request_id=message.request_id,
+        model=model,
+        input=_input(message, model, max_prompt_bytes),
+        sampling=_sampling(message.sampling, model),
+        stop=_stop(message.stop, model),
+    )
+
+
+def validate_tokenize(
+    message: pb.TokenizeRequest, catalogue: Catalogue, *, max_prompt_bytes: int
+) -> tuple[ServedModel, TextInput | ChatInput]:
+    """Checks a request to tokenize; errors as for `validate_generate`."""
+    model = catalogue.find(message.model)
+    which = message.WhichOneof("input")
+    if which == "prompt":
+        return model, _text(message.prompt, max_prompt_bytes)
+    if which == "chat":
+        return model, _chat(message.chat, max_prompt_bytes)
+    raise InvalidFieldError("one of prompt, chat is required", field="input")
+
+
+def validate_detokenize(message: pb.DetokenizeRequest, catalogue: Catalogue) -> tuple[ServedModel, Sequence[int]]:
+    """Checks a request to detokenize; errors as for `validate_generate`."""
+    model = catalogue.find(message.model)
+    _check_token_ids(message.token_ids, model, "token_ids")
+    return model, message.token_ids
+
+
+def _check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidFieldError(
+            f"request_id has {len(request_id)} characters; at most {MAX_REQUEST_ID_CHARS} are allowed",
+            field="request_id",
+        )
+    if not all("!" <= character <= "~" for character in request_id):
+        raise InvalidFieldError("request_id must be printable ASCII without spaces", field="request_id")
+
+
+def _input(message: pb.GenerateRequest, model: ServedModel, max_prompt_bytes: int) -> Input:
+    which = message.WhichOneof("input")
+    if which == "prompt":
+        return _text(message.prompt, max_prompt_bytes)
+    if which == "token_ids":
+        ids = message.token_ids.ids
+        if not ids:
+            raise InvalidFieldError("token_ids is empty; give at least one token", field="token_ids.ids")
+        if len(ids) >= model.max_model_len:
+            raise prompt_too_long("token_ids.ids", len(ids), None, model.max_model_len)
+        _check_token_ids(ids, model, "token_ids.ids")
+        return TokenInput(ids)
+    if which == "chat":
+        return _chat(message.chat, max_prompt_bytes)
+    raise InvalidFieldError("one of prompt, token_ids, chat is required", field="input")
+
+
+def prompt_too_long(field: str, prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> PromptTooLongError:
+    """The error of a prompt that leaves no room, or, with `max_tokens`, not enough. All counts are tokens."""
+    metadata = {"prompt_tokens": str(prompt_tokens), "max_model_len": str(max_model_len)}
+    if max_tokens is None:
+        text = f"the prompt has {prompt_tokens} tokens; the context holds {max_model_len}, and one has to be left"
+    else:
+        metadata["max_tokens"] = str(max_tokens)
+        text = (
+            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}; together they may be at most "
+            f"{max_model_len}"
+        )
+    return PromptTooLongError(text, field=field, metadata=metadata)
+
+
+def _text(text: str, max_prompt_bytes: int) -> TextInput:
+    if not text:
+        raise InvalidFieldError("prompt is empty", field="prompt")
+    _check_bytes("prompt", [text], max_prompt_bytes)
+    return TextInput(text)
+
+
+def _chat(chat: pb.Chat, max_prompt_bytes: int) -> ChatInput:
+    if not chat.messages:
+        raise InvalidFieldError("chat has no messages", field="chat.messages")
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        raise InvalidFieldError(
+            f"chat has {len(chat.messages)} messages; at most {MAX_CHAT_MESSAGES} are allowed", field="chat.messages"
+        )
+    messages = tuple(Message(message.role, message.content) for message in chat.messages)
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            raise InvalidFieldError(
+                f"the role of message {index} is {message.role[:64]!r}; it must be one of {', '.join(ROLES)}",
+                field=f"chat.messages[{index}].role",
+            )
+    _check_bytes("chat", (message.content for message in messages), max_prompt_bytes)
+    return ChatInput(messages)
+
+
+def _check_bytes(field: str, texts: Iterable[str], max_prompt_bytes: int) -> None:
+    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    if size > max_prompt_bytes:
+        raise PromptTooLongError(
+            f"the prompt has {size} bytes; at most {max_prompt_bytes} are allowed",
+            field=field,
+            metadata={"prompt_bytes": str(size), "max_prompt_bytes": str(max_prompt_bytes)},
+        )
+
+
+def _check_token_ids(ids: Sequence[int], model: ServedModel, field: str) -> None:
+    if ids and max(ids) >= model.vocab_size:
+        index = next(i for i, token_id in enumerate(ids) if token_id >= model.vocab_size)
+        raise InvalidFieldError(
+            f"token id {ids[index]} at index {index} is not in the vocabulary of {model.vocab_size}",
+            field=f"{field}[{index}]",
+            metadata={"token_id": str(ids[index]), "vocab_size": str(model.vocab_size)},
+        )
+
+
+def _sampling(given: pb.SamplingParams, model: ServedModel) -> SamplingChoice:
+    default = model.sampling
+    temperature = given.temperature if given.HasField("temperature") else default.temperature
+    top_p = given.top_p if given.HasField("top_p") else default.top_p
+    min_p = given.min_p if given.HasField("min_p") else default.min_p
+    top_k = given.top_k if given.HasField("top_k") else default.top_k
+    # Written so that NaN fails.
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise _out_of_range("temperature", temperature, "finite and at least 0")
+    if not 0 < top_p <= 1:
+        raise _out_of_range("top_p", top_p, "in (0, 1]")
+    if not 0 <= min_p <= 1:
+        raise _out_of_range("min_p", min_p, "in [0, 1]")
+    return SamplingChoice(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=min(top_k, model.vocab_size),
+        min_p=min_p,
+        seed=given.seed if given.HasField("seed") else None,
+    )
+
+
+def _out_of_range(name: str, value: float, allowed: str) -> InvalidFieldError:
+    return InvalidFieldError(f"{name} is {value:g}; it must be {allowed}", field=f"sampling.{name}")
+
+
+def _stop(given: pb.StopConditions, model: ServedModel) -> StopChoice:
+    max_tokens = given.max_tokens if given.HasField("max_tokens") else None
+    if max_tokens == 0:
+        raise InvalidFieldError("max_tokens is 0; it must be at least 1", field="stop.max_tokens")
+    if len(given.strings) > MAX_STOP_STRINGS:
+        raise InvalidFieldError(
+            f"{len(given.strings)} stop strings; at most {MAX_STOP_STRINGS} are allowed", field="stop.strings"
+        )
+    for index, string in enumerate(given.strings):
+        if not string:
+            raise InvalidFieldError(f"stop string {index} is empty", field=f"stop.strings[{index}]")
+        if (size := len(string.encode())) > MAX_STOP_STRING_BYTES:
+            raise InvalidFieldError(
+                f"stop string {index} has {size} bytes; at most {MAX_STOP_STRING_BYTES} are allowed",
+                field=f"stop.strings[{index}]",
+            )
+    if len(given.token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidFieldError(
+            f"{len(given.token_ids)} stop token ids; at most {MAX_STOP_TOKEN_IDS} are allowed", field="stop.token_ids"
+        )
+    _check_token_ids(given.token_ids, model, "stop.token_ids")
+    return StopChoice(
+        max_tokens=max_tokens,
+        strings=tuple(given.strings),
+        token_ids=tuple(dict.fromkeys(given.token_ids)),
+        ignore_eos=given.ignore_eos,
+    )
