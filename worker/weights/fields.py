@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from tercet.errors import ModelError
+
+# No factor, length or epsilon of a model comes near; whole numbers past a float's range must not reach float().
+_HUGE = 1e30
 
 
 class Fields:
@@ -34,7 +36,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above zero. Raises ModelError, also if absent without a default."""
         value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _HUGE:
             raise self.error(name, value, "a number above zero")
         return float(value)
 

@@ -24,7 +24,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"model: cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"model: {path} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelError(f"model: {path} must hold a JSON object, holds a {type(values).__name__}")

@@ -68,20 +68,22 @@ class SafetensorsFiles:
                 f"{needed - len(absent)} are there"
             )
         for shard in sorted(set(shards.values())):
-            self._open(directory / shard)
-        for name, shard in shards.items():
-            if self._file_of.get(name) != str(directory / shard):
-                raise ModelError(f"model: {directory / shard} lacks {name}, which {INDEX_FILE} says it has")
+            there = self._open(directory / shard)
+            for name in (name for name, holder in shards.items() if holder == shard):
+                if name not in there:
+                    raise ModelError(f"model: {directory / shard} lacks {name}, which {INDEX_FILE} says it has")
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path) -> set[str]:
+        """Adds the tensors of one file and returns their names."""
         try:
             file: Any = safe_open(path, framework="pt")
-            for name in file.keys():  # noqa: SIM118 - the handle is no mapping
-                self._shapes[name] = tuple(file.get_slice(name).get_shape())
-                self._file_of[name] = str(path)
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ModelError(f"model: {path} is not a whole safetensors file: {error}") from error
+        self._shapes.update(shapes)
+        self._file_of.update(dict.fromkeys(shapes, str(path)))
         self._files[str(path)] = file
+        return set(shapes)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -90,7 +92,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         content = json.loads(index.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"model: cannot read {index}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"model: {index} is not valid JSON: {error}") from error
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):

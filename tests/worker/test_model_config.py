@@ -1,0 +1,213 @@
+"""The configuration in config.json, of both transformers generations, and every field that is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tercet.errors import ConfigError, ModelError
+from tests.worker.models import CASES, tiny_reference
+from worker.model.config import ModelConfig, RopeConfig, served
+from worker.model.families import FAMILIES
+from worker.model.family import BiasRule
+from worker.weights.fields import Fields
+from worker.weights.hf_config import parse_hf_config, read_hf_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def parse(values: dict[str, Any], **changes: Any) -> ModelConfig:
+    return parse_hf_config(Fields({**values, **changes}, "config.json"))
+
+
+def test_a_llama_of_transformers_4() -> None:
+    config = parse(LLAMA, max_position_embeddings=131072, rope_scaling=LLAMA3)
+    assert config == ModelConfig(
+        family="llama",
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-5,
+        max_position=131072,
+        max_model_len=131072,
+        rope=RopeConfig(theta=500000.0, type="llama3", factor=8.0, original_max_position=8192),
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_generations_of_the_same_model_read_the_same(case: str) -> None:
+    family, settings = CASES[case]
+    new = {**tiny_reference(family, **settings).config.to_dict(), "architectures": None}
+    old = {**new, "rope_scaling": None}
+    rope = dict(old.pop("rope_parameters"))
+    old["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    if kind != "default":
+        old["rope_scaling"] = {"type": kind, **rope}
+    config = parse(new)
+    assert config == parse(old)
+    assert config.family == family
+    assert config.rope.type == kind
+    assert config.rope.theta == old["rope_theta"]
+
+
+def test_what_a_file_leaves_out() -> None:
+    sparse = {key: LLAMA[key] for key in LLAMA if key not in ("num_key_value_heads", "rms_norm_eps", "rope_theta")}
+    config = parse(sparse)
+    assert (config.num_kv_heads, config.rms_norm_eps, config.rope) == (4, 1e-6, RopeConfig(theta=10000.0))
+    assert not config.tie_word_embeddings
+    assert parse(QWEN3).head_dim == 128
+    assert parse(QWEN3, head_dim=None, hidden_size=4096).head_dim == 128
+
+
+def test_families_differ_as_their_data_says() -> None:
+    flags = {"attention_bias": True, "mlp_bias": True}
+    found = {
+        name: (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+        for name, config in (
+            (name, parse({**LLAMA, "architectures": [family.architecture]}, **flags, sliding_window=None))
+            for name, family in FAMILIES.items()
+        )
+    }
+    assert found == {
+        "llama": (True, True, True, False),
+        "mistral": (False, False, False, False),
+        "qwen2": (True, False, False, False),
+        "qwen3": (True, True, False, True),
+    }
+    assert FAMILIES["qwen2"].qkv_bias is BiasRule.ALWAYS
+
+
+def test_yarn_reaches_past_the_old_limit() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = parse(QWEN2, max_position_embeddings=32768, rope_scaling=scaling)
+    assert config.max_position == 131072
+    assert config.rope.attention_factor == pytest.approx(1.1386294361)
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "window"),
+    [
+        (MISTRAL, {"sliding_window": 4096}, 4096),
+        (MISTRAL, {"sliding_window": None}, None),
+        (MISTRAL, {}, 4096),
+        (LLAMA, {"sliding_window": 4096}, None),
+        (QWEN2, {"sliding_window": 32768, "use_sliding_window": False}, None),
+        (QWEN2, {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 1}, 1024),
+        (QWEN2, {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 2}, None),
+        (QWEN3, {"sliding_window": 1024, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
+        (
+            QWEN3,
+            {"sliding_window": 512, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+            512,
+        ),
+    ],
+)
+def test_sliding_windows_in_force(values: dict[str, Any], changes: dict[str, Any], window: int | None) -> None:
+    assert parse(values, **changes).sliding_window == window
+
+
+def test_a_window_is_served_up_to_its_length() -> None:
+    config = parse(MISTRAL, sliding_window=4096)
+    with pytest.raises(ModelError, match=r"sliding_window: .*4096.*\(8192\).*max_model_len to at most 4096"):
+        served(config, 0)
+    with pytest.raises(ModelError, match="sliding_window"):
+        served(config, 4097)
+    assert served(config, 4096).max_model_len == 4096
+    assert served(parse(MISTRAL, sliding_window=8192), 0).max_model_len == 8192
+
+
+def test_a_length_the_model_cannot_reach_names_the_setting() -> None:
+    config = parse(LLAMA)
+    assert served(config, 0).max_model_len == 8192
+    assert served(config, 100).max_model_len == 100
+    with pytest.raises(ConfigError, match="at most 8192") as caught:
+        served(config, 8193)
+    assert caught.value.key == "model.max_model_len"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures .*GPT2LMHeadModel.*LlamaForCausalLM.*Qwen3ForCausalLM"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"architectures": None, "model_type": "gemma"}, "model_type .*gemma.*llama, mistral, qwen2, qwen3"),
+        ({"architectures": None}, "model_type .*None"),
+        ({"hidden_act": "gelu"}, "hidden_act .*'gelu'; supported: silu"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config .*awq.*unquantized"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type .*'dynamic'.*default, linear, llama3, yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling of config.json lacks the field factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor .*0; supported: a number above zero"),
+        ({"rope_scaling": [1]}, "rope_scaling .*one object for all layers"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters .*one object for all layers"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor .*above low_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor .*0.5; supported: 1.0"),
+        ({"hidden_size": None}, "lacks the field hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers .*0; supported: a whole number of at least 1"),
+        ({"vocab_size": "many"}, "vocab_size .*'many'"),
+        ({"num_attention_heads": True}, "num_attention_heads .*True"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings .*'yes'; supported: true or false"),
+        ({"num_key_value_heads": 3}, "4 query heads .* 3 KV heads"),
+        ({"head_dim": 20}, "head size of 20 .*multiples of 8 up to 256"),
+        ({"head_dim": 512}, "head size of 512"),
+    ],
+)
+def test_what_is_refused_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(LLAMA, **changes)
+
+
+def test_a_long_value_is_shown_short() -> None:
+    with pytest.raises(ModelError) as caught:
+        parse(LLAMA, quantization_config={str(key): key for key in range(1000)})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "not valid JSON"), (b"[1]", "must hold a JSON object, holds a list"), (b"\xff\xfe{", "not valid JSON")],
+)
+def test_a_broken_file(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        read_hf_config(tmp_path)
+
+
+def test_a_missing_and_a_whole_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_hf_config(tmp_path) == parse(LLAMA)
