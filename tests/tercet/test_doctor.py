@@ -1,0 +1,106 @@
+import socket
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tercet import doctor
+from tercet.cli import main
+from tercet.config import load_config
+from tercet.doctor import Finding, ProbeError
+from tercet.ports import free_ports
+
+
+def _answers(text: str):
+    return lambda code: text
+
+
+def _fails(code: str) -> str:
+    raise ProbeError("ImportError: libsomething.so is not there")
+
+
+def test_python_must_be_new_enough():
+    assert doctor.check_python((3, 10, 0)).verdict == "ok"
+    old = doctor.check_python((3, 9, 18))
+    assert (old.verdict, old.remedy != "") == ("fail", True)
+
+
+def test_torch_that_does_not_import_is_a_failure_with_its_reason():
+    assert doctor.check_torch(_answers("2")).verdict == "ok"
+    broken = doctor.check_torch(_fails)
+    assert broken.verdict == "fail"
+    assert "libsomething" in broken.fact
+    assert "make setup" in broken.remedy
+
+
+def test_a_compiler_is_looked_for_where_cxx_points(tmp_path):
+    assert doctor.check_compiler({"PATH": str(tmp_path)}).verdict == "warn"
+    fake = tmp_path / "my-c++"
+    fake.write_text("#!/bin/sh\necho 13.2\n")
+    fake.chmod(0o755)
+    found = doctor.check_compiler({"CXX": "my-c++ -O2", "PATH": str(tmp_path)})
+    assert (found.verdict, found.fact) == ("ok", f"{fake} 13.2")
+    assert "my-c++" not in doctor.check_compiler({"PATH": str(tmp_path)}).fact
+
+
+def test_the_extension_must_load():
+    assert "avx2" in doctor.check_extension(_answers("avx2")).fact
+    assert doctor.check_extension(_fails).verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("said", "needed", "verdict"),
+    [("2 NVIDIA X", True, "ok"), ("2 NVIDIA X", False, "ok"), ("0 ", False, "ok"), ("0 ", True, "fail")],
+)
+def test_a_gpu_is_needed_only_by_a_cuda_worker(said, needed, verdict):
+    finding = doctor.check_cuda(_answers(said), needed=needed)
+    assert finding.verdict == verdict
+    assert bool(finding.remedy) == (verdict == "fail")
+
+
+def test_the_model_must_be_there(tmp_path):
+    absent = doctor.check_model(str(tmp_path / "absent"))
+    assert absent.verdict == "fail"
+    assert "does not exist" in absent.remedy
+    (tmp_path / "m.gguf").write_bytes(b"x" * 2_000_000)
+    assert "2 MB" in doctor.check_model(str(tmp_path / "m.gguf")).fact
+
+
+def test_a_taken_port_is_a_warning_that_names_the_key():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        finding = doctor.check_port("worker", "127.0.0.1", taken.getsockname()[1])
+    assert finding.verdict == "warn"
+    assert "worker.port" in finding.remedy
+    (port,) = free_ports(1)
+    assert doctor.check_port("worker", "127.0.0.1", port).verdict == "ok"
+
+
+def test_probes_run_in_another_interpreter():
+    assert doctor.run_python("print(6 * 7)") == "42"
+    with pytest.raises(ProbeError, match="ValueError: no"):
+        doctor.run_python("raise ValueError('no')")
+    with pytest.raises(ProbeError, match="signal 11"):
+        doctor.run_python("import os; os.kill(os.getpid(), 11)")
+
+
+def test_only_a_failure_fails():
+    assert not doctor.failed([Finding("a", "ok", ""), Finding("b", "warn", "", "c")])
+    assert doctor.failed([Finding("a", "fail", "", "b")])
+
+
+def test_examine_covers_every_subject():
+    config = load_config(None, None, {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0})
+    findings = list(doctor.examine(config, _answers("0 ")))
+    subjects = ["python", "torch", "compiler", "extension", "cuda", "model", "gateway port", "scheduler port"]
+    assert [finding.subject for finding in findings] == [*subjects, "worker port"]
+    assert all(finding.remedy for finding in findings if finding.verdict != "ok")
+
+
+def test_the_command_exits_with_1_if_something_needed_is_missing(tmp_path):
+    done = CliRunner().invoke(main, ["doctor", "--model", str(tmp_path / "absent"), "--worker-port", "0"])
+    assert done.exit_code == 1
+    assert "fail model" in done.stdout
+    assert "does not exist" in done.stdout
+    assert f"({sys.executable})" in done.stdout.replace("\n", "")
