@@ -129,7 +129,7 @@ def _weight(z: Tensor) -> Tensor:
     for factorial in (720, 120, 24, 6, 2, 1, 1):
         exp_r = exp_r * r + float(np.float32(1) / np.float32(factorial))
     power = ((n.int() + (40 + 127)) << 23).view(torch.float32)
-    return torch.where(z < -28.0, 0.0, exp_r * power).long()
+    return (exp_r * power).long()
 
 
 def _gumbel_noise(rows: SamplingRows, token_ids: Tensor) -> Tensor:

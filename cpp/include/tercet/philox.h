@@ -10,23 +10,25 @@
 // Up to the last bits of log, which never decide an argmax in practice, noise is equal everywhere.
 #pragma once
 
-#include <array>
-#include <cmath>
+#include <math.h>
+
 #include <cstdint>
 
 namespace tercet {
 
-inline constexpr std::uint32_t kPhiloxMultiplier0 = 0xD2511F53;
-inline constexpr std::uint32_t kPhiloxMultiplier1 = 0xCD9E8D57;
-inline constexpr std::uint32_t kPhiloxWeyl0 = 0x9E3779B9;
-inline constexpr std::uint32_t kPhiloxWeyl1 = 0xBB67AE85;
-inline constexpr int kPhiloxRounds = 10;
+// Static functions: they are compiled for several instruction sets in one program.
+
+constexpr std::uint32_t kPhiloxMultiplier0 = 0xD2511F53;
+constexpr std::uint32_t kPhiloxMultiplier1 = 0xCD9E8D57;
+constexpr std::uint32_t kPhiloxWeyl0 = 0x9E3779B9;
+constexpr std::uint32_t kPhiloxWeyl1 = 0xBB67AE85;
+constexpr int kPhiloxRounds = 10;
 
 // Philox of `N` counters that differ in their first word only, word by word so that compilers vectorise it.
 // On entry words[0][i] is the first word of counter i; on return words[w][i] is word w of its output.
 template <int N>
-inline void philox4x32(std::uint32_t (&words)[4][N], std::uint32_t c1, std::uint32_t c2, std::uint32_t c3,
-                       std::uint32_t k0, std::uint32_t k1) {
+static inline void philox4x32(std::uint32_t (&words)[4][N], std::uint32_t c1, std::uint32_t c2, std::uint32_t c3,
+                              std::uint32_t k0, std::uint32_t k1) {
   for (int i = 0; i < N; ++i) {
     words[1][i] = c1;
     words[2][i] = c2;
@@ -46,9 +48,9 @@ inline void philox4x32(std::uint32_t (&words)[4][N], std::uint32_t c1, std::uint
   }
 }
 
-inline double gumbel_noise(std::uint32_t word) {
+static inline double gumbel_noise(std::uint32_t word) {
   const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
-  return -std::log(-std::log(u));
+  return -::log(-::log(u));
 }
 
 }  // namespace tercet

@@ -9,7 +9,7 @@
 //   top_p   keeps the shortest beginning whose mass is >= top_p of what min_p and top_k kept; never empty
 //   draw    argmax of float64(z) + noise (philox.h), the lowest id among equals
 // Mass is a sum of integers, weight(z) = trunc(2^40 * exp(z)), and therefore the same in any order of summation and on
-// any device. For z < -28, weight is 0. Otherwise, with n = round_half_even(z * float32(log2 e)) and
+// any device. What is below -28 counts as -28, where weight is 0. With n = round_half_even(z * float32(log2 e)) and
 // r = (z - n * 0.693359375) - n * -2.1219444e-4 (log 2 in two parts, the first product is exact), exp(r) is its Taylor
 // polynomial of degree 7 by Horner's rule, coefficients rounded to float32, and weight = trunc(exp(r) * 2^(n + 40)).
 #pragma once
