@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .dispatch import MAX_PLANS_IN_FLIGHT
 from .fleet import Pool, Worker
 from .sequence import State
 from .state import MeshState
@@ -34,7 +35,9 @@ def _audit_pool(pool: Pool) -> list[str]:
         problems.append(f"{pool.model}: the queue miscounts its tokens")
     if any(sequence.state is not State.QUEUED or sequence.link is not None for sequence in pool.waiting):
         problems.append(f"{pool.model}: a sequence in the queue is not QUEUED")
-    usable = [worker for worker in pool.workers.values() if not worker.dropped]
+    usable = [
+        worker for worker in pool.workers.values() if not worker.dropped and len(worker.window) < MAX_PLANS_IN_FLIGHT
+    ]
     if usable and len(pool.waiting) and not any(worker.sequences for worker in usable):
         problems.append(f"{pool.model}: {len(pool.waiting)} sequences wait for workers that have nothing to do")
     return problems

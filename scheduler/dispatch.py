@@ -135,6 +135,8 @@ def _send(
         sequence.join_first = sequence.join_first or plan_seq
         sequence.join_last = plan_seq
     reserve(worker)
+    # The promise that keeps a worker from running out inside a plan.
+    assert worker.ledger.available >= 0 or len(worker.ledger) == 1
     plan = Plan(plan_seq, decision.num_steps, decision.chunks, decision.join, revoke_through)
     actions.append(ToWorker(worker.link, plan))
 

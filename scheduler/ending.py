@@ -113,6 +113,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         prompt_tokens=len(submission.prompt_token_ids),
         cached_tokens=cached,
         tokens=sum(sequence.generated for sequence in request.sequences),
+        wasted_tokens=sum(sequence.wasted for sequence in request.sequences),
         preemptions=sum(sequence.preemptions for sequence in request.sequences),
         placements=sum(sequence.placements for sequence in request.sequences),
         blocks_used=used,

@@ -96,7 +96,7 @@ def make_plan(
     """
     size = limits.block_size
     left = credits.available - _growth(running, 1, size)
-    if left < 0 and not (len(running) == 1 and credits.sequences == 1):
+    if left < 0 and running and not (len(running) == 1 and credits.sequences == 1):
         return Decision(preempt=_victims(running, -left, size)) if credits.settled else NOTHING
 
     decoding = any(not each.prefill_left for each in running)

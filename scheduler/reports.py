@@ -66,11 +66,14 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     sequences, hold = worker.sequences, worker.ledger.hold
     for sequence_id, token_id in zip(event.sequence_ids, event.token_ids, strict=True):
         sequence = sequences.get(sequence_id)
-        if sequence is None or sequence.state is State.CANCELLING:
+        if sequence is None:
             continue
         # The new token itself enters the cache in the next step.
-        sequence.computed = len(sequence.token_ids)
+        sequence.computed = len(sequence.token_ids) + sequence.wasted
         hold(sequence_id, sequence.computed)
+        if sequence.state is State.CANCELLING:
+            sequence.wasted += 1
+            continue
         sequence.token_ids.append(token_id)
         if sequence.state is State.PREFILL:
             sequence.become(State.DECODE)
@@ -158,7 +161,7 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
 def _note_progress(worker: Worker, event: StepReported) -> None:
     for progress in event.prefills:
         sequence = worker.sequences.get(progress.sequence_id)
-        if sequence is None or sequence.state is not State.PREFILL:
+        if sequence is None:
             continue
         sequence.computed = max(sequence.computed, min(progress.num_computed, sequence.prefill_length))
         worker.ledger.hold(sequence.sequence_id, sequence.computed)

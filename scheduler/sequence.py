@@ -95,6 +95,8 @@ class Sequence:
     # First plan on this stream that may make it decode, and last plan that carried its join. 0: none.
     join_first: int = 0
     join_last: int = 0
+    # Tokens generated after the cancel: nobody wants them, but they are in the KV cache.
+    wasted: int = 0
     # Prompt tokens found in the prefix cache when it was first prefilled.
     cached_tokens: int = 0
     # When it first went to a worker, in seconds on the scheduler's clock.

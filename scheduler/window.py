@@ -37,8 +37,8 @@ class PlanWindow:
 
     @property
     def expected(self) -> list[FlyingPlan]:
-        """Those that were not revoked."""
-        return [plan for plan in self._plans if not plan.revoked]
+        """Those with steps to run that were not revoked."""
+        return [plan for plan in self._plans if not plan.revoked and plan.steps_run < plan.num_steps]
 
     def send(self, num_steps: int, chunks: dict[int, int], *, revoke: bool) -> tuple[int, int]:
         """Notes a new plan; returns (plan_seq, revoke_through). `revoke` ends all those before it."""
