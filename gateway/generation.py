@@ -198,16 +198,16 @@ class Generation:
             return
         self._closed = True
         self.error = self.error or error
-        stream, gone = self.stream, False
+        stream, gone, reason = self.stream, False, ""
         if stream is not None and not stream.ended:
-            gone = True
+            gone = error is None
             late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
             cause = CancelCause.DEADLINE if late else CancelCause.CLIENT
             if self._key is not None:
                 self._owner.link.cancel(self._key, cause)
-            stream.fail(RequestCancelledError("the client went away"))
+            stream.fail(error or RequestCancelledError("the client went away"))
             self._outcome, reason = "cancelled", cause.value
-        else:
+        if not gone:
             reason = self._reason()
         self._owner.forget(self)
         self._log(reason, gone)

@@ -177,11 +177,14 @@ class Link:
             reason = f"{error.code().name}: {error.details()}"
         except _ProtocolError as error:
             reason = str(error)
+        except asyncio.CancelledError:
+            reason = "gateway_stops"
+            raise
         finally:
             writer.cancel()
             # Without this the call outlives its scope; grpc does not end it when it is dropped.
             call.cancel()
-            if was_up:
+            if was_up and reason != "gateway_stops":
                 log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._in_flight))
             self._lose()
             await asyncio.gather(writer, return_exceptions=True)

@@ -1,0 +1,310 @@
+"""A gateway in the test's own event loop, in front of a scheduler whose tokens the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from gateway import server
+from gateway.served_model import ServedModel, load_model
+from tercet import rpc
+from tercet.config import GatewaySettings, MeshConfig, ModelSettings
+from tercet.mesh.v1 import scheduler_pb2 as pb
+from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
+from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MAX_MODEL_LEN = 256
+
+
+def make_byte_tokenizer() -> tokenizers.Tokenizer:
+    """One token per byte, ids 0..255, a few merged words, then specials."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: i for i, character in enumerate(alphabet)}
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    specials = ["<s>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
+    return backend
+
+
+def write_model(path: Path, **changes: Any) -> Path:
+    """A Hugging Face directory as far as a gateway reads it. `changes` replace whole files; None leaves one out."""
+    files: dict[str, Any] = {
+        "config.json": {"vocab_size": 280, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": 261},
+        "generation_config.json": {"temperature": 0.5, "top_k": 7},
+        "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE},
+        "tokenizer.json": make_byte_tokenizer().to_str(),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in {**files, **{key.replace("__", "."): value for key, value in changes.items()}}.items():
+        if content is not None:
+            (path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "bytes")
+
+
+@pytest.fixture(scope="session")
+def model(model_path: Path) -> ServedModel:
+    return load_model(ModelSettings(model=str(model_path), served_model_name=("bytes", "alias")))
+
+
+class FakeSequence:
+    """One request at the fake scheduler."""
+
+    def __init__(self, scheduler: FakeScheduler, submit: pb.Submit, sequence_id: int) -> None:
+        self.submit = submit
+        self.sequence_id = sequence_id
+        self.cancelled = asyncio.Event()
+        self.cancel_reason: int | None = None
+        self.ended = False
+        self._scheduler = scheduler
+
+    async def tokens(self, *token_ids: int, end: pb.SequenceEnd | None = None) -> None:
+        """One message with these tokens and perhaps the end."""
+        batch = pb.TokenBatch(sequence_ids=[self.sequence_id] * len(token_ids), token_ids=token_ids)
+        if end is not None:
+            self.ended = True
+            end.sequence_id = self.sequence_id
+            batch.ends.append(end)
+        await self._scheduler.send(pb.SchedulerMessage(tokens=batch))
+
+    async def end(self, reason: int, **fields: Any) -> None:
+        """The end alone."""
+        await self.tokens(end=sequence_end(reason, **fields))
+
+
+def sequence_end(reason: int, **fields: Any) -> pb.SequenceEnd:
+    values = {"cached_tokens": 3, "blocks_used": 5, "blocks_freed": 4, "queue_us": 2000, **fields}
+    return pb.SequenceEnd(reason=reason, **values)
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """A real gRPC server that speaks tercet.mesh.v1.Scheduler; `play` scripts each admitted request."""
+
+    def __init__(self, model: ServedModel, port: int = 0) -> None:
+        self.model = model
+        self.port = port
+        self.epoch = 1
+        self.workers_live = 1
+        self.max_model_len = 0
+        self.revision = model.revision
+        self.refuse: sequence_pb2.Failure | None = None
+        self.accept = True
+        self.answer_cancels = True
+        self.sequences: list[FakeSequence] = []
+        self.submitted = asyncio.Event()
+        self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
+        self._outgoing: asyncio.Queue[pb.SchedulerMessage] = asyncio.Queue()
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def send(self, message: pb.SchedulerMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    async def send_pools(self) -> None:
+        pool = pb.Pool(
+            model=self.model.name,
+            model_revision=self.revision,
+            workers_live=self.workers_live,
+            max_model_len=self.max_model_len,
+        )
+        await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=[pool])))
+
+    async def echo(self, sequence: FakeSequence) -> None:
+        """Generates the prompt again, one token a message, then the model's end token or LENGTH."""
+        limit = sequence.submit.max_tokens
+        ids = [*sequence.submit.prompt_token_ids, *self.model.eos_token_ids][:limit]
+        for token_id in ids:
+            await sequence.tokens(token_id)
+            await asyncio.sleep(0)
+        if ids[-1] in sequence.submit.stop_token_ids:
+            await sequence.end(sequence_pb2.END_REASON_STOP, stop_token_id=ids[-1])
+        else:
+            await sequence.end(sequence_pb2.END_REASON_LENGTH)
+
+    async def Attach(
+        self, requests: AsyncIterator[pb.GatewayMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SchedulerMessage]:
+        self._outgoing = asyncio.Queue()
+        hello = await anext(requests)
+        assert hello.HasField("hello")
+        await self.send(pb.SchedulerMessage(hello=pb.SchedulerHello(epoch=self.epoch)))
+        await self.send_pools()
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while True:
+                yield await self._outgoing.get()
+        finally:
+            reader.cancel()
+
+    async def GetFleet(self, request: Any, context: Any) -> operations_pb2.Fleet:
+        return operations_pb2.Fleet(requests_running=len(self.sequences))
+
+    async def _read(self, requests: AsyncIterator[pb.GatewayMessage]) -> None:
+        async for message in requests:
+            if message.HasField("submit"):
+                await self._submit(message.submit)
+            else:
+                await self._cancel(message.cancel)
+
+    async def _submit(self, submit: pb.Submit) -> None:
+        sequence = FakeSequence(self, submit, 1000 + len(self.sequences))
+        self.sequences.append(sequence)
+        self.submitted.set()
+        if self.refuse is not None:
+            refused = pb.RequestRefused(request_key=submit.request_key, failure=self.refuse)
+            await self.send(pb.SchedulerMessage(refused=refused))
+        elif self.accept:
+            accepted = pb.RequestAccepted(
+                request_key=submit.request_key, sequence_ids=[sequence.sequence_id], queue_position=2
+            )
+            await self.send(pb.SchedulerMessage(accepted=accepted))
+            task = asyncio.ensure_future(self.play(sequence))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, cancel: pb.Cancel) -> None:
+        sequence = next(s for s in self.sequences if s.submit.request_key == cancel.request_key)
+        sequence.cancel_reason = cancel.reason
+        sequence.cancelled.set()
+        if self.answer_cancels:
+            done = pb.CancelDone(
+                request_key=cancel.request_key, found=not sequence.ended, blocks_used=9, blocks_freed=8, cached_tokens=7
+            )
+            await self.send(pb.SchedulerMessage(cancel_done=done))
+
+
+@dataclasses.dataclass
+class Gateway:
+    """A running gateway and a client of it."""
+
+    port: int
+    channel: grpc.aio.Channel
+    stopping: asyncio.Event
+    task: asyncio.Task[None]
+
+    @property
+    def inference(self) -> Any:
+        return inference_pb2_grpc.InferenceStub(self.channel)
+
+    @property
+    def models(self) -> Any:
+        return models_pb2_grpc.ModelsStub(self.channel)
+
+    @property
+    def operations(self) -> Any:
+        return operations_pb2_grpc.OperationsStub(self.channel)
+
+    async def until_ready(self, ready: bool = True) -> None:
+        while True:
+            listed = await self.models.ListModels(models_pb2.ListModelsRequest())
+            if listed.models[0].ready is ready:
+                return
+            await asyncio.sleep(0.01)
+
+
+def config_for(model_path: Path, scheduler_port: int, **changes: Any) -> MeshConfig:
+    settings = {"port": 0, "scheduler": f"127.0.0.1:{scheduler_port}", "drain_seconds": 2.0, **changes}
+    return MeshConfig(
+        model=ModelSettings(model=str(model_path), served_model_name=("bytes", "alias")),
+        gateway=GatewaySettings(**settings),
+    )
+
+
+async def start_gateway(config: MeshConfig, options: list[tuple[str, Any]] | None = None) -> Gateway:
+    stopping = asyncio.Event()
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(server.run(config, stopping, bound.set_result))
+    await asyncio.wait([task, bound], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    port = bound.result()
+    return Gateway(port, grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options), stopping, task)
+
+
+async def stop_gateway(gateway: Gateway) -> None:
+    await gateway.channel.close()
+    gateway.stopping.set()
+    await gateway.task
+
+
+@pytest.fixture
+async def scheduler(model: ServedModel) -> AsyncIterator[FakeScheduler]:
+    fake = FakeScheduler(model)
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Gateway settings of the test; override to change."""
+    return {}
+
+
+@pytest.fixture
+async def gateway(scheduler: FakeScheduler, model_path: Path, settings: dict[str, Any]) -> AsyncIterator[Gateway]:
+    running = await start_gateway(config_for(model_path, scheduler.port, **settings))
+    await running.until_ready()
+    yield running
+    await stop_gateway(running)
+
+
+@pytest.fixture
+def make_gateway(model_path: Path) -> Callable[..., Awaitable[Gateway]]:
+    """Starts gateways: (scheduler_port, **settings) -> Gateway. Stop them with `await stop_gateway(gateway)`."""
+
+    async def make(scheduler_port: int, **changes: Any) -> Gateway:
+        return await start_gateway(config_for(model_path, scheduler_port, **changes))
+
+    return make
+
+
+@pytest.fixture(name="stop_gateway")
+def _stop_gateway() -> Callable[[Gateway], Awaitable[None]]:
+    return stop_gateway
+
+
+@pytest.fixture(name="write_model")
+def _write_model() -> Callable[..., Path]:
+    return write_model
+
+
+@pytest.fixture(name="byte_tokenizer")
+def _byte_tokenizer() -> tokenizers.Tokenizer:
+    return make_byte_tokenizer()
