@@ -1,13 +1,14 @@
 """KV blocks, sampling and CPU kernels in C++ (cpp/). Knows no torch: tensors come as addresses or numpy arrays."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 # --- KV blocks: cpp/include/tercet/block_pool.h, block_table.h -------------------------------------------------------
 
-TokenIds = npt.NDArray[np.int32] | Sequence[int]
+TokenIds = npt.NDArray[np.signedinteger[Any]] | Sequence[int]
 """[T] token ids below 2**31. A contiguous int32 array is read in place, anything else is converted."""
 
 class OutOfBlocks(RuntimeError):
