@@ -57,7 +57,7 @@ async def run_demo(config: MeshConfig, question: str, log_dir: Path, console: Co
         stop_on_signals(mesh)
         async with mesh, Client(mesh.address) as client:
             model = await client.model(timeout_s=CONTROL_TIMEOUT_S)
-            console.print(f"\n[bold]{question}[/]   ({model.name}, through {mesh.address})")
+            console.print(f"\n[bold]{question}[/]   ({model.name}, through {mesh.address})", soft_wrap=True)
             prompt = [ChatMessage("user", question)] if model.chat else question
             generation = client.generate(prompt, temperature=0.0, max_tokens=_MAX_TOKENS, timeout_s=_ANSWER_TIMEOUT_S)
             async with generation:
