@@ -1,0 +1,234 @@
+"""The stream to one worker: dials, says Open, hears Hello, and dials again for ever when it breaks.
+
+Translates the worker's contract to and from plain values; has no policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from tercet import errors, ids, rpc
+from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+
+from .actions import NewSequence, Plan, Release, WorkerCommand
+from .events import (
+    BlockCounts,
+    Ended,
+    EndReason,
+    Event,
+    PlanEnded,
+    PrefillProgress,
+    SequenceReleased,
+    StepReported,
+    WorkerAttached,
+    WorkerInfo,
+)
+from .loop import Loop
+from .outbox import Outbox, OutboxClosedError
+from .wire import enum_value, failure_from_proto, sampling_to_proto
+
+HELLO_TIMEOUT_SECONDS = 10.0
+BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.0)
+
+
+class ContractError(Exception):
+    """The worker said something the contract does not allow."""
+
+
+# What a stream that breaks may raise; InvalidStateError comes from writing to one that is already over.
+STREAM_ERRORS = (grpc.RpcError, ContractError, OutboxClosedError, asyncio.InvalidStateError, asyncio.TimeoutError)
+
+
+class WorkerLink:
+    """One address for the life of the scheduler; every stream that comes up there is a new worker to the core."""
+
+    def __init__(self, address: str, loop: Loop) -> None:
+        self._address = address
+        self._loop = loop
+        self._log = structlog.get_logger().bind(address=address)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        channel = rpc.open_channel(self._address)
+        try:
+            while True:
+                try:
+                    await self._session(channel)
+                    # It was up: the next failure is news.
+                    failures = 0
+                except STREAM_ERRORS as error:
+                    if failures == 0:
+                        self._log.warning("worker_unreachable", problem=_problem(error))
+                    failures += 1
+                await asyncio.sleep(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else 0.1)
+        finally:
+            await channel.close()
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        """One stream. Raises only if it never came up; otherwise it returns when the stream is over."""
+        stub: Any = worker_pb2_grpc.WorkerStub(channel)
+        call = stub.Attach()
+        try:
+            info = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_SECONDS)
+            link, outbox = self._loop.open_worker()
+            try:
+                self._loop.post(WorkerAttached(link, self._address, info))
+                await self._exchange(call, link, outbox)
+            finally:
+                self._loop.close_worker(link)
+        finally:
+            # Leaving the scope ends the stream, whatever the reason.
+            call.cancel()
+
+    async def _greet(self, call: Any) -> WorkerInfo:
+        # A larger epoch for every stream, so that the worker gives up one that we lost and it did not.
+        opening = worker_pb2.Open(scheduler_epoch=ids.new_epoch())
+        await call.write(worker_pb2.WorkerCommand(open=opening))
+        event = await call.read()
+        if event is grpc.aio.EOF:
+            # Raises the status of a stream that failed.
+            code = await call.code()
+            raise ContractError(f"the stream ended before hello: {code}")
+        if event.WhichOneof("event") != "hello":
+            raise ContractError("the first message was not a hello")
+        return info_from_proto(event.hello)
+
+    async def _exchange(self, call: Any, link: int, outbox: Outbox[WorkerCommand]) -> None:
+        reader = asyncio.create_task(self._read(call, link))
+        writer = asyncio.create_task(self._write(call, outbox))
+        try:
+            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                problem = task.exception()
+                if problem is not None:
+                    self._log.warning("worker_stream_broke", problem=_problem(problem))
+                    if not isinstance(problem, STREAM_ERRORS):
+                        raise problem
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, call: Any, link: int) -> None:
+        while (event := await call.read()) is not grpc.aio.EOF:
+            self._loop.post(event_from_proto(event, link))
+
+    async def _write(self, call: Any, outbox: Outbox[WorkerCommand]) -> None:
+        while True:
+            await call.write(command_to_proto(await outbox.take()))
+
+
+def _problem(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"
+
+
+def command_to_proto(command: WorkerCommand) -> worker_pb2.WorkerCommand:
+    if isinstance(command, NewSequence):
+        new = worker_pb2.NewSequence(
+            sequence_id=command.sequence_id,
+            token_ids=command.token_ids,
+            max_length=command.max_length,
+            stop_token_ids=command.stop_token_ids,
+            sampling=sampling_to_proto(command.sampling),
+            prefix_salt=command.prefix_salt,
+        )
+        return worker_pb2.WorkerCommand(new_sequence=new)
+    if isinstance(command, Plan):
+        plan = worker_pb2.Plan(
+            plan_seq=command.plan_seq,
+            num_steps=command.num_steps,
+            chunks=[worker_pb2.Chunk(sequence_id=key, num_tokens=count) for key, count in command.chunks],
+            join=command.join,
+            revoke_through=command.revoke_through,
+        )
+        return worker_pb2.WorkerCommand(plan=plan)
+    assert isinstance(command, Release)
+    cause = worker_pb2.ReleaseCause.Name(command.cause)
+    return worker_pb2.WorkerCommand(release=worker_pb2.Release(sequence_ids=command.sequence_ids, cause=cause))
+
+
+def info_from_proto(hello: worker_pb2.Hello) -> WorkerInfo:
+    """Raises ContractError if a size that must be positive is not."""
+    info = WorkerInfo(
+        worker_id=hello.worker_id,
+        epoch=hello.epoch,
+        model=hello.model,
+        model_revision=hello.model_revision,
+        device=hello.device,
+        dtype=hello.dtype,
+        block_size=hello.block_size,
+        num_blocks=hello.num_blocks,
+        max_num_seqs=hello.max_num_seqs,
+        max_num_batched_tokens=hello.max_num_batched_tokens,
+        max_model_len=hello.max_model_len,
+        vocab_size=hello.vocab_size,
+    )
+    for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"):
+        if getattr(info, name) < 1:
+            raise ContractError(f"hello.{name} is {getattr(info, name)}")
+    if not info.model:
+        raise ContractError("hello.model is empty")
+    return info
+
+
+def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
+    """Raises ContractError."""
+    kind = event.WhichOneof("event")
+    if kind == "step":
+        step = event.step
+        if len(step.sequence_ids) != len(step.token_ids):
+            raise ContractError("the columns of a step result differ in length")
+        return StepReported(
+            link=link,
+            plan_seq=step.plan_seq,
+            step=step.step,
+            sequence_ids=tuple(step.sequence_ids),
+            token_ids=tuple(step.token_ids),
+            prefills=tuple(PrefillProgress(p.sequence_id, p.num_computed, p.num_cached) for p in step.prefills),
+            ended=tuple(_ended_from_proto(ended) for ended in step.ended),
+            blocks=_counts_from_proto(step.blocks),
+        )
+    if kind == "plan_done":
+        done = event.plan_done
+        return PlanEnded(link, done.plan_seq, done.steps_run, done.revoked, _counts_from_proto(done.blocks))
+    if kind == "released":
+        gone = event.released
+        return SequenceReleased(
+            link=link,
+            sequence_id=gone.sequence_id,
+            found=gone.found,
+            blocks_used=gone.blocks_used,
+            blocks_freed=gone.blocks_freed,
+            blocks=_counts_from_proto(gone.blocks),
+        )
+    raise ContractError(f"unexpected event {kind}")
+
+
+def _ended_from_proto(ended: worker_pb2.Ended) -> Ended:
+    reason = enum_value(EndReason, ended.reason)
+    failure: errors.RequestError | None = None
+    if reason not in (EndReason.STOP, EndReason.LENGTH):
+        reason = EndReason.FAILED
+        failure = errors.EngineFaultError("the worker ended the sequence without saying why")
+        if ended.HasField("failure"):
+            failure = failure_from_proto(ended.failure)
+    return Ended(
+        sequence_id=ended.sequence_id,
+        reason=reason,
+        stop_token_id=ended.stop_token_id,
+        failure=failure,
+        blocks_used=ended.blocks_used,
+        blocks_freed=ended.blocks_freed,
+    )
+
+
+def _counts_from_proto(counts: worker_pb2.BlockCounts) -> BlockCounts:
+    return BlockCounts(counts.free, counts.cached, counts.used)

@@ -1,0 +1,134 @@
+"""The one task that runs the core: takes events from an inbox, gives actions to the peers' outboxes.
+
+Knows the clock and the log; decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from .actions import Action, DropWorker, GatewayMessage, Log, ToGateway, WorkerCommand
+from .core import Core
+from .events import DrainExpired, DrainStarted, Event, GatewayLost, TimePassed, WorkerLost
+from .fleet import FleetView
+from .outbox import Outbox
+
+# Messages of one step each: minutes of output that a peer has not read.
+MAX_OUTBOX_MESSAGES = 8192
+
+
+class Loop:
+    """Numbers the streams, serialises their events, and lets the core plan once per batch of events."""
+
+    def __init__(self, core: Core, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._inbox: list[Event] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._gateways: dict[int, Outbox[GatewayMessage]] = {}
+        self._workers: dict[int, Outbox[WorkerCommand]] = {}
+        self._last_stream = 0
+
+    def post(self, event: Event) -> None:
+        """Hands over an event; it is handled in order of posting."""
+        self._inbox.append(event)
+        self._wake.set()
+
+    def open_gateway(self) -> tuple[int, Outbox[GatewayMessage]]:
+        """A number and an outbox for a gateway's stream. Post GatewayAttached next, and `close_gateway` at the end."""
+        self._last_stream += 1
+        outbox: Outbox[GatewayMessage] = Outbox(MAX_OUTBOX_MESSAGES)
+        self._gateways[self._last_stream] = outbox
+        return self._last_stream, outbox
+
+    def close_gateway(self, gateway: int) -> None:
+        self._gateways.pop(gateway).close()
+        self.post(GatewayLost(gateway))
+
+    def open_worker(self) -> tuple[int, Outbox[WorkerCommand]]:
+        """A number and an outbox for a worker's stream. Post WorkerAttached next, and `close_worker` at the end."""
+        self._last_stream += 1
+        outbox: Outbox[WorkerCommand] = Outbox(MAX_OUTBOX_MESSAGES)
+        self._workers[self._last_stream] = outbox
+        return self._last_stream, outbox
+
+    def close_worker(self, link: int) -> None:
+        self._workers.pop(link).close()
+        self.post(WorkerLost(link))
+
+    def view(self) -> FleetView:
+        """The mesh now."""
+        return self._core.view()
+
+    async def run(self) -> None:
+        """For ever. An exception of the core ends it: state that a bug has touched is not to be served from."""
+        timer: asyncio.TimerHandle | None = None
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            events, self._inbox = self._inbox, []
+            now = self._clock()
+            for event in events:
+                self._perform(self._core.apply(event, now))
+            self._perform(self._core.plan(now))
+            if timer is not None:
+                timer.cancel()
+                timer = None
+            wake_at = self._core.wake_at()
+            if wake_at is not None:
+                delay = max(0.0, wake_at - self._clock())
+                timer = asyncio.get_running_loop().call_later(delay, self.post, TimePassed())
+            self._note_idle()
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no new requests, lets running ones end for `grace_s` seconds, then ends them."""
+        self.post(DrainStarted())
+        if await self._wait_idle(grace_s):
+            return
+        self.post(DrainExpired())
+        # A release is answered within a step; a worker that does not answer must not keep us.
+        await self._wait_idle(2.0)
+
+    def close(self) -> None:
+        """Ends all gateway streams once they have read what is waiting for them."""
+        for outbox in self._gateways.values():
+            outbox.close()
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        try:
+            # Let what was posted be handled first.
+            await asyncio.sleep(0)
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, ToGateway):
+                gateway = self._gateways.get(action.gateway)
+                if gateway is not None and not gateway.put(action.message):
+                    self._log.warning("gateway_too_slow", gateway=action.gateway, messages=MAX_OUTBOX_MESSAGES)
+            elif isinstance(action, Log):
+                self._log.info(action.event, **action.fields)
+            elif isinstance(action, DropWorker):
+                if action.link in self._workers:
+                    self._workers[action.link].close()
+            else:
+                worker = self._workers.get(action.link)
+                if worker is not None and not worker.put(action.command):
+                    self._log.warning("worker_too_slow", link=action.link, messages=MAX_OUTBOX_MESSAGES)
+
+    def _note_idle(self) -> None:
+        if not self._core.idle:
+            self._idle.clear()
+        elif not self._idle.is_set():
+            self._idle.set()
+            for problem in self._core.check():
+                self._log.error("books_do_not_balance", problem=problem)

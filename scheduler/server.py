@@ -1,0 +1,101 @@
+"""The composition root of the scheduler: builds it from settings, serves until told to stop, stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from tercet import ids, rpc
+from tercet.config import MeshConfig, SchedulerSettings
+from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from .admission import QueueBounds
+from .core import Core, CoreSettings
+from .link import WorkerLink
+from .loop import Loop
+from .planner import Policy
+from .service import SchedulerService
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
+# For streams to hand over the last messages.
+CLOSE_SECONDS = 1.0
+
+
+async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
+    """Runs until SIGTERM or SIGINT; a second signal ends the grace. `ready` is told the port once it listens.
+
+    Raises errors.ConfigError naming ``scheduler.port`` if it cannot listen.
+    """
+    settings = config.scheduler
+    log = structlog.get_logger()
+    loop = Loop(Core(core_settings(settings)), time.monotonic)
+    server = rpc.Server()
+    service = SchedulerService(loop, ids.new_epoch())
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
+    port = await server.start(settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
+    async with _signals() as signals:
+        runner = asyncio.create_task(loop.run())
+        links = [asyncio.create_task(WorkerLink(address, loop).run()) for address in settings.workers]
+        try:
+            log.info("scheduler_ready", host=settings.host, port=port, workers=len(links))
+            if ready is not None:
+                ready(port)
+            await _first(runner, *links, signals.get())
+            log.info("scheduler_draining", seconds=settings.drain_seconds)
+            for name in ("", SERVICE):
+                await server.set_serving(name, False)
+            await _first(runner, loop.drain(settings.drain_seconds), signals.get())
+            loop.close()
+            await server.stop(CLOSE_SECONDS)
+            log.info("scheduler_stopped")
+        finally:
+            await server.stop(0)
+            await _cancel([*links, runner])
+
+
+def core_settings(settings: SchedulerSettings) -> CoreSettings:
+    """What the core takes from the settings."""
+    return CoreSettings(
+        addresses=settings.workers,
+        policy=Policy(settings.num_scheduler_steps, settings.max_prefill_tokens),
+        bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),
+    )
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Queue[int]]:
+    """SIGTERM and SIGINT as they come."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    running = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        running.add_signal_handler(number, queue.put_nowait, number)
+    try:
+        yield queue
+    finally:
+        for number in numbers:
+            running.remove_signal_handler(number)
+
+
+async def _first(runner: asyncio.Task[None], *waits: asyncio.Task[None] | Coroutine[Any, Any, object]) -> None:
+    """Waits for the first of `waits` or the runner. Tasks run for ever: one that died raises its error here."""
+    tasks = [wait if isinstance(wait, asyncio.Task) else asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait({runner, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await _cancel(task for task, wait in zip(tasks, waits, strict=True) if task is not wait)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,172 @@
+"""What gateways call: one stream each for all their requests, and the view of the fleet.
+
+Translates the scheduler's contract to and from plain values; has no policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from tercet import errors, rpc
+from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
+from tercet.v1 import operations_pb2
+
+from .actions import Accepted, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
+from .events import CancelReason, CancelReceived, GatewayAttached, Submission, Submitted
+from .fleet import FleetView
+from .loop import Loop
+from .outbox import Outbox, OutboxClosedError
+from .wire import enum_value, failure_to_proto, sampling_from_proto
+
+
+class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
+    """`epoch` is larger after each start."""
+
+    def __init__(self, loop: Loop, epoch: int) -> None:
+        self._loop = loop
+        self._epoch = epoch
+        self._log = structlog.get_logger()
+
+    async def Attach(self, _requests: Any, context: grpc.aio.ServicerContext) -> None:
+        """One gateway, until either side ends the stream."""
+        first = await context.read()
+        if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
+            await rpc.abort(context, errors.InvalidFieldError("the first message must be a hello", field="hello"))
+        await context.write(scheduler_pb2.SchedulerMessage(hello=scheduler_pb2.SchedulerHello(epoch=self._epoch)))
+        gateway, outbox = self._loop.open_gateway()
+        self._loop.post(GatewayAttached(gateway, first.hello.gateway_id))
+        reader = asyncio.create_task(self._read(context, gateway))
+        writer = asyncio.create_task(self._write(context, outbox))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Whatever ended it, cancelled or not: what this gateway asked for has lost its reader.
+            self._loop.close_gateway(gateway)
+            for task in (reader, writer):
+                task.cancel()
+            results = await asyncio.gather(reader, writer, return_exceptions=True)
+        for problem in results:
+            if isinstance(problem, OutboxClosedError) and problem.overflowed:
+                await rpc.abort(context, errors.SlowConsumerError("the gateway does not read its stream"))
+
+    async def GetFleet(
+        self, _request: operations_pb2.GetFleetRequest, _context: grpc.aio.ServicerContext
+    ) -> operations_pb2.Fleet:
+        """The mesh now."""
+        return fleet_to_proto(self._loop.view())
+
+    async def _read(self, context: grpc.aio.ServicerContext, gateway: int) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            kind = message.WhichOneof("message")
+            if kind == "submit":
+                self._loop.post(Submitted(gateway, submission_from_proto(message.submit)))
+            elif kind == "cancel":
+                reason = enum_value(CancelReason, message.cancel.reason)
+                self._loop.post(CancelReceived(gateway, message.cancel.request_key, reason))
+            else:
+                self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
+
+    async def _write(self, context: grpc.aio.ServicerContext, outbox: Outbox[GatewayMessage]) -> None:
+        while True:
+            await context.write(message_to_proto(await outbox.take()))
+
+
+def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
+    return Submission(
+        request_key=submit.request_key,
+        request_id=submit.request_id,
+        model=submit.model,
+        model_revision=submit.model_revision,
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        max_tokens=submit.max_tokens,
+        stop_token_ids=tuple(submit.stop_token_ids),
+        sampling=sampling_from_proto(submit.sampling),
+        deadline_s=submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None,
+        prefix_salt=submit.prefix_salt,
+    )
+
+
+def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
+    if isinstance(message, TokenBatch):
+        batch = scheduler_pb2.TokenBatch(
+            sequence_ids=message.sequence_ids,
+            token_ids=message.token_ids,
+            ends=[_end_to_proto(end) for end in message.ends],
+        )
+        return scheduler_pb2.SchedulerMessage(tokens=batch)
+    if isinstance(message, Accepted):
+        accepted = scheduler_pb2.RequestAccepted(
+            request_key=message.request_key,
+            sequence_ids=message.sequence_ids,
+            queue_position=message.queue_position,
+        )
+        return scheduler_pb2.SchedulerMessage(accepted=accepted)
+    if isinstance(message, Refused):
+        refused = scheduler_pb2.RequestRefused(
+            request_key=message.request_key, failure=failure_to_proto(message.failure)
+        )
+        return scheduler_pb2.SchedulerMessage(refused=refused)
+    if isinstance(message, CancelDone):
+        done = scheduler_pb2.CancelDone(
+            request_key=message.request_key,
+            found=message.found,
+            blocks_used=message.blocks_used,
+            blocks_freed=message.blocks_freed,
+            cached_tokens=message.cached_tokens,
+            queue_us=message.queue_us,
+        )
+        return scheduler_pb2.SchedulerMessage(cancel_done=done)
+    assert isinstance(message, PoolUpdate)
+    pools = [
+        scheduler_pb2.Pool(
+            model=pool.model,
+            model_revision=pool.model_revision,
+            workers_live=pool.workers_live,
+            max_model_len=pool.max_model_len,
+        )
+        for pool in message.pools
+    ]
+    return scheduler_pb2.SchedulerMessage(pools=scheduler_pb2.PoolUpdate(pools=pools))
+
+
+def _end_to_proto(end: SequenceEnd) -> scheduler_pb2.SequenceEnd:
+    return scheduler_pb2.SequenceEnd(
+        sequence_id=end.sequence_id,
+        reason=sequence_pb2.EndReason.Name(end.reason),
+        stop_token_id=end.stop_token_id,
+        failure=None if end.failure is None else failure_to_proto(end.failure),
+        cached_tokens=end.cached_tokens,
+        blocks_used=end.blocks_used,
+        blocks_freed=end.blocks_freed,
+        queue_us=end.queue_us,
+    )
+
+
+def fleet_to_proto(fleet: FleetView) -> operations_pb2.Fleet:
+    return operations_pb2.Fleet(
+        requests_waiting=fleet.requests_waiting,
+        requests_running=fleet.requests_running,
+        requests_finished=fleet.requests_finished,
+        preemptions=fleet.preemptions,
+        workers=[
+            operations_pb2.WorkerStatus(
+                address=worker.address,
+                live=worker.live,
+                model=worker.model,
+                device=worker.device,
+                sequences=worker.sequences,
+                blocks_total=worker.blocks_total,
+                blocks_free=worker.blocks.free,
+                blocks_cached=worker.blocks.cached,
+                blocks_used=worker.blocks.used,
+                steps=worker.steps,
+                tokens=worker.tokens,
+            )
+            for worker in fleet.workers
+        ],
+    )
