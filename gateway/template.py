@@ -22,8 +22,8 @@ import jinja2.sandbox
 from tercet.errors import InvalidFieldError, ModelError
 
 FIELD = "chat"
-# Loop rounds and calls of one rendering. A thousand messages need some ten thousand.
-MAX_STEPS = 500_000
+# Loop rounds and calls of one rendering, about a second's worth. Ten messages need some hundred.
+MAX_STEPS = 250_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,11 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = _budget.get()
         budget.spend()
-        target = getattr(obj, "__self__", None)
+        # The sandbox wraps str.format.
+        method = getattr(obj, "__wrapped__", obj)
+        target = getattr(method, "__self__", None)
         if isinstance(target, str):
-            args = self._check_text_method(target, getattr(obj, "__name__", ""), args)
+            args = self._check_text_method(target, getattr(method, "__name__", ""), args)
         return budget.check(super().call(context, obj, *args, **kwargs))
 
     def _check_text_method(self, text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -272,6 +272,19 @@ async def scheduler(model: ServedModel) -> AsyncIterator[FakeScheduler]:
 
 
 @pytest.fixture
+def until() -> Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]:
+    """Waits until a check holds. What it waits for has no event of its own on this side of the wire."""
+
+    async def wait(check: Callable[[], Awaitable[bool]]) -> None:
+        while True:
+            if await check():
+                return
+            await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
 def settings() -> dict[str, Any]:
     """Gateway settings of the test; override to change."""
     return {}

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tercet.mesh.v1 import sequence_pb2
+from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
 
@@ -22,7 +22,7 @@ STOP, LENGTH = pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH
 
 def failure_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """Code, reason and metadata of a typed status; every detail type at most once, one ErrorInfo."""
-    trailers = {key: value for key, value in error.trailing_metadata()}
+    trailers = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     types = [detail.type_url for detail in status.details]
     assert len(set(types)) == len(types)
@@ -165,14 +165,14 @@ async def test_stop_string_over_tokens_cancels_downward(
 
 
 async def test_stop_string_beats_length_in_one_message(gateway: Any, scheduler: Any, model: Any) -> None:
-    from tercet.mesh.v1 import scheduler_pb2
-
     async def play(sequence: Any) -> None:
         end = scheduler_pb2.SequenceEnd(reason=sequence_pb2.END_REASON_LENGTH, blocks_used=2, blocks_freed=2)
         await sequence.tokens(*model.tokenizer.encode("aSTOP", add_bos=False), end=end)
 
     scheduler.play = play
-    once = await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="x", stop=pb.StopConditions(strings=["STOP"])))
+    once = await gateway.inference.GenerateOnce(
+        pb.GenerateRequest(prompt="x", stop=pb.StopConditions(strings=["STOP"]))
+    )
     assert once.outputs[0].text == "a"
     assert once.outputs[0].end == pb.OutputEnd(reason=STOP, stop_string="STOP")
     assert once.usage.kv_blocks_used == 2
@@ -220,7 +220,7 @@ async def test_bad_request(gateway: Any, scheduler: Any, name: str) -> None:
     assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
 
 
-async def test_room_is_used_to_the_last_token(gateway: Any, scheduler: Any) -> None:
+async def test_room_is_used_to_the_last_token(gateway: Any, scheduler: Any, until: Any) -> None:
     request = pb.GenerateRequest(prompt="abc", stop=pb.StopConditions(max_tokens=253))
     await stream(gateway, request)
     assert scheduler.sequences[0].submit.max_tokens == 253
@@ -229,8 +229,11 @@ async def test_room_is_used_to_the_last_token(gateway: Any, scheduler: Any) -> N
     assert (metadata["prompt_tokens"], metadata["max_tokens"], metadata["max_model_len"]) == ("3", "254", "256")
     scheduler.max_model_len = 10
     await scheduler.send_pools()
-    while (await gateway.models.GetModel(models_pb2.GetModelRequest(name="bytes"))).max_model_len != 10:
-        await asyncio.sleep(0.01)
+
+    async def limited() -> bool:
+        return (await gateway.models.GetModel(models_pb2.GetModelRequest(name="bytes"))).max_model_len == 10
+
+    await until(limited)
     _, _, metadata = await refused(gateway, pb.GenerateRequest(prompt="abcabcabcabc"))
     assert metadata["max_model_len"] == "10"
 
@@ -305,12 +308,21 @@ async def test_failure_in_mid_stream_is_the_one_end(gateway: Any, scheduler: Any
         await sequence.end(sequence_pb2.END_REASON_FAILED, failure=failure)
 
     scheduler.play = play
-    events = []
+    call = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for event in gateway.inference.Generate(pb.GenerateRequest(prompt="x")):
-            events.append(event.WhichOneof("event"))
-    assert events == ["accepted", "delta"]
+        await _end_of(call)
     assert failure_of(caught.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+
+
+async def _end_of(call: Any) -> None:
+    """Reads on; raises the status if it is not OK, as iterating does."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    if await call.code() is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
 
 
 async def test_models_and_operations(gateway: Any, model: Any) -> None:
@@ -340,24 +352,26 @@ async def test_operator_cancels_by_id(gateway: Any, scheduler: Any) -> None:
     assert not (await gateway.operations.CancelGeneration(cancel)).found
 
 
-async def test_health_follows_the_workers(gateway: Any, scheduler: Any) -> None:
+async def test_health_follows_the_workers(gateway: Any, scheduler: Any, until: Any) -> None:
     health = health_pb2_grpc.HealthStub(gateway.channel)
 
-    async def until(service: str, status: int) -> None:
-        while (await health.Check(health_pb2.HealthCheckRequest(service=service))).status != status:
-            await asyncio.sleep(0.01)
+    async def until_health(service: str, status: int) -> None:
+        async def check() -> bool:
+            return (await health.Check(health_pb2.HealthCheckRequest(service=service))).status == status
+
+        await until(check)
 
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-    await until("tercet.v1.Inference", serving)
+    await until_health("tercet.v1.Inference", serving)
     scheduler.workers_live = 0
     await scheduler.send_pools()
-    await until("tercet.v1.Inference", not_serving)
-    await until("", serving)
+    await until_health("tercet.v1.Inference", not_serving)
+    await until_health("", serving)
     code, reason, _ = await refused(gateway, pb.GenerateRequest(prompt="x"))
     assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
     scheduler.workers_live = 1
     await scheduler.send_pools()
-    await until("tercet.v1.Inference", serving)
+    await until_health("tercet.v1.Inference", serving)
 
 
 async def test_thirty_two_at_once(gateway: Any, scheduler: Any) -> None:

@@ -1,0 +1,188 @@
+"""A request's output: deltas of whole tokens, stop strings, one end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.cancel import CancelCause
+from gateway.detokenizer import Detokenizer
+from gateway.stop_matcher import StopMatcher
+from gateway.stream import Account, Chunk, EndReason, Finish, SequenceEnd, Stream
+from tercet.errors import EngineFaultError, RequestCancelledError, SlowConsumerError, WorkerLostError
+
+# Tokens of one or more bytes of a text with short repeats, so that stops and characters are cut everywhere.
+PIECES: list[str | bytes] = ["a", "b", "ab", "ba", "", b"\xc3", b"\xa9", "aé", b"b\xc3", "é"]
+
+
+def piece_of(token_id: int) -> str | bytes:
+    return PIECES[token_id]
+
+
+def decode(token_ids: list[int]) -> str:
+    raw = b"".join(p if isinstance(p, bytes) else p.encode() for p in map(piece_of, token_ids))
+    return raw.decode("utf-8", "replace")
+
+
+def make(stop_strings: list[str] | None = None, max_tokens_held: int = 1000, stop_token_ids: Any = ()) -> Stream:
+    return Stream(
+        Detokenizer(piece_of),
+        stop_strings=stop_strings or [],
+        stop_token_ids=frozenset(stop_token_ids),
+        max_tokens_held=max_tokens_held,
+        clock=lambda: 1.0,
+    )
+
+
+END = SequenceEnd(EndReason.LENGTH, Account(1, 2, 3, 0.5))
+
+
+async def drain(stream: Stream) -> list[Chunk]:
+    chunks = []
+    while (chunk := await stream.read()) is not None:
+        chunks.append(chunk)
+    return chunks
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), max_size=20),
+    st.lists(st.sampled_from(["aa", "ab", "é", "aéb", "bab", "\ufffd"]), max_size=3),
+    st.lists(st.booleans(), min_size=20, max_size=20),
+)
+def test_deltas_are_whole_tokens_and_join_to_the_text(
+    token_ids: list[int], stops: list[str], reads: list[bool]
+) -> None:
+    async def go() -> None:
+        stream, pushed = make(stops), []
+        chunks: list[Chunk] = []
+        reader: asyncio.Future[Chunk | None] | None = None
+        for token_id, read in zip(token_ids, reads, strict=False):
+            pushed.append(token_id)
+            if stream.push(token_id) is not None:
+                break
+            if read:
+                # What a client sees now is the text of whole tokens and can never belong to a stop string.
+                reader = reader or asyncio.ensure_future(stream.read())
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                if not reader.done():
+                    continue
+                chunk = reader.result()
+                assert chunk is not None
+                chunks.append(chunk)
+                reader = None
+                seen = [token_id for chunk in chunks for token_id in chunk.token_ids]
+                assert "".join(chunk.text for chunk in chunks) == decode(seen)
+        stream.end(END)
+        if reader is not None and (last := await reader) is not None:
+            chunks.append(last)
+        chunks += await drain(stream)
+        matcher = StopMatcher(stops)
+        match = matcher.push(decode(token_ids))
+        text = "".join(chunk.text for chunk in chunks)
+        assert [token_id for chunk in chunks for token_id in chunk.token_ids] == pushed
+        assert stream.num_tokens == len(pushed)
+        assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))
+        assert all(chunk.token_ids for chunk in chunks)
+        assert [c.token_offset for c in chunks] == [
+            sum(len(c.token_ids) for c in chunks[:i]) for i in range(len(chunks))
+        ]
+        if match is None:
+            assert (text, stream.finish) == (decode(token_ids), Finish(EndReason.LENGTH))
+        else:
+            assert stream.finish == Finish(EndReason.STOP, stop_string=match.stop_string)
+            assert text == decode(token_ids)[: match.start]
+
+    asyncio.run(go())
+
+
+async def test_first_token_goes_at_once_and_later_ones_join() -> None:
+    stream = make()
+    stream.push(0)
+    assert await stream.read() == Chunk(0, 0, "a", (0,))
+    for token_id in (1, 2, 3):
+        stream.push(token_id)
+    assert await stream.read() == Chunk(1, 1, "babba", (1, 2, 3))
+
+
+async def test_held_token_comes_with_the_delta_that_completes_it() -> None:
+    stream = make(["ab!"])
+    stream.push(1)
+    assert (await stream.read()).text == "b"  # type: ignore[union-attr]
+    stream.push(2)  # "ab": may become "ab!"
+    pending = asyncio.ensure_future(stream.read())
+    await asyncio.sleep(0)
+    assert not pending.done()
+    stream.push(1)
+    assert await pending == Chunk(1, 1, "abb", (2, 1))
+
+
+async def test_too_many_unread_tokens_end_the_stream() -> None:
+    stream, interrupted = make(max_tokens_held=3), []
+    stream.interrupt = lambda: interrupted.append(True)
+    assert [stream.push(0) for _ in range(4)] == [None, None, None, CancelCause.SLOW_CONSUMER]
+    assert interrupted == [True]
+    with pytest.raises(SlowConsumerError):
+        await stream.read()
+    assert stream.push(0) is None
+    stream.end(END)
+    assert stream.finish is None
+
+
+async def test_the_first_end_counts() -> None:
+    stream = make()
+    stream.push(0)
+    stream.fail(WorkerLostError("one"))
+    stream.fail(EngineFaultError("two"))
+    stream.end(END)
+    # What was generated before the failure is not withheld.
+    assert (await stream.read()) == Chunk(0, 0, "a", (0,))
+    with pytest.raises(WorkerLostError, match="one"):
+        await stream.read()
+    assert stream.finish is None
+
+
+async def test_end_reasons() -> None:
+    for end, error in [
+        (SequenceEnd(EndReason.FAILED, Account(), failure=WorkerLostError("gone")), WorkerLostError),
+        (SequenceEnd(EndReason.FAILED, Account()), EngineFaultError),
+        (SequenceEnd(EndReason.CANCELLED, Account()), RequestCancelledError),
+    ]:
+        stream = make()
+        stream.end(end)
+        with pytest.raises(error):
+            await stream.read()
+    for stop_token_ids, named in [((), None), ((7,), 7)]:
+        stream = make(stop_token_ids=stop_token_ids)
+        stream.end(SequenceEnd(EndReason.STOP, Account(), stop_token_id=7))
+        assert stream.finish == Finish(EndReason.STOP, stop_token_id=named)
+
+
+async def test_account_is_the_first_one_given() -> None:
+    stream = make(["a"])
+    assert stream.push(0) is CancelCause.STOP_STRING
+    waiting = asyncio.ensure_future(stream.wait_account())
+    await asyncio.sleep(0)
+    stream.close_account(Account(1, 9, 8))
+    stream.end(END)
+    assert await waiting == Account(1, 9, 8)
+    assert stream.finish == Finish(EndReason.STOP, stop_string="a")
+
+
+async def test_acceptance_or_refusal() -> None:
+    stream = make()
+    waiting = asyncio.ensure_future(stream.wait_accepted())
+    await asyncio.sleep(0)
+    stream.accept(4)
+    assert await waiting == 4
+    stream = make()
+    waiting = asyncio.ensure_future(stream.wait_accepted())
+    await asyncio.sleep(0)
+    stream.fail(WorkerLostError("no"))
+    with pytest.raises(WorkerLostError):
+        await waiting
