@@ -127,7 +127,8 @@ def test_it_knows_the_capital_of_france_in_bfloat16(source: ModelSource, prompts
 def test_its_size_is_known_before_it_is_loaded(source: ModelSource) -> None:
     config = load_config(source)
     parameters = 134_515_008
-    table = config.vocab_size * config.hidden_size
-    assert weight_bytes(config, torch.bfloat16, torch.device("cuda")) == 2 * parameters
-    assert weight_bytes(config, torch.bfloat16) == 2 * (parameters + table)
+    embedding = config.vocab_size * config.hidden_size
+    positions = 8192 * 64 * 4
+    assert weight_bytes(config, torch.bfloat16, torch.device("cuda")) == 2 * parameters + positions
+    assert weight_bytes(config, torch.bfloat16) == 2 * (parameters + embedding) + positions
     assert kv_block_bytes(config, 16, torch.bfloat16) == 2 * 30 * 3 * 16 * 64 * 2

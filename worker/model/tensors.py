@@ -58,12 +58,16 @@ def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None) -> int:
-    """Bytes of all weights in memory. On CPU (the default) a tied head is a packed copy and counts again."""
+    """Bytes that a loaded model takes: all weights, and the float32 table of rotary positions.
+
+    On CPU (the default) a tied head is a packed copy of the embedding and counts again.
+    """
     on_cpu = device is None or device.type == "cpu"
     layer = sum(_elements(shape) for shape in layer_shapes(config).values())
     embedding = config.vocab_size * config.hidden_size
     tables = 1 if config.tie_word_embeddings and not on_cpu else 2
-    return (layer * config.num_layers + config.hidden_size + tables * embedding) * dtype.itemsize
+    elements = layer * config.num_layers + config.hidden_size + tables * embedding
+    return elements * dtype.itemsize + config.max_model_len * config.head_dim * torch.float32.itemsize
 
 
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

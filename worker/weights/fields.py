@@ -7,15 +7,23 @@ from typing import Any
 
 from tercet.errors import ModelError
 
+# Damaged files hold numbers that would keep a loop or an allocation busy for days.
+MAX_COUNT = 2**31 - 1
+MAX_LAYERS = 4096
+
 # No factor, length or epsilon of a model comes near; whole numbers past a float's range must not reach float().
 _HUGE = 1e30
 
 
 class Fields:
-    """The fields of `origin` (a path, for errors). A field that is null counts as absent."""
+    """The fields of `origin` (a path, for errors). A field that is null counts as absent.
 
-    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+    `prefix` is what errors put before a field's name.
+    """
+
+    def __init__(self, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
         self._values = values
+        self._prefix = prefix
         self.origin = origin
 
     def __contains__(self, name: str) -> bool:
@@ -26,11 +34,11 @@ class Fields:
         """The raw value, or None."""
         return self._values.get(name)
 
-    def count(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`. Raises ModelError, also if absent without a default."""
+    def count(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
+        """A whole number from `minimum` to `maximum`. Raises ModelError, also if absent without a default."""
         value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(name, value, f"a whole number of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(name, value, f"a whole number from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -49,14 +57,14 @@ class Fields:
 
     def error(self, name: str, value: object, supported: str) -> ModelError:
         """The error for a field whose value is not one of the supported."""
-        return ModelError(f"model: {name} in {self.origin} is {_shown(value)}; supported: {supported}")
+        return ModelError(f"model: {self._prefix}{name} in {self.origin} is {_shown(value)}; supported: {supported}")
 
     def _present(self, name: str, default: Any) -> Any:
         value = self._values.get(name)
         if value is None:
             value = default
         if value is None:
-            raise ModelError(f"model: {self.origin} lacks the field {name}")
+            raise ModelError(f"model: {self.origin} lacks the field {self._prefix}{name}")
         return value
 
 

@@ -8,7 +8,7 @@ from ..model.config import ModelConfig, RopeConfig
 from ..model.families import BY_GGUF_ARCHITECTURE
 from ..model.rope import yarn_attention_factor
 from ..model.tensors import EMBEDDING, HEAD, layer_tensor
-from .fields import Fields
+from .fields import MAX_LAYERS, Fields
 from .gguf_file import GgufArray, GgufFile, GgufValue
 from .gguf_tensors import ROPE_FREQUENCIES, read_tensor, stored_name
 
@@ -24,7 +24,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     if not isinstance(name, str) or name not in BY_GGUF_ARCHITECTURE:
         raise every.error("general.architecture", name, ", ".join(BY_GGUF_ARCHITECTURE))
     family = BY_GGUF_ARCHITECTURE[name]
-    fields = _Keys(file, name)
+    fields = _keys(file, name)
     if fields.get("expert_count"):
         raise fields.error("expert_count", fields.get("expert_count"), "dense models only")
     hidden_size = fields.count("embedding_length")
@@ -37,7 +37,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         vocab_size=_vocab_size(file, every),
         hidden_size=hidden_size,
         intermediate_size=fields.count("feed_forward_length"),
-        num_layers=fields.count("block_count"),
+        num_layers=fields.count("block_count", maximum=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=fields.count("attention.head_count_kv", num_heads),
         head_dim=head_dim,
@@ -54,23 +54,17 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     )
 
 
-class _Keys(Fields):
-    """The keys of one architecture, without its prefix. A number per layer counts as one number if all are equal."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._prefix = f"{architecture}."
-        values = {
-            key.removeprefix(self._prefix): _merged(value)
-            for key, value in file.metadata.items()
-            if key.startswith(self._prefix)
-        }
-        super().__init__(values, str(file.path))
-
-    def error(self, name: str, value: object, supported: str) -> ModelError:
-        return super().error(f"{self._prefix}{name}", value, supported)
+def _keys(file: GgufFile, architecture: str) -> Fields:
+    """The keys of one architecture, without its prefix."""
+    prefix = f"{architecture}."
+    values = {
+        key.removeprefix(prefix): _merged(value) for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+    return Fields(values, str(file.path), prefix)
 
 
 def _merged(value: GgufValue) -> object:
+    """A number per layer counts as one number if all are equal."""
     if not isinstance(value, GgufArray) or not value.values:
         return value
     if len(set(value.values)) == 1:

@@ -12,7 +12,7 @@ from ..model.config import ROPE_TYPES, ModelConfig, RopeConfig
 from ..model.families import BY_ARCHITECTURE, FAMILIES
 from ..model.family import BiasRule, Family, WindowRule
 from ..model.rope import yarn_attention_factor
-from .fields import Fields
+from .fields import MAX_LAYERS, Fields
 
 CONFIG_FILE = "config.json"
 
@@ -40,7 +40,7 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
         raise fields.error("hidden_act", fields.get("hidden_act"), "silu")
     num_heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", maximum=MAX_LAYERS)
     head_dim = fields.count("head_dim", family.default_head_dim or hidden_size // num_heads)
     max_position = fields.count("max_position_embeddings", family.default_max_position)
     rope = _rope(fields, max_position)
