@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from tercet.errors import ModelError
 from tercet.model_source import ModelFormat, ModelSource
 
 from . import gguf_tokenizer, tokenizer
+from .gguf_metadata import read_gguf_metadata
 from .template import ChatTemplate
 
 
@@ -87,7 +86,7 @@ def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
 
 
 def _read_gguf(path: Path, chat_template: str) -> ModelFiles:
-    fields = _gguf_fields(path)
+    fields = read_gguf_metadata(path, lambda key: key.startswith(_GGUF_PREFIXES) or key.endswith(".context_length"))
     tokens = gguf_tokenizer.from_gguf(fields, source=str(path))
     architecture = fields.get("general.architecture")
     length = fields.get(f"{architecture}.context_length")
@@ -115,26 +114,13 @@ def _read_gguf(path: Path, chat_template: str) -> ModelFiles:
     )
 
 
+_GGUF_PREFIXES = ("general.", "tokenizer.")
+
 # Template variable to the stem of its key in GGUF.
 _TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 # GGUF files made before the eot key existed name only one end; these tokens are ends wherever they exist.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
-
-
-def _gguf_fields(path: Path) -> dict[str, Any]:
-    try:
-        reader = gguf.GGUFReader(str(path))
-        wanted = ("general.", "tokenizer.")
-        return {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if name.startswith(wanted) or name.endswith(".context_length")
-        }
-    except OSError as error:
-        raise ModelError(f"model: cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # the reader raises whatever a broken file leads it to
-        raise ModelError(f"model: {path} is not a GGUF file this version can read: {error}") from error
 
 
 def _hugging_face_template(path: Path, config: Mapping[str, Any], chosen: str) -> tuple[str | None, str]:
