@@ -141,3 +141,21 @@ def test_files_stay_small():
         for file in (ROOT / package).rglob("*"):
             if file.suffix in (".py", ".h", ".cpp", ".cu") and "_pb2" not in file.name:
                 assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file.relative_to(ROOT)
+
+
+def test_the_architecture_names_what_exists():
+    text = _read("docs/architecture.md")
+    for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|md|h|cpp))`", text):
+        assert (ROOT / path).is_file(), path
+    files = [
+        file for package in ("tercet", "gateway", "scheduler", "worker") for file in (ROOT / package).rglob("*.py")
+    ]
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    for name in re.findall(r"`(?:\w+\.)?(\w+)\(\)`", text):
+        assert re.search(rf"\bdef {name}\b", source), name
+    for name in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)(?:\.\w+\(\))?`", text):
+        assert re.search(rf"\bclass {name}\b|\bmessage {name}\b", source) or name in _protos(), name
+
+
+def _protos() -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "proto").rglob("*.proto"))
