@@ -32,8 +32,8 @@ def dispatch(pool: Pool, policy: Policy, now: float) -> list[Action]:
 def running_views(worker: Worker, *, revoking: bool) -> list[Running]:
     """The worker's running sequences as the next plan will find them; `revoking`: it ends all plans in flight."""
     window, ledger = worker.window, worker.ledger
-    expected = [] if revoking else window.expected
-    ahead = sum(plan.steps_left for plan in expected)
+    expected = window.expected(revoking=revoking)
+    ahead = sum(plan.num_steps for plan in expected)
     views = []
     worst_since: dict[int, int] = {}
     for sequence_id, sequence in worker.sequences.items():
@@ -49,10 +49,9 @@ def running_views(worker: Worker, *, revoking: bool) -> list[Running]:
         else:
             left, gained = sequence.prefill_length - sequence.computed, 0
             for plan in expected:
-                if left > 0 and plan.steps_run == 0:
-                    left -= plan.chunks.get(sequence_id, 0)
+                left -= plan.chunks.get(sequence_id, 0)
                 if left <= 0:
-                    gained += plan.steps_left
+                    gained += plan.num_steps
             left = max(left, 0)
             last = sequence.join_last
             joined = last > 0 and not window.may_not_start(last, revoking=revoking)
@@ -76,12 +75,12 @@ def _dispatch_worker(
 ) -> None:
     window = worker.window
     # Otherwise the newcomer waits for at most one step anyway.
-    if dealt and sum(plan.steps_left for plan in window.expected) > 1 and len(window) < MAX_PLANS_IN_FLIGHT:
+    if dealt and window.steps_ahead > 1 and len(window) < MAX_PLANS_IN_FLIGHT:
         decision = _decide(worker, dealt, policy, revoking=True)
         if decision.start:
             _send(pool, worker, dealt, decision, now, actions, revoke=True)
             dealt = dealt[len(decision.start) :]
-    while len(window.expected) < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
+    while window.plans_ahead < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
         decision = _decide(worker, dealt, policy, revoking=False)
         if decision.preempt:
             _preempt(worker, decision.preempt, actions)

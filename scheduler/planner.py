@@ -143,8 +143,7 @@ def make_plan(
         return NOTHING
     steps = 1 if backlog else max(1, steps)
     if credits.sequences + len(start) > 1:
-        while steps > 1 and _growth(running, steps, size) + _start_blocks(start, steps, size) > credits.available:
-            steps -= 1
+        steps = _affordable(running, start, steps, credits.available, size)
     return Decision(
         num_steps=steps,
         chunks=tuple(chunks),
@@ -166,6 +165,20 @@ def _growth(running: Sequence[Running], steps: int, block_size: int) -> int:
             tokens = each.max_length
         total += -(-tokens // block_size) - each.reserved
     return total
+
+
+def _affordable(
+    running: Sequence[Running], start: Sequence[Candidate], steps: int, available: int, block_size: int
+) -> int:
+    """As many of `steps` as credits allow, at least one: that one has been checked."""
+    low, high = 1, steps
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _growth(running, middle, block_size) + _start_blocks(start, middle, block_size) <= available:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _start_blocks(start: Sequence[Candidate], steps: int, block_size: int) -> int:

@@ -123,7 +123,7 @@ def plan_ended(mesh: MeshState, event: PlanEnded, _now: float) -> None:
                 mesh.drop(worker, f"ran no step in {worker.barren_plans} plans though sequences are there")
                 return
     pool = mesh.fleet.pool_of(worker)
-    if len(pool.waiting):
+    if len(pool.waiting) and worker.free_slots:
         # So that placement sees the credits; without a queue the next plan sets them anyway.
         reserve(worker)
     mesh.touch(pool)

@@ -1,13 +1,21 @@
 """The plans in flight to one worker: what may still run, and what is expected to run.
 
 Two views matter. The *worst case* counts every step that may still run, revoked plans too, because a revocation takes
-effect only when the worker reads it. The *expected* one counts plans that were not revoked. Credits follow the first,
-order the second.
+effect only when the worker reads it. The *expected* one is what most likely happens. Credits follow the first, order
+the second: where the expectation fails, the next plan makes up for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Expected(NamedTuple):
+    """Steps that a plan in flight is expected to run, and the chunks of its first one if that is among them."""
+
+    chunks: dict[int, int]
+    num_steps: int
 
 
 @dataclass(slots=True)
@@ -19,6 +27,8 @@ class FlyingPlan:
     chunks: dict[int, int]
     steps_run: int = 0
     revoked: bool = False
+    # It was revoked when its first step had in all likelihood begun, but was not yet reported.
+    begun: bool = False
 
     @property
     def steps_left(self) -> int:
@@ -36,14 +46,20 @@ class PlanWindow:
         return len(self._plans)
 
     @property
-    def expected(self) -> list[FlyingPlan]:
-        """Those with steps to run that were not revoked."""
-        return [plan for plan in self._plans if not plan.revoked and plan.steps_run < plan.num_steps]
+    def plans_ahead(self) -> int:
+        """Plans that were not revoked and have steps to run."""
+        return sum(not plan.revoked and plan.steps_left > 0 for plan in self._plans)
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps before a plan that is sent now begins, if it revokes nothing."""
+        return sum(plan.steps_left for plan in self._plans if not plan.revoked)
 
     def send(self, num_steps: int, chunks: dict[int, int], *, revoke: bool) -> tuple[int, int]:
         """Notes a new plan; returns (plan_seq, revoke_through). `revoke` ends all those before it."""
         through = self._last_seq if revoke and self._plans else 0
         if through:
+            self._plans[0].begun |= not self._plans[0].revoked
             for plan in self._plans:
                 plan.revoked = True
         self._last_seq += 1
@@ -71,6 +87,18 @@ class PlanWindow:
     def steps_worst(self, since: int) -> int:
         """Most steps that plans numbered `since` and later may still run."""
         return sum(plan.steps_left for plan in self._plans if plan.plan_seq >= since)
+
+    def expected(self, *, revoking: bool) -> list[Expected]:
+        """What will run before the next plan; `revoking`: that plan ends all those in flight."""
+        expected = []
+        for index, plan in enumerate(self._plans):
+            if not plan.revoked and not revoking:
+                if plan.steps_left:
+                    expected.append(Expected({} if plan.steps_run else plan.chunks, plan.steps_left))
+            elif plan.steps_run == 0 and (plan.begun or (index == 0 and not plan.revoked)):
+                # The worker has nothing before it: that step is running, and will not be broken off.
+                expected.append(Expected(plan.chunks, 1))
+        return expected
 
     def may_not_start(self, plan_seq: int, *, revoking: bool) -> bool:
         """Whether the plan is revoked, or about to be if `revoking`, and no step of it is known to have run."""

@@ -57,7 +57,7 @@ def test_random_lives(data: st.DataObject) -> None:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     info = worker_info(
         block_size=block_size,
-        num_blocks=draw(st.integers(2, 24)),
+        num_blocks=-(-draw(st.integers(24, 120)) // block_size),
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 24)),
         max_model_len=64,
