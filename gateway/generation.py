@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import structlog
@@ -27,15 +26,13 @@ from .cancel import CancelCause
 from .link import RETRY_AFTER_S, Link, Submission
 from .served_model import ServedModel
 from .stream import Account, Chunk, Finish, Stream
-from .validate import ChatInput, GenerationRequest, Input, TextInput, TokenInput, prompt_too_long
+from .tokenizing import Tokenizing
+from .validate import ChatInput, GenerationRequest, TextInput, TokenInput, prompt_too_long
 
 log = structlog.get_logger()
 
 # After a stop string the client has its text; its Finished waits this long for the mesh to say what became free.
 ACCOUNT_WAIT_S = 1.0
-# Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
-_INLINE_CHARS = 1024
-_TOKENIZER_THREADS = 2
 # A cancel this close before the deadline, in seconds, is the deadline.
 _DEADLINE_SLACK_S = 0.01
 
@@ -62,33 +59,6 @@ class Summary:
     admission_s: float
     first_token_s: float
     total_s: float
-
-
-class Tokenizing:
-    """Tokenizes: short texts at once, long ones in threads, so that the event loop never waits for one."""
-
-    def __init__(self, max_prompt_bytes: int) -> None:
-        self._max_prompt_bytes = max_prompt_bytes
-        self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
-
-    async def encode(self, model: ServedModel, given: Input) -> tuple[str, list[int]]:
-        """The text (empty for token ids) and token ids of an input. Raises InvalidFieldError on `chat`."""
-        if isinstance(given, TokenInput):
-            return "", list(given.token_ids)
-        if _size(given) <= _INLINE_CHARS:
-            return self._encode(model, given)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
-
-    def close(self) -> None:
-        """Lets the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _encode(self, model: ServedModel, given: TextInput | ChatInput) -> tuple[str, list[int]]:
-        if isinstance(given, TextInput):
-            return given.text, model.tokenizer.encode(given.text, add_bos=True)
-        # A template adds a little around each message; what adds more is broken.
-        room = 2 * self._max_prompt_bytes + 1024 * len(given.messages)
-        return model.encode_chat(given.messages, max_chars=room)
 
 
 class Generation:
@@ -341,12 +311,6 @@ class Generations:
 def draining_error() -> DrainingError:
     """The refusal of a gateway that stops."""
     return DrainingError("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
-
-
-def _size(given: TextInput | ChatInput) -> int:
-    if isinstance(given, TextInput):
-        return len(given.text)
-    return sum(64 + len(message.content) for message in given.messages)
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int) -> int:

@@ -37,10 +37,6 @@ class ServedModel:
         """The canonical name."""
         return self.served_names[0]
 
-    def render_chat(self, messages: Sequence[Message], *, max_chars: int) -> str:
-        """The text of a chat's prompt. Raises InvalidFieldError on `chat`."""
-        return self._render(messages, max_chars).replace(_BREAK, "")
-
     def encode_chat(self, messages: Sequence[Message], *, max_chars: int) -> tuple[str, list[int]]:
         """The text of a chat's prompt, and its token ids. Raises InvalidFieldError on `chat`.
 

@@ -230,6 +230,8 @@ async def _end_call(error: BaseException, context: grpc.aio.ServicerContext, gen
     if generation is not None:
         # Before the status goes out: to a client that does not read, that can take for ever.
         generation.close(error)
+    else:
+        log.info("call_refused", reason=error.reason, field=error.metadata.get("field"))
     await rpc.abort(context, error)
 
 

@@ -380,3 +380,25 @@ async def test_thirty_two_at_once(gateway: Any, scheduler: Any) -> None:
     assert [check_events(events)[0] for events in streams] == prompts
     assert len({event[0].accepted.seed for event in streams}) == 32
     assert not math.isnan(scheduler.sequences[0].submit.sampling.temperature)
+
+
+async def test_a_prompt_too_long_in_tokens_is_answered_while_others_run(gateway: Any) -> None:
+    # Just below the bound in bytes: tokenized, in a thread, and refused for its tokens.
+    long = asyncio.ensure_future(gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="word " * 400_000)))
+    short = [gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello")) for _ in range(4)]
+    assert [(await call).outputs[0].text for call in short] == ["hello"] * 4
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await long
+    _, reason, metadata = failure_of(caught.value)
+    assert (reason, metadata["field"], metadata["prompt_tokens"]) == ("PROMPT_TOO_LONG", "prompt", "2000000")
+
+
+async def test_reflection_names_the_services(gateway: Any) -> None:
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    stub = reflection_pb2_grpc.ServerReflectionStub(gateway.channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    answer = await call.read()
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"tercet.v1.Inference", "tercet.v1.Models", "tercet.v1.Operations", "grpc.health.v1.Health"} <= names
+    call.cancel()

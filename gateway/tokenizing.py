@@ -1,0 +1,46 @@
+"""Inputs to token ids without stopping the event loop. Knows nothing of what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from .served_model import ServedModel
+from .validate import ChatInput, Input, TextInput, TokenInput
+
+# Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
+_INLINE_CHARS = 1024
+_TOKENIZER_THREADS = 2
+
+
+class Tokenizing:
+    """Tokenizes: short texts at once, long ones in threads, so that the event loop never waits for one."""
+
+    def __init__(self, max_prompt_bytes: int) -> None:
+        self._max_prompt_bytes = max_prompt_bytes
+        self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    async def encode(self, model: ServedModel, given: Input) -> tuple[str, list[int]]:
+        """The text (empty for token ids) and token ids of an input. Raises InvalidFieldError on `chat`."""
+        if isinstance(given, TokenInput):
+            return "", list(given.token_ids)
+        if _size(given) <= _INLINE_CHARS:
+            return self._encode(model, given)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
+
+    def close(self) -> None:
+        """Lets the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, model: ServedModel, given: TextInput | ChatInput) -> tuple[str, list[int]]:
+        if isinstance(given, TextInput):
+            return given.text, model.tokenizer.encode(given.text, add_bos=True)
+        # A template adds a little around each message; what adds more is broken.
+        room = 2 * self._max_prompt_bytes + 1024 * len(given.messages)
+        return model.encode_chat(given.messages, max_chars=room)
+
+
+def _size(given: TextInput | ChatInput) -> int:
+    if isinstance(given, TextInput):
+        return len(given.text)
+    return sum(64 + len(message.content) for message in given.messages)
