@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,6 +17,8 @@ namespace {
 constexpr int64_t kStagingRows = 12;
 // Row-times-key products below which a call is done sooner by one thread.
 constexpr int64_t kMinCostToShare = 2048;
+// Few, as each cut through a tile costs a merge; more than one, as a late thread's are taken by others.
+constexpr int64_t kPiecesPerThread = 4;
 
 // A tile with its segments, which are numbered through all tiles: `first_unit` is the tile's first.
 struct Work {
@@ -89,21 +92,22 @@ int64_t cost_of(const Work& work, int64_t ratio, Range segment) {
   return (segment.end - segment.begin) * (work.tile.num_tokens * ratio + kStagingRows);
 }
 
-// The first unit of each thread's share, and one past the last: `num_threads + 1` numbers.
-std::vector<int64_t> divide(const std::vector<Work>& works, int64_t ratio, int64_t total, int num_threads) {
-  std::vector<int64_t> bounds(num_threads + 1, 0);
-  int thread = 1;
+// Cuts the units into pieces of about equal cost, a few for each thread: the first unit of each, then one past the
+// last.
+std::vector<int64_t> divide(const std::vector<Work>& works, int64_t ratio, int64_t total, int64_t num_pieces) {
+  std::vector<int64_t> bounds = {0};
   int64_t done = 0;
   for (const Work& work : works) {
     for (int64_t unit = work.first_unit; unit < work.first_unit + work.num_units; ++unit) {
       const int64_t cost = cost_of(work, ratio, segment_of(work, unit));
-      // A unit belongs to the thread in whose equal share of the cost its middle lies.
-      while (thread < num_threads && (2 * done + cost) * num_threads >= 2 * total * thread) bounds[thread++] = unit;
+      // A unit begins a new piece if its middle lies past the equal share of those so far.
+      if (unit > bounds.back() && (2 * done + cost) * num_pieces >= 2 * total * static_cast<int64_t>(bounds.size())) {
+        bounds.push_back(unit);
+      }
       done += cost;
     }
   }
-  const int64_t num_units = works.back().first_unit + works.back().num_units;
-  while (thread <= num_threads) bounds[thread++] = num_units;
+  bounds.push_back(works.back().first_unit + works.back().num_units);
   return bounds;
 }
 
@@ -149,26 +153,22 @@ void paged_attention(const AttentionCall& call, Isa isa) {
     total += cost_of(work, ratio, {0, work.num_keys});
     max_rows = std::max(max_rows, work.tile.num_tokens * ratio);
   }
-  const int most_threads = total < kMinCostToShare ? 1 : num_threads();
-  const std::vector<int64_t> bounds = divide(works, ratio, total, most_threads);
+  const int64_t most_pieces = total < kMinCostToShare ? 1 : int64_t{num_threads()} * kPiecesPerThread;
+  const std::vector<int64_t> bounds = divide(works, ratio, total, most_pieces);
 
-  // A tile whose segments fall to several threads is put together when all are done: `shared` keeps their states.
-  std::vector<int64_t> shared_at(works.size(), -1);
-  std::vector<float> shared;
+  // A tile whose segments fall to several pieces is put together when all are done: `cut` keeps their states.
+  std::vector<int64_t> cut_at(works.size(), -1);
+  int64_t num_cut_floats = 0;
   for (size_t i = 0; i < works.size(); ++i) {
+    const auto piece_of = [&](int64_t unit) { return std::upper_bound(bounds.begin(), bounds.end(), unit); };
     const int64_t first = works[i].first_unit;
-    const int64_t last = first + works[i].num_units - 1;
-    const auto owner = [&](int64_t unit) { return std::upper_bound(bounds.begin(), bounds.end() - 1, unit); };
-    if (owner(first) == owner(last)) continue;
-    shared_at[i] = static_cast<int64_t>(shared.size());
-    shared.resize(shared.size() + works[i].num_units * state_floats(works[i].tile.num_tokens * ratio, padded));
+    if (piece_of(first) == piece_of(first + works[i].num_units - 1)) continue;
+    cut_at[i] = num_cut_floats;
+    num_cut_floats += works[i].num_units * state_floats(works[i].tile.num_tokens * ratio, padded);
   }
+  const std::unique_ptr<float[]> cut(new float[num_cut_floats]);
 
-  parallel(most_threads > 1, [&](int thread, int num_threads) {
-    if (num_threads != most_threads && thread > 0) return;
-    const int64_t begin = bounds[thread];
-    const int64_t end = bounds[thread + 1];
-    if (begin == end) return;
+  const auto run_piece = [&](int64_t begin, int64_t end) {
     float* scratch =
         thread_scratch(2 * state_floats(max_rows, padded) + attention_scratch_floats(max_rows, call.head_dim));
     auto work = std::upper_bound(works.begin(), works.end(), begin,
@@ -176,7 +176,7 @@ void paged_attention(const AttentionCall& call, Isa isa) {
                 1;
     for (; work != works.end() && work->first_unit < end; ++work) {
       const int64_t num_rows = work->tile.num_tokens * ratio;
-      const int64_t at = shared_at[work - works.begin()];
+      const int64_t at = cut_at[work - works.begin()];
       const AttentionState whole = state_at(scratch, num_rows);
       const AttentionState part = state_at(scratch + state_floats(num_rows, padded), num_rows);
       float* rest = scratch + 2 * state_floats(num_rows, padded);
@@ -184,7 +184,7 @@ void paged_attention(const AttentionCall& call, Isa isa) {
       for (int64_t unit = std::max(begin, work->first_unit); unit < last; ++unit) {
         const Range segment = segment_of(*work, unit);
         if (at >= 0) {
-          float* data = shared.data() + at + (unit - work->first_unit) * state_floats(num_rows, padded);
+          float* data = cut.get() + at + (unit - work->first_unit) * state_floats(num_rows, padded);
           run.attend(call, work->tile, segment, state_at(data, num_rows), rest);
         } else if (unit == work->first_unit) {
           run.attend(call, work->tile, segment, whole, rest);
@@ -195,12 +195,16 @@ void paged_attention(const AttentionCall& call, Isa isa) {
       }
       if (at < 0) run.finish(call, work->tile, whole);
     }
+  };
+  const auto num_pieces = static_cast<int64_t>(bounds.size()) - 1;
+  parallel(num_pieces > 1, num_pieces, 1, [&](Range pieces) {
+    for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) run_piece(bounds[piece], bounds[piece + 1]);
   });
 
   for (size_t i = 0; i < works.size(); ++i) {
-    if (shared_at[i] < 0) continue;
+    if (cut_at[i] < 0) continue;
     const int64_t num_rows = works[i].tile.num_tokens * ratio;
-    float* data = shared.data() + shared_at[i];
+    float* data = cut.get() + cut_at[i];
     for (int64_t unit = 1; unit < works[i].num_units; ++unit) {
       merge(state_at(data, num_rows), state_at(data + unit * state_floats(num_rows, padded), num_rows), num_rows,
             padded);
@@ -221,9 +225,9 @@ void write_kv(const KvWrite& write) {
   const size_t row = element * write.head_dim;
   const auto* k = static_cast<const char*>(write.k);
   const auto* v = static_cast<const char*>(write.v);
-  parallel(write.num_tokens * write.num_kv_heads * write.head_dim >= kMinElementsToShare,
-           [&](int thread, int num_threads) {
-             const Range tokens = share(write.num_tokens, thread, num_threads);
+  const int64_t num_elements = write.num_kv_heads * write.head_dim;
+  parallel(write.num_tokens * num_elements >= kMinElementsToShare, write.num_tokens, row_grain(num_elements),
+           [&](Range tokens) {
              for (int64_t token = tokens.begin; token < tokens.end; ++token) {
                const int64_t block = write.slots[token] / write.block_size;
                const int64_t offset = write.slots[token] % write.block_size;

@@ -15,6 +15,9 @@ namespace {
 
 // Below this many multiply-adds a product is done sooner than a second thread has begun.
 constexpr int64_t kMinProductsToShare = 32 * 1024;
+// What a thread takes at once: a panel of the widest register tile.
+constexpr int64_t kTilesPerPiece = 4;
+constexpr int64_t kRowsPerPart = 256;
 
 // Weights are tens to hundreds of MB read once a step: with small pages each 4 KB costs a walk of the page table.
 char* map_memory(size_t bytes) {
@@ -42,8 +45,7 @@ PackedWeight::PackedWeight(const void* weight, Dtype dtype, int64_t num_outputs,
   }
   const size_t bytes = tile_bytes() * num_tiles();
   data_ = {map_memory(bytes), Unmap{bytes}};
-  parallel(true, [&](int thread, int num_threads) {
-    const Range tiles = share(num_tiles(), thread, num_threads);
+  parallel(true, num_tiles(), 1, [&](Range tiles) {
     if (dtype == Dtype::f32) {
       pack(static_cast<const float*>(weight), row_stride, tiles);
     } else {
@@ -79,17 +81,16 @@ void linear(const LinearCall& call, Isa isa) {
   const auto run = kernels(isa).linear;
   const int64_t num_tiles = weight.num_tiles();
   const bool shared = call.num_rows * weight.depth() * weight.num_outputs() >= kMinProductsToShare;
-  parallel(shared, [&](int thread, int num_threads) {
-    // Columns first, as each weight is then read once; rows only where columns are too few for all threads.
-    const int64_t most_column_parts = std::max<int64_t>(1, num_tiles / 4);
-    int64_t num_row_parts = 1;
-    if (num_threads > most_column_parts) {
-      num_row_parts = std::min<int64_t>(num_threads / most_column_parts, std::max<int64_t>(1, call.num_rows / 8));
+  // Columns are shared out, as each weight is then read once. Rows too only where there are so many that the parts of
+  // them still read each weight for many rows.
+  const int64_t num_row_parts = shared ? std::max<int64_t>(1, call.num_rows / kRowsPerPart) : 1;
+  parallel(shared, num_row_parts * num_tiles, kTilesPerPiece, [&](Range piece) {
+    for (int64_t begin = piece.begin; begin < piece.end;) {
+      const int64_t part = begin / num_tiles;
+      const int64_t end = std::min(piece.end, (part + 1) * num_tiles);
+      run(call, share(call.num_rows, part, num_row_parts), {begin - part * num_tiles, end - part * num_tiles});
+      begin = end;
     }
-    const int64_t num_column_parts = num_threads / num_row_parts;
-    if (thread >= num_column_parts * num_row_parts) return;
-    run(call, share(call.num_rows, thread / num_column_parts, num_row_parts),
-        share(num_tiles, thread % num_column_parts, num_column_parts));
   });
 }
 

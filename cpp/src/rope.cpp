@@ -16,9 +16,9 @@ void apply_rope(const RopeCall& call, Isa isa) {
     }
   }
   const auto run = kernels(isa).rope;
-  const int64_t num_elements = call.num_tokens * (call.num_heads + call.num_kv_heads) * call.head_dim;
-  parallel(num_elements >= kMinElementsToShare,
-           [&](int thread, int num_threads) { run(call, share(call.num_tokens, thread, num_threads)); });
+  const int64_t num_elements = (call.num_heads + call.num_kv_heads) * call.head_dim;
+  parallel(call.num_tokens * num_elements >= kMinElementsToShare, call.num_tokens, row_grain(num_elements),
+           [&](Range tokens) { run(call, tokens); });
 }
 
 }  // namespace tercet

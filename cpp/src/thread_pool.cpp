@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -15,8 +16,8 @@ namespace {
 
 // About 50 to 100 us: longer than the gap between two kernels of one step, shorter than the gap between plans.
 constexpr int kSpinsBeforeSleep = 4000;
-// After so many spins the caller assumes that a worker has lost its CPU, and offers its own.
-constexpr int kSpinsBeforeYield = 20000;
+// After so many spins the caller assumes that a worker in its last piece has lost its CPU, and offers its own.
+constexpr int kSpinsBeforeYield = 1000;
 
 inline void spin_pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -29,66 +30,106 @@ inline void spin_pause() {
 int num_cpus_allowed() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int size) : size_(size) {
+  explicit ThreadPool(int size) : size_(size), cursors_(new Cursor[size]) {
     for (int thread = 1; thread < size; ++thread) workers_.emplace_back([this, thread] { work(thread); });
   }
 
   ~ThreadPool() {
-    {
-      std::lock_guard<std::mutex> lock(sleep_mutex_);
-      stopping_ = true;
-      generation_.fetch_add(1);
-    }
-    wake_.notify_all();
+    stopping_ = true;
+    announce();
     for (auto& worker : workers_) worker.join();
   }
 
   int size() const { return size_; }
 
-  void run(void (*job)(void*, int, int), void* context) {
-    if (size_ > 1) {
-      job_ = job;
-      context_ = context;
-      num_pending_.store(size_ - 1, std::memory_order_relaxed);
-      // Both this increment and a worker's count of sleepers are sequentially consistent: either the worker sees the
-      // new generation before it sleeps, or this thread sees the sleeper and wakes it.
-      generation_.fetch_add(1);
-      if (num_sleeping_.load() > 0) {
-        {
-          std::lock_guard<std::mutex> lock(sleep_mutex_);
-        }
-        wake_.notify_all();
-      }
+  void run(int64_t count, int64_t grain, void (*job)(void*, Range), void* context) {
+    count_.store(count, std::memory_order_relaxed);
+    grain_.store(grain, std::memory_order_relaxed);
+    job_.store(job, std::memory_order_relaxed);
+    context_.store(context, std::memory_order_relaxed);
+    num_left_.store(count, std::memory_order_relaxed);
+    const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
+    for (int t = 0; t < size_; ++t) {
+      const auto begin = static_cast<uint32_t>(share(count, t, size_).begin);
+      cursors_[t].at.store(pack(generation, begin), std::memory_order_release);
     }
-    job(context, 0, size_);
-    for (int spins = 0; num_pending_.load(std::memory_order_acquire) > 0; ++spins) {
+    announce();
+    take_pieces(0, generation);
+    for (int spins = 0; num_left_.load(std::memory_order_acquire) > 0; ++spins) {
       if (spins < kSpinsBeforeYield) {
         spin_pause();
       } else {
         std::this_thread::yield();
       }
     }
+    // A worker that wakes only now must find nothing to take, whatever it reads of the next job as that is written.
+    for (int t = 0; t < size_; ++t) cursors_[t].at.store(pack(generation, kClosed), std::memory_order_release);
   }
 
  private:
+  // Which job, and the first unit of a thread's share that nobody has taken, in one word: a unit can only be taken
+  // from the job that the taker means. Each on a cache line of its own, as its owner uses it most.
+  struct alignas(64) Cursor {
+    std::atomic<uint64_t> at{0};
+  };
+  static constexpr uint32_t kClosed = 0xffffffffu;
+
+  static uint64_t pack(uint32_t generation, uint32_t unit) { return uint64_t{generation} << 32 | unit; }
+
+  // Both this increment and a worker's count of sleepers are sequentially consistent: either the worker sees the new
+  // generation before it sleeps, or this thread sees the sleeper and wakes it.
+  void announce() {
+    generation_.fetch_add(1);
+    if (num_sleeping_.load() == 0) return;
+    {
+      std::lock_guard<std::mutex> lock(sleep_mutex_);
+    }
+    wake_.notify_all();
+  }
+
   void work(int thread) {
-    uint64_t seen = 0;
+    uint32_t seen = 0;
     while (true) {
       seen = next_generation(seen);
       if (stopping_) return;
-      job_(context_, thread, size_);
-      num_pending_.fetch_sub(1, std::memory_order_release);
+      take_pieces(thread, seen);
     }
   }
 
-  uint64_t next_generation(uint64_t seen) {
+  // Runs pieces of the thread's own share, then of the others', until none are left.
+  void take_pieces(int thread, uint32_t generation) {
+    for (int i = 0; i < size_; ++i) {
+      const int owner = (thread + i) % size_;
+      std::atomic<uint64_t>& cursor = cursors_[owner].at;
+      uint64_t at = cursor.load(std::memory_order_acquire);
+      while (at >> 32 == generation && static_cast<uint32_t>(at) != kClosed) {
+        // If these are already the next job's, the cursor has been closed since, and the exchange fails.
+        const int64_t grain = grain_.load(std::memory_order_relaxed);
+        const int64_t end = share(count_.load(std::memory_order_relaxed), owner, size_).end;
+        const auto job = job_.load(std::memory_order_relaxed);
+        void* context = context_.load(std::memory_order_relaxed);
+        const int64_t begin = static_cast<uint32_t>(at);
+        if (begin >= end) break;
+        const int64_t next = std::min(begin + grain, end);
+        if (!cursor.compare_exchange_weak(at, pack(generation, static_cast<uint32_t>(next)), std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
+          continue;
+        }
+        job(context, {begin, next});
+        num_left_.fetch_sub(next - begin, std::memory_order_release);
+        at = cursor.load(std::memory_order_acquire);
+      }
+    }
+  }
+
+  uint32_t next_generation(uint32_t seen) {
     for (int spins = 0; spins < kSpinsBeforeSleep; ++spins) {
-      const uint64_t now = generation_.load(std::memory_order_acquire);
+      const uint32_t now = generation_.load(std::memory_order_acquire);
       if (now != seen) return now;
       spin_pause();
     }
@@ -100,21 +141,23 @@ class ThreadPool {
   }
 
   const int size_;
-  std::vector<std::thread> workers_;
-  // Each on a cache line of its own: the workers poll the one while they finish into the other.
-  alignas(64) std::atomic<uint64_t> generation_{0};
-  alignas(64) std::atomic<int> num_pending_{0};
+  std::unique_ptr<Cursor[]> cursors_;
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<int64_t> num_left_{0};
   alignas(64) std::atomic<int> num_sleeping_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> count_{0};
+  std::atomic<int64_t> grain_{1};
+  std::atomic<void (*)(void*, Range)> job_{nullptr};
+  std::atomic<void*> context_{nullptr};
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
-  void (*job_)(void*, int, int) = nullptr;
-  void* context_ = nullptr;
-  bool stopping_ = false;
+  std::vector<std::thread> workers_;  // last: they use all of the above
 };
 
 struct SharedPool {
   std::mutex mutex;
-  ThreadPool* pool = new ThreadPool(num_cpus_allowed());
+  std::unique_ptr<ThreadPool> pool = std::make_unique<ThreadPool>(num_cpus_allowed());
 };
 
 // Never destroyed: at process exit the workers may still be asleep inside it.
@@ -125,10 +168,15 @@ SharedPool& shared_pool() {
 
 }  // namespace
 
-void run_on_pool(void (*job)(void*, int, int), void* context) {
+void run_on_pool(int64_t count, int64_t grain, void (*job)(void*, Range), void* context) {
+  if (count <= 0) return;
   SharedPool& shared = shared_pool();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.pool->run(job, context);
+  if (shared.pool->size() == 1 || count <= grain) {
+    job(context, {0, count});
+  } else {
+    shared.pool->run(count, grain, job, context);
+  }
 }
 
 int num_threads() {
@@ -143,10 +191,7 @@ void set_num_threads(int count) {
   }
   SharedPool& shared = shared_pool();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  if (count == shared.pool->size()) return;
-  ThreadPool* pool = new ThreadPool(count);
-  delete shared.pool;
-  shared.pool = pool;
+  if (count != shared.pool->size()) shared.pool = std::make_unique<ThreadPool>(count);
 }
 
 }  // namespace tercet

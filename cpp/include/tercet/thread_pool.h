@@ -1,34 +1,11 @@
-// One persistent pool for the kernels: static shares, workers that spin briefly and then sleep.
+// One persistent pool for the kernels: static shares, taken over piece by piece from a thread that is late; workers
+// that spin briefly and then sleep.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 namespace tercet {
-
-// Calls job(context, thread, num_threads) once on each of the pool's threads, the caller being thread 0, and returns
-// when all have returned. Jobs must not throw, nor run jobs of their own. Callers on several threads take turns.
-void run_on_pool(void (*job)(void* context, int thread, int num_threads), void* context);
-
-// As run_on_pool, but runs on the caller alone, as (0, 1), where `parallel` is false: for work too small to share.
-template <typename Job>
-void parallel(bool parallel, Job&& job) {
-  if (!parallel) {
-    job(0, 1);
-    return;
-  }
-  run_on_pool([](void* context, int thread, int num_threads) { (*static_cast<Job*>(context))(thread, num_threads); },
-              &job);
-}
-
-// Elements below which an element-wise kernel is done sooner by one thread than shared.
-constexpr int64_t kMinElementsToShare = 16 * 1024;
-
-// The pool's size, its caller included. At first: as many as the process may use CPUs.
-int num_threads();
-
-// Replaces the pool's threads. Throws std::invalid_argument below 1 or above 1024.
-void set_num_threads(int count);
 
 struct Range {
   int64_t begin;
@@ -39,5 +16,36 @@ struct Range {
 inline Range share(int64_t count, int64_t part, int64_t parts) {
   return {count * part / parts, count * (part + 1) / parts};
 }
+
+// Calls job(context, piece) for pieces of at most `grain` units that together are 0..count, on the pool's threads with
+// the caller among them, and returns when all have returned. Each thread has an equal share and helps the others when
+// it is done, so that a thread whose CPU another process has delays nobody but the piece it is at. Which thread runs
+// what is not defined; results must not depend on it. Jobs must not throw, nor run jobs of their own. Callers on
+// several threads take turns. `count` is below 2^31.
+void run_on_pool(int64_t count, int64_t grain, void (*job)(void* context, Range piece), void* context);
+
+// As run_on_pool, but where `shared` is false the caller runs job({0, count}) alone: for work too small to share.
+template <typename Job>
+void parallel(bool shared, int64_t count, int64_t grain, Job&& job) {
+  if (!shared) {
+    job(Range{0, count});
+    return;
+  }
+  run_on_pool(count, grain, [](void* context, Range piece) { (*static_cast<Job*>(context))(piece); }, &job);
+}
+
+// Elements below which an element-wise kernel is done sooner by one thread than shared.
+constexpr int64_t kMinElementsToShare = 16 * 1024;
+
+// The grain for rows of which each has `num_elements`: pieces large beside the cost of taking one.
+inline int64_t row_grain(int64_t num_elements) {
+  return std::max<int64_t>(1, 8 * 1024 / std::max<int64_t>(1, num_elements));
+}
+
+// The pool's size, its caller included. At first: as many as the process may use CPUs.
+int num_threads();
+
+// Replaces the pool's threads. Throws std::invalid_argument below 1 or above 1024.
+void set_num_threads(int count);
 
 }  // namespace tercet
