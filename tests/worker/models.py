@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,23 @@ def save_tiny(directory: Path, family: str, seed: int = 0, max_shard_size: str =
     return reference
 
 
+@contextlib.contextmanager
+def _own_thread(reference: Any) -> Iterator[None]:
+    """Runs a tiny model on the calling thread: sharing one costs more than it, many times so on a busy machine."""
+    before = torch.get_num_threads()
+    if reference.config.hidden_size < 256:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.no_grad()
 def reference_logits(reference: Any, token_ids: Sequence[int]) -> Tensor:
     """[T, V] of a transformers model over one sequence, in one pass."""
-    logits: Tensor = reference(torch.tensor([token_ids])).logits[0]
+    with _own_thread(reference):
+        logits: Tensor = reference(torch.tensor([token_ids])).logits[0]
     return logits
 
 
@@ -92,9 +106,10 @@ def reference_greedy(reference: Any, token_ids: Sequence[int], count: int) -> li
     """The next `count` greedy tokens of a transformers model, whatever ends a text."""
     prompt = torch.tensor([token_ids])
     reference.generation_config.eos_token_id = None
-    out = reference.generate(
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count, pad_token_id=0
-    )
+    with _own_thread(reference):
+        out = reference.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count, pad_token_id=0
+        )
     tokens: list[int] = out[0, len(token_ids) :].tolist()
     return tokens
 
@@ -108,7 +123,7 @@ def random_prompts(lengths: Sequence[int], seed: int = 0, vocab_size: int = VOCA
 class PagedRunner:
     """Runs sequences, named by index, over a poisoned cache with shuffled blocks."""
 
-    def __init__(self, model: Model, block_size: int = 16, num_blocks: int = 96, seed: int = 0) -> None:
+    def __init__(self, model: Model, block_size: int = 16, num_blocks: int = 32, seed: int = 0) -> None:
         config = model.config
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         # Whatever reads a slot before it is written shows up as NaN.

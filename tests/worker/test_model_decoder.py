@@ -20,7 +20,9 @@ from tests.worker.models import (
 )
 from worker.model.config import ModelConfig
 from worker.model.decoder import Model
+from worker.model.tensors import tensor_shapes
 from worker.ops.attention import AttentionBatch
+from worker.weights.assemble import assemble
 from worker.weights.loader import load_config, load_model, random_model
 
 CPU = torch.device("cpu")
@@ -112,6 +114,51 @@ def test_float64_is_exact_to_float32_for_every_chunking() -> None:
     parts = PagedRunner(model).prefill({0: prompt}, 3)[0]
     assert whole.dtype == torch.float32
     torch.testing.assert_close(whole, parts, rtol=2e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_bitwise_the_same_in_every_batch_and_chunking(dtype: torch.dtype) -> None:
+    model = random_model(TINY, dtype, CPU, seed=1)
+    prompts = dict(enumerate(random_prompts((3, 17, 50, 90), vocab_size=TINY.vocab_size)))
+    alone = {s: PagedRunner(model).prefill({s: prompt}, 1)[s] for s, prompt in prompts.items()}
+    for chunk in (5, 64):
+        together = PagedRunner(model, seed=chunk).prefill(prompts, chunk)
+        assert all(torch.equal(together[sequence], alone[sequence]) for sequence in prompts)
+
+
+class ZeroTensors:
+    """A TensorSource of zeros, read from the CPU as checkpoints are."""
+
+    origin = "zeros"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes(TINY)
+
+    def stored_name(self, name: str) -> str:
+        return name
+
+    def read(self, name: str) -> torch.Tensor:
+        return torch.zeros(tensor_shapes(TINY)[name])
+
+
+def test_every_tensor_of_a_pass_is_on_the_models_device() -> None:
+    """Torch refuses to mix its meta device with the CPU, and the C++ kernels could not run on it."""
+    device = torch.device("meta")
+    model = assemble(TINY, ZeroTensors(), torch.bfloat16, device)
+    kv = PagedRunner(model).kv
+    batch = AttentionBatch(
+        # The twin of paged attention reads these two on the host.
+        query_starts=torch.tensor([0, 5], dtype=torch.int32),
+        context_lens=torch.tensor([5], dtype=torch.int32),
+        block_tables=torch.tensor([[2]], dtype=torch.int32, device=device),
+        slots=torch.arange(32, 37, device=device),
+    )
+    positions = torch.arange(5, device=device)
+    logits = model.forward(positions, positions, kv, batch, torch.tensor([4], device=device))
+    assert (logits.device, logits.shape, logits.dtype) == (device, (1, TINY.vocab_size), torch.float32)
+    model.cos_sin = model.cos_sin.new_zeros(model.cos_sin.shape, device="cpu")
+    with pytest.raises(RuntimeError, match="device"):
+        model.forward(positions, positions, kv, batch, torch.tensor([4], device=device))
 
 
 def test_a_seed_gives_the_same_model_and_another_another() -> None:
