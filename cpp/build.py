@@ -35,6 +35,9 @@ COMPILE_FLAGS = [
 SANITIZE_FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+# Where the interpreter that runs this file looks for the extension.
+IN_PLACE = ROOT / "worker" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+SANITIZED_TESTS = [f"tests/worker/test_{noun}.py" for noun in ("block_pool", "block_table", "sampler")]
 # File suffix -> flags of its instruction set. Longest suffix first.
 ISA_FLAGS = {
     "_avx512bf16": [*AVX512_FLAGS, "-mavx512bf16"],
@@ -178,16 +181,60 @@ def build_extension(output: Path, sanitize: bool = False) -> None:
         os.replace(fresh, output)
 
 
-def build_driver() -> Path:
-    """Builds the sanitized driver of random operations and returns it. Raises BuildError."""
+def run_sanitized(arguments: list[str]) -> int:
+    """Builds with sanitizers and runs the driver of random operations, then pytest with `arguments` over the extension.
+
+    Returns an exit status. Raises BuildError.
+    """
     folder = ROOT / "build" / "driver-sanitize"
-    sources = sorted([*ROOT.glob("cpp/src/*.cpp"), *ROOT.glob("cpp/tests/*.cpp")])
-    include = [f"-I{ROOT / 'cpp/include'}"]
-    link = ["-pthread", *SANITIZE_FLAGS]
+    nouns = ("blake2s", "block_*", "cpu", "prefix_hash", "sampler*")
+    sources = sorted(path for noun in nouns for path in ROOT.glob(f"cpp/src/{noun}.cpp"))
+    sources += ROOT.glob("cpp/tests/*.cpp")
+    toolchain = find_toolchain()
+    flags = [*COMPILE_FLAGS, *SANITIZE_FLAGS]
     with locked(folder):
-        write_ninja(folder, find_toolchain(), sources, "driver", include, [*COMPILE_FLAGS, *SANITIZE_FLAGS], link)
+        include = [f"-I{ROOT / 'cpp/include'}"]
+        write_ninja(folder, toolchain, sources, "driver", include, flags, ["-pthread", *SANITIZE_FLAGS])
         run_ninja(folder)
-    return folder / "driver"
+    status = subprocess.run([str(folder / "driver")]).returncode
+    if status:
+        return status
+
+    extension = ROOT / "build" / "core-sanitize" / IN_PLACE.name
+    build_extension(extension, sanitize=True)
+    # The interpreter is not instrumented, so the sanitizer has to be there before it, and it leaks on purpose.
+    runtimes = [_runtime(toolchain, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", _SANITIZED_TESTS, str(extension), *arguments], env=environment, cwd=ROOT
+    ).returncode
+
+
+_SANITIZED_TESTS = """
+import importlib.machinery, importlib.util, sys
+import pytest
+path = sys.argv[1]
+loader = importlib.machinery.ExtensionFileLoader("worker._core", path)
+spec = importlib.util.spec_from_file_location("worker._core", path, loader=loader)
+import worker
+worker._core = sys.modules["worker._core"] = importlib.util.module_from_spec(spec)
+loader.exec_module(worker._core)
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+def _runtime(toolchain: Toolchain, name: str) -> str:
+    """The path of a library of the compiler's. Raises BuildError."""
+    done = subprocess.run([*toolchain.compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+    path = done.stdout.strip()
+    if done.returncode or not Path(path).is_absolute():
+        raise BuildError(f"{shlex.join(toolchain.compiler)} has no {name}; install the sanitizers of your compiler")
+    return path
 
 
 def _escape(text: str) -> str:
@@ -200,13 +247,13 @@ def _escape_path(text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build worker._core.")
-    in_place = ROOT / "worker" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-    parser.add_argument("--output", type=Path, default=in_place, help="where the extension goes")
+    parser.add_argument("--output", type=Path, default=IN_PLACE, help="where the extension goes")
     parser.add_argument("--sanitize", action="store_true", help="build with sanitizers and run the checks")
+    parser.add_argument("tests", nargs="*", default=SANITIZED_TESTS, help="what pytest runs with --sanitize")
     arguments = parser.parse_args()
     try:
         if arguments.sanitize:
-            return subprocess.run([str(build_driver())]).returncode
+            return run_sanitized(arguments.tests)
         build_extension(arguments.output)
     except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
