@@ -152,14 +152,16 @@ class Generation:
         self._outcome = "completed"
         return summary
 
-    def end(self, error: RequestError, cause: CancelCause) -> None:
-        """Ends a running request from outside; its client gets `error`."""
-        if self.error is None:
-            self.error = error
+    def end(self, error: RequestError, cause: CancelCause) -> bool:
+        """Ends a running request from outside; its client gets `error`. False if it had ended."""
+        if self.error is not None or (self.stream is not None and self.stream.ended):
+            return False
+        self.error = error
         if self.stream is not None:
             self.stream.fail(error)
         if self._key is not None:
             self._owner.link.cancel(self._key, cause)
+        return True
 
     def close(self, error: RequestError | None = None) -> None:
         """Gives everything back, once; `error` is what its client is told. A request that has not ended is cancelled:
@@ -171,8 +173,7 @@ class Generation:
         stream, gone, reason = self.stream, False, ""
         if stream is not None and not stream.ended:
             gone = error is None
-            late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
-            cause = CancelCause.DEADLINE if late else CancelCause.CLIENT
+            cause = self._cause(error)
             if self._key is not None:
                 self._owner.link.cancel(self._key, cause)
             stream.fail(error or RequestCancelledError("the client went away"))
@@ -181,6 +182,13 @@ class Generation:
             reason = self._reason()
         self._owner.forget(self)
         self._log(reason, gone)
+
+    def _cause(self, error: RequestError | None) -> CancelCause:
+        """Why a request is cancelled that is closed before its end."""
+        if isinstance(error, SlowConsumerError):
+            return CancelCause.SLOW_CONSUMER
+        late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
+        return CancelCause.DEADLINE if late else CancelCause.CLIENT
 
     def _reason(self) -> str:
         stream = self.stream
@@ -199,6 +207,7 @@ class Generation:
 
     def _log(self, reason: str, gone: bool) -> None:
         stream, now = self.stream, self._clock()
+        account = (stream.account if stream is not None else None) or Account()
         first = stream.first_token_at if stream is not None else None
         log.info(
             "request_ended",
@@ -208,7 +217,10 @@ class Generation:
             reason=reason,
             client_gone=gone,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=account.cached_tokens,
             completion_tokens=stream.num_tokens if stream is not None else 0,
+            admission_s=None if self._admitted_at is None else round(self._admitted_at - self._arrived_at, 6),
+            queue_s=account.queue_s,
             ttft_s=None if first is None else round(first - self._arrived_at, 6),
             total_s=round(now - self._arrived_at, 6),
         )
@@ -277,10 +289,8 @@ class Generations:
     def cancel(self, request_id: str) -> bool:
         """Cancels a running request for an operator. Whether there was one."""
         generation = self._running.get(request_id)
-        if generation is None:
-            return False
-        generation.end(RequestCancelledError("an operator cancelled the request"), CancelCause.OPERATOR)
-        return True
+        error = RequestCancelledError("an operator cancelled the request")
+        return generation is not None and generation.end(error, CancelCause.OPERATOR)
 
     def refuse_if_draining(self) -> None:
         """Raises DrainingError once the gateway stops."""

@@ -23,6 +23,9 @@ from .wire import Malformed, checked, deserializer
 
 log = structlog.get_logger()
 
+# A client may leave one message unread for so many seconds, however few tokens wait behind it.
+WRITE_LIMIT_S = 60.0
+
 Request = TypeVar("Request", bound=Message)
 
 
@@ -111,9 +114,22 @@ class InferenceService:
         assert stream is not None
         assert task is not None
         stream.interrupt = task.cancel
+        late = False
+
+        def give_up() -> None:
+            nonlocal late
+            late = True
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(WRITE_LIMIT_S, give_up)
         try:
             await context.write(event)
+        except asyncio.CancelledError:
+            if not late or stream.error is not None:
+                raise
+            raise errors.SlowConsumerError(f"the client read nothing for {WRITE_LIMIT_S:g} s") from None
         finally:
+            timer.cancel()
             stream.interrupt = None
 
 

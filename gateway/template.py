@@ -70,7 +70,7 @@ class ChatTemplate:
                     raise _OverBudgetError(f"the text grew past {max_chars} characters")
                 parts.append(part)
             return "".join(parts)
-        except (Exception, RecursionError) as error:
+        except Exception as error:
             raise _field_error(error) from error
         finally:
             _budget.reset(token)

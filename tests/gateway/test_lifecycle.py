@@ -139,6 +139,33 @@ async def test_slow_reader_is_cut_off_and_others_go_on(
     await stop_gateway(gateway)
 
 
+async def test_reader_that_has_stopped_is_cut_off_by_time(
+    scheduler: Any, make_gateway: Any, stop_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.service.WRITE_LIMIT_S", 0.2)
+    gateway = await make_gateway(scheduler.port, max_stream_tokens=10**9)
+    await gateway.until_ready()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}", options=SMALL_WINDOW)
+
+    async def play(sequence: Any) -> None:
+        while not sequence.cancelled.is_set():
+            for _ in range(32):
+                await sequence.tokens(*[5] * 64)
+            await asyncio.sleep(0.002)
+
+    scheduler.play = play
+    call = inference_pb2_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(prompt="x"))
+    await call.read()
+    await scheduler.sequences[0].cancelled.wait()
+    assert scheduler.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_SLOW_CONSUMER
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in _rest(call):
+            pass
+    assert failure_of(caught.value)[:2] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER")
+    await channel.close()
+    await stop_gateway(gateway)
+
+
 async def test_scheduler_lost_in_mid_stream_and_found_again(gateway: Any, scheduler: Any, until: Any) -> None:
     scheduler.play = forever
     call = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
