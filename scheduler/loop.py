@@ -18,6 +18,8 @@ from .outbox import Outbox
 
 # Messages of one step each: minutes of output that a peer has not read.
 MAX_OUTBOX_MESSAGES = 8192
+# A release is answered within a step; a worker that does not answer must not keep us from stopping.
+RELEASE_SECONDS = 2.0
 
 
 class Loop:
@@ -92,8 +94,7 @@ class Loop:
         if await self._wait_idle(grace_s):
             return
         self.post(DrainExpired())
-        # A release is answered within a step; a worker that does not answer must not keep us.
-        await self._wait_idle(2.0)
+        await self._wait_idle(RELEASE_SECONDS)
 
     def close(self) -> None:
         """Ends all gateway streams once they have read what is waiting for them."""

@@ -10,8 +10,9 @@ from .fleet import Pool, Worker
 from .sequence import RUNNING, SequenceOutcome, State
 from .state import MeshState
 
-# Plans in a row that run no step though there is work, before the stream is started afresh.
-MAX_BARREN_PLANS = 3
+# Plans in a row that run no step though there is work, before the stream is started afresh. One or two are usual: they
+# were sent before what they were for had ended.
+MAX_BARREN_PLANS = 8
 
 
 def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
@@ -117,7 +118,7 @@ def plan_ended(mesh: MeshState, event: PlanEnded, _now: float) -> None:
         for sequence in worker.sequences.values():
             if sequence.join_last == event.plan_seq:
                 sequence.join_last = 0
-        if not event.revoked and not len(worker.window) and worker.running:
+        if not event.revoked and worker.running:
             worker.barren_plans += 1
             if worker.barren_plans >= MAX_BARREN_PLANS:
                 mesh.drop(worker, f"ran no step in {worker.barren_plans} plans though sequences are there")

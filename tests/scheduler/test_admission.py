@@ -1,0 +1,104 @@
+"""Every refusal by itself, with its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated_worker import VOCAB, worker_info
+from virtual_mesh import submission
+
+from scheduler.admission import QueueBounds, check_queue, check_sizes, find_pool
+from scheduler.events import Submission
+from scheduler.fleet import Fleet, Pool, Worker
+from scheduler.sequence import Request, Sequence
+from tercet import errors
+
+
+def fleet_of(*infos: Any, addresses: int | None = None) -> Fleet:
+    fleet = Fleet(tuple(f"host:{index}" for index in range(len(infos) if addresses is None else addresses)))
+    for index, info in enumerate(infos):
+        fleet.add(Worker(index, f"host:{index}", info))
+    return fleet
+
+
+def wait(pool: Pool, key: int, length: int) -> None:
+    request = Request(1, submission(key, [1] * length), 0.0, None)
+    pool.waiting.add(Sequence(key, request, key, [1] * length, length + 8))
+
+
+def test_the_pool_of_model_and_revision() -> None:
+    fleet = fleet_of(worker_info(), worker_info(model_revision="r2"))
+    assert find_pool(submission(1, model_revision="r2"), fleet).model_revision == "r2"
+
+
+def test_an_unknown_model_lists_what_is_served() -> None:
+    with pytest.raises(errors.ModelNotFoundError) as caught:
+        find_pool(submission(1, model="other"), fleet_of(worker_info()))
+    assert caught.value.metadata == {"model": "other", "served": "tiny"}
+
+
+def test_a_model_that_an_absent_worker_may_serve_is_no_worker() -> None:
+    with pytest.raises(errors.NoWorkerError) as caught:
+        find_pool(submission(1, model="other"), fleet_of(worker_info(), addresses=2))
+    assert caught.value.retry_after_s
+
+
+def test_a_model_whose_workers_are_gone_is_no_worker() -> None:
+    fleet = fleet_of(worker_info())
+    fleet.remove(fleet.workers[0], 1.0)
+    with pytest.raises(errors.NoWorkerError) as caught:
+        find_pool(submission(1), fleet)
+    assert caught.value.retry_after_s
+
+
+def test_another_revision() -> None:
+    with pytest.raises(errors.RevisionMismatchError) as caught:
+        find_pool(submission(1, model_revision="r0"), fleet_of(worker_info()))
+    assert caught.value.metadata["worker_revision"] == "r1"
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "field"),
+    [
+        (submission(1, ()), errors.InvalidFieldError, "prompt_token_ids"),
+        (submission(1, (1,), 0), errors.InvalidFieldError, "max_tokens"),
+        (submission(1, (1, VOCAB)), errors.InvalidFieldError, "prompt_token_ids"),
+        (submission(1, (1,) * 128, 1), errors.PromptTooLongError, "prompt_token_ids"),
+        (submission(1, (1,) * 100, 29), errors.PromptTooLongError, "max_tokens"),
+        (submission(1, (1,) * 60, 41), errors.KvNeverFitsError, "max_tokens"),
+    ],
+)
+def test_sizes(wish: Submission, error: type[errors.RequestError], field: str) -> None:
+    # 25 blocks of 4: 100 tokens, in a context of 128.
+    pool = find_pool(wish, fleet_of(worker_info(num_blocks=25)))
+    with pytest.raises(error) as caught:
+        check_sizes(wish, pool)
+    assert type(caught.value) is error
+    assert caught.value.metadata["field"] == field
+
+
+def test_never_fits_tells_the_numbers() -> None:
+    wish = submission(1, (1,) * 60, 41)
+    with pytest.raises(errors.KvNeverFitsError) as caught:
+        check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=25))))
+    assert caught.value.metadata["blocks_needed"] == "26"
+    assert caught.value.metadata["blocks_total"] == "25"
+
+
+def test_what_exactly_fits_is_taken_and_the_largest_worker_decides() -> None:
+    wish = submission(1, (1,) * 60, 40)
+    check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=4), worker_info(num_blocks=25))))
+
+
+def test_queue_bounds() -> None:
+    fleet = fleet_of(worker_info())
+    (pool,) = fleet.pools.values()
+    check_queue(submission(1, (1,) * 50), fleet, QueueBounds(1, 10))
+    wait(pool, 1, 6)
+    check_queue(submission(2, (1,) * 4), fleet, QueueBounds(2, 10))
+    for bounds, length in ((QueueBounds(2, 10), 5), (QueueBounds(1, 1000), 1)):
+        with pytest.raises(errors.QueueFullError) as caught:
+            check_queue(submission(2, (1,) * length), fleet, bounds)
+        assert caught.value.retry_after_s
+        assert caught.value.metadata == {"requests_waiting": "1", "tokens_waiting": "6"}

@@ -1,0 +1,112 @@
+"""The task around the core: order, timers, peers that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from simulated_worker import SimulatedWorker, worker_info
+from virtual_mesh import submission
+
+from scheduler import loop as loop_module
+from scheduler.actions import Accepted, NewSequence, Plan, PoolUpdate, Refused, Release, TokenBatch
+from scheduler.admission import QueueBounds
+from scheduler.core import Core, CoreSettings
+from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached
+from scheduler.loop import Loop
+from scheduler.outbox import OutboxClosedError
+from scheduler.planner import Policy
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[Loop]:
+    loop = Loop(Core(CoreSettings(("host:1",), Policy(4, 0), QueueBounds(10, 1000))), time.monotonic)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_events_become_messages_in_order() -> None:
+    async with running() as loop:
+        link, commands = loop.open_worker()
+        loop.post(WorkerAttached(link, "host:1", worker_info()))
+        gateway, messages = loop.open_gateway()
+        loop.post(GatewayAttached(gateway, "gateway-1"))
+        loop.post(Submitted(gateway, submission(1)))
+        assert isinstance(await messages.take(), PoolUpdate)
+        assert isinstance(await messages.take(), Accepted)
+        assert isinstance(await commands.take(), NewSequence)
+        assert isinstance(await commands.take(), Plan)
+        assert loop.view().requests_running == 1
+
+
+async def test_a_deadline_needs_no_event() -> None:
+    async with running() as loop:
+        link, commands = loop.open_worker()
+        worker = SimulatedWorker(link, worker_info())
+        loop.post(WorkerAttached(link, "host:1", worker_info()))
+        gateway, messages = loop.open_gateway()
+        loop.post(GatewayAttached(gateway, "gateway-1"))
+        loop.post(Submitted(gateway, submission(1, deadline_s=0.05)))
+        release = None
+        while not isinstance(release, Release):
+            release = await asyncio.wait_for(commands.take(), 10)
+            worker.receive(release)
+        events: list[Event] = worker.begin()
+        for event in events:
+            loop.post(event)
+        message = None
+        while not (isinstance(message, TokenBatch) and message.ends):
+            message = await asyncio.wait_for(messages.take(), 10)
+        failure = message.ends[0].failure
+        assert failure is not None
+        assert failure.reason == "DEADLINE_PASSED"
+        assert loop.view().requests_running == 0
+
+
+async def test_a_gateway_that_does_not_read_is_cut_off_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "MAX_OUTBOX_MESSAGES", 3)
+    async with running() as loop:
+        slow, blocked = loop.open_gateway()
+        loop.post(GatewayAttached(slow, "slow"))
+        for _ in range(5):
+            loop.post(Submitted(slow, submission(1)))
+        other, messages = loop.open_gateway()
+        loop.post(GatewayAttached(other, "other"))
+        assert isinstance(await asyncio.wait_for(messages.take(), 10), PoolUpdate)
+        with pytest.raises(OutboxClosedError) as caught:
+            await blocked.take()
+        assert caught.value.overflowed
+
+
+async def test_drain_returns_at_once_when_nothing_runs_and_then_refuses() -> None:
+    async with running() as loop:
+        await asyncio.wait_for(loop.drain(60), 10)
+        gateway, messages = loop.open_gateway()
+        loop.post(GatewayAttached(gateway, "gateway-1"))
+        loop.post(Submitted(gateway, submission(1)))
+        await messages.take()
+        refused = await messages.take()
+        assert isinstance(refused, Refused)
+        assert refused.failure.reason == "DRAINING"
+
+
+async def test_drain_does_not_wait_for_a_worker_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "RELEASE_SECONDS", 0.05)
+    async with running() as loop:
+        link, commands = loop.open_worker()
+        loop.post(WorkerAttached(link, "host:1", worker_info()))
+        gateway, _ = loop.open_gateway()
+        loop.post(GatewayAttached(gateway, "gateway-1"))
+        loop.post(Submitted(gateway, submission(1)))
+        await asyncio.wait_for(loop.drain(0.05), 10)
+        sent = [await commands.take() for _ in range(4)]
+        assert isinstance(sent[-1], Release)
+        assert loop.view().requests_running == 1
