@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "tercet/attention.h"
@@ -10,45 +11,76 @@
 namespace tercet {
 namespace {
 
-// Keys and values of one chunk as floats: keys turned to [D][kChunkKeys], values [kChunkKeys][padded D].
+// Where the keys and values of one chunk lie in the cache.
 template <typename T>
-void stage_chunk(const AttentionCall& call, const AttentionTile& tile, int64_t first_key, int64_t num_keys, float* keys,
-                 float* values) {
-  const int32_t* table = call.block_tables + tile.sequence * call.table_width;
-  const int64_t dim = call.head_dim;
-  const int64_t padded = padded_head_dim(dim);
-  // Keys past num_keys are not read: their columns become zeros, so that whole vectors of them may be computed.
-  for (int64_t group = 0; group < num_keys; group += 16) {
-    const T* k_rows[16];
-    const int64_t num_rows = std::min<int64_t>(16, num_keys - group);
-    for (int64_t i = 0; i < num_rows; ++i) {
-      const int64_t key = first_key + group + i;
-      const int64_t block = table[key / call.block_size];
-      const int64_t at = ((block * call.num_kv_heads + tile.kv_head) * call.block_size + key % call.block_size) * dim;
-      k_rows[i] = static_cast<const T*>(call.k_cache) + at;
-      const T* v_row = static_cast<const T*>(call.v_cache) + at;
-      float* to = values + (group + i) * padded;
-      int64_t d = 0;
-      for (; d + 16 <= dim; d += 16) Simd::store(to + d, Simd::load(v_row + d));
-      if (d < dim) Simd::store(to + d, Simd::load(v_row + d, static_cast<int>(dim - d)));
-    }
-    for (int64_t d = 0; d < dim; d += 16) {
-      const int width = static_cast<int>(std::min<int64_t>(16, dim - d));
-      Simd::F rows[16];
-      for (int i = 0; i < 16; ++i) {
-        rows[i] = i >= num_rows ? Simd::zero()
-                  : width == 16 ? Simd::load(k_rows[i] + d)
-                                : Simd::load(k_rows[i] + d, width);
-      }
-      Simd::transpose(rows);
-      for (int i = 0; i < width; ++i) Simd::store(keys + (d + i) * kChunkKeys + group, rows[i]);
+struct ChunkRows {
+  const T* keys[kChunkKeys];
+  const T* values[kChunkKeys];
+};
+
+template <typename T>
+void find_rows(const AttentionCall& call, const AttentionTile& tile, int64_t first_key, int64_t num_keys,
+               ChunkRows<T>& rows) {
+  const int32_t* block = call.block_tables + tile.sequence * call.table_width + first_key / call.block_size;
+  int64_t offset = first_key % call.block_size;
+  for (int64_t key = 0; key < num_keys; ++key) {
+    const int64_t at = ((*block * call.num_kv_heads + tile.kv_head) * call.block_size + offset) * call.head_dim;
+    rows.keys[key] = static_cast<const T*>(call.k_cache) + at;
+    rows.values[key] = static_cast<const T*>(call.v_cache) + at;
+    if (++offset == call.block_size) {
+      offset = 0;
+      ++block;
     }
   }
 }
 
-// scores [rows, kChunkKeys] = queries [rows, padded D] . keys, for rows begin..end and whole vectors of keys.
-void score_rows(const float* queries, const float* keys, float* scores, int64_t dim, Range rows, int num_vectors) {
+// The chunk's keys turned to [words of D][kChunkKeys], where a word is a float or a pair of bf16. Keys past num_keys
+// are not read: their columns become zeros, so that whole vectors of them may be computed.
+template <typename T>
+void turn_keys(const ChunkRows<T>& rows, int64_t num_keys, int64_t dim, float* turned) {
+  const int64_t num_words = dim * static_cast<int64_t>(sizeof(T)) / 4;
+  for (int64_t group = 0; group < num_keys; group += 16) {
+    for (int64_t word = 0; word < num_words; word += 16) {
+      const auto num_rows = static_cast<int>(std::min<int64_t>(16, num_keys - group));
+      const auto width = static_cast<int>(std::min<int64_t>(16, num_words - word));
+      const auto at = [&](int i) { return reinterpret_cast<const float*>(rows.keys[group + i]) + word; };
+      Simd::F square[16];
+      if (num_rows == 16 && width == 16) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) square[i] = Simd::load(at(i));
+      } else {
+        for (int i = 0; i < 16; ++i) square[i] = i < num_rows ? Simd::load(at(i), width) : Simd::zero();
+      }
+      Simd::transpose(square);
+      float* to = turned + word * kChunkKeys + group;
+      if (width == 16) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) Simd::store(to + i * kChunkKeys, square[i]);
+      } else {
+        for (int i = 0; i < width; ++i) Simd::store(to + i * kChunkKeys, square[i]);
+      }
+    }
+  }
+}
+
+// The chunk's values as floats, [num_keys, padded D].
+template <typename T>
+void widen_values(const ChunkRows<T>& rows, int64_t num_keys, int64_t dim, float* values) {
   const int64_t padded = padded_head_dim(dim);
+  for (int64_t key = 0; key < num_keys; ++key) {
+    const T* from = rows.values[key];
+    float* to = values + key * padded;
+    int64_t d = 0;
+    for (; d + 16 <= dim; d += 16) Simd::store(to + d, Simd::load(from + d));
+    if (d < dim) Simd::store(to + d, Simd::load(from + d, static_cast<int>(dim - d)));
+  }
+}
+
+// scores [rows, kChunkKeys] = queries [rows, D] . turned keys, for rows begin..end and whole vectors of keys.
+template <typename T>
+void score_rows(const T* queries, const float* turned, float* scores, int64_t dim, Range rows, int num_vectors) {
+  // In elements: turned rows are kChunkKeys words apart, and a word holds as many elements of depth as of width.
+  constexpr ptrdiff_t kVectorStride = 16 * 4 / sizeof(T);
   for (int64_t row = rows.begin; row < rows.end; row += Simd::kTileRows) {
     const int num_rows = static_cast<int>(std::min<int64_t>(Simd::kTileRows, rows.end - row));
     for (int first = 0; first < num_vectors; first += Simd::kTileVectors) {
@@ -58,7 +90,8 @@ void score_rows(const float* queries, const float* keys, float* scores, int64_t 
           for (auto& sums_of_row : sums) {
             for (auto& sum : sums_of_row) sum = Simd::zero();
           }
-          add_products(sums, queries + row * padded, padded, keys + first * 16, kChunkKeys, 16, dim);
+          add_products(sums, queries + row * dim, dim, reinterpret_cast<const T*>(turned + first * 16), kChunkKeys,
+                       kVectorStride, dim);
           for (int m = 0; m < rows_in_tile.value; ++m) {
             for (int v = 0; v < vectors_in_tile.value; ++v) {
               Simd::store(scores + (row + m) * kChunkKeys + (first + v) * 16, sums[m][v]);
@@ -103,9 +136,23 @@ float soften_row(float* scores, int64_t num_keys, float scale, float* largest, f
   return correction;
 }
 
-// out [rows, padded D] = corrections * out + weights [rows, kChunkKeys] . values, over keys begin..end.
-template <int kRows>
-void add_values(const float* weights, const float* corrections, const float* values, float* out, int64_t padded,
+// Values of a chunk as widened, and as they lie in the cache; `at` gives the vectors from element d on of one key.
+struct WideValues {
+  const float* data;
+  int64_t padded;
+  const float* at(int64_t key, int64_t d) const { return data + key * padded + d; }
+};
+
+template <typename T>
+struct CachedValues {
+  const ChunkRows<T>& rows;
+  const T* at(int64_t key, int64_t d) const { return rows.values[key] + d; }
+};
+
+// out [rows, padded D] = corrections * out + weights [rows, kChunkKeys] . values, over keys begin..end. An element is
+// one chain of multiply-adds in the order of keys, wherever the values are read.
+template <int kRows, typename Values>
+void add_values(const float* weights, const float* corrections, const Values& values, float* out, int64_t padded,
                 Range keys) {
   for (int64_t d = 0; d < padded; d += Simd::kTileVectors * 16) {
     const int num_vectors = static_cast<int>(std::min<int64_t>(Simd::kTileVectors, (padded - d) / 16));
@@ -118,12 +165,43 @@ void add_values(const float* weights, const float* corrections, const float* val
           if (corrections != nullptr) sums[m][v] = Simd::mul(sums[m][v], Simd::set1(corrections[m]));
         }
       }
-      add_products(sums, weights + keys.begin, kChunkKeys, values + keys.begin * padded + d, padded, 16,
-                   keys.end - keys.begin);
+      for (int64_t key = keys.begin; key < keys.end; ++key) {
+        const auto* from = values.at(key, d);
+        Simd::F vectors[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) vectors[v] = Simd::load(from + v * 16);
+#pragma GCC unroll 8
+        for (int m = 0; m < kRows; ++m) {
+          const Simd::F weight = Simd::set1(weights[m * kChunkKeys + key]);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) sums[m][v] = Simd::fma(weight, vectors[v], sums[m][v]);
+        }
+      }
       for (int m = 0; m < kRows; ++m) {
         for (int v = 0; v < kVectors; ++v) Simd::store(out + m * padded + d + v * 16, sums[m][v]);
       }
     });
+  }
+}
+
+// As add_values for rows begin..end, of which row r sees num_seen(r) keys, no fewer than the row before.
+template <typename Values, typename NumSeen>
+void add_values_seen(const float* weights, const float* corrections, const Values& values, float* out, int64_t padded,
+                     Range rows, const NumSeen& num_seen) {
+  for (int64_t row = rows.begin; row < rows.end; row += Simd::kTileRows) {
+    const int count = static_cast<int>(std::min<int64_t>(Simd::kTileRows, rows.end - row));
+    const int64_t common = num_seen(row);
+    with_count<Simd::kTileRows>(count, [&](auto rows_in_tile) {
+      add_values<rows_in_tile.value>(weights + row * kChunkKeys, corrections + row, values, out + row * padded, padded,
+                                     {0, common});
+    });
+    // Later tokens' further keys one row at a time: with a weight of zero for them in the other rows, a NaN or an
+    // infinity among a later token's values would still come through.
+    for (int64_t more = row; more < row + count; ++more) {
+      if (num_seen(more) == common) continue;
+      add_values<1>(weights + more * kChunkKeys, nullptr, values, out + more * padded, padded,
+                    {common, num_seen(more)});
+    }
   }
 }
 
@@ -134,23 +212,22 @@ void attend_of(const AttentionCall& call, const AttentionTile& tile, Range segme
   const int64_t num_rows = tile.num_tokens * ratio;
   const int64_t dim = call.head_dim;
   const int64_t padded = padded_head_dim(dim);
-  float* keys = scratch;
-  float* values = keys + padded * kChunkKeys;
-  float* queries = values + padded * kChunkKeys;
-  float* scores = queries + num_rows * padded;
+  float* turned = scratch;
+  float* wide = turned + padded * kChunkKeys;
+  float* scores = wide + padded * kChunkKeys;
   float* corrections = scores + num_rows * kChunkKeys;
+  T* queries = reinterpret_cast<T*>(corrections + num_rows);
 
   for (int64_t row = 0; row < num_rows; ++row) {
     const T* from = static_cast<const T*>(call.q) + (tile.first_token + row / ratio) * call.q_token_stride +
                     (tile.kv_head * ratio + row % ratio) * call.q_head_stride;
-    int64_t d = 0;
-    for (; d + 16 <= dim; d += 16) Simd::store(queries + row * padded + d, Simd::load(from + d));
-    if (d < dim) Simd::store(queries + row * padded + d, Simd::load(from + d, static_cast<int>(dim - d)));
+    std::memcpy(queries + row * dim, from, dim * sizeof(T));
     state.largest[row] = -std::numeric_limits<float>::infinity();
     state.sum[row] = 0.0f;
   }
   std::fill_n(state.values, num_rows * padded, 0.0f);
 
+  ChunkRows<T> rows;
   for (int64_t first_key = segment.begin; first_key < segment.end; first_key += kChunkKeys) {
     const int64_t num_keys = std::min(kChunkKeys, segment.end - first_key);
     // How many of the chunk's keys a row sees: none before its own position's chunk, then more with each token.
@@ -159,26 +236,21 @@ void attend_of(const AttentionCall& call, const AttentionTile& tile, Range segme
     };
     int64_t first_row = 0;
     while (first_row < num_rows && num_seen(first_row) == 0) first_row += ratio;
-    stage_chunk<T>(call, tile, first_key, num_keys, keys, values);
-    score_rows(queries, keys, scores, dim, {first_row, num_rows}, static_cast<int>((num_keys + 15) / 16));
+    find_rows(call, tile, first_key, num_keys, rows);
+    turn_keys(rows, num_keys, dim, turned);
+    score_rows(queries, turned, scores, dim, {first_row, num_rows}, static_cast<int>((num_keys + 15) / 16));
     for (int64_t row = first_row; row < num_rows; ++row) {
       corrections[row] =
           soften_row(scores + row * kChunkKeys, num_seen(row), call.scale, &state.largest[row], &state.sum[row]);
     }
-    for (int64_t row = first_row; row < num_rows; row += Simd::kTileRows) {
-      const int count = static_cast<int>(std::min<int64_t>(Simd::kTileRows, num_rows - row));
-      const int64_t common = num_seen(row);
-      with_count<Simd::kTileRows>(count, [&](auto rows_in_tile) {
-        add_values<rows_in_tile.value>(scores + row * kChunkKeys, corrections + row, values,
-                                       state.values + row * padded, padded, {0, common});
-      });
-      // The later tokens' further keys one row at a time: a weight of zero for them in the others would still let a
-      // NaN or an infinity of a later token's values through.
-      for (int64_t more = row; more < row + count; ++more) {
-        if (num_seen(more) == common) continue;
-        add_values<1>(scores + more * kChunkKeys, nullptr, values, state.values + more * padded, padded,
-                      {common, num_seen(more)});
-      }
+    // One tile of rows, as in decoding, reads each value once: straight from the cache.
+    if (num_rows <= Simd::kTileRows && dim == padded) {
+      add_values_seen(scores, corrections, CachedValues<T>{rows}, state.values, padded, {first_row, num_rows},
+                      num_seen);
+    } else {
+      widen_values(rows, num_keys, dim, wide);
+      add_values_seen(scores, corrections, WideValues{wide, padded}, state.values, padded, {first_row, num_rows},
+                      num_seen);
     }
   }
 }

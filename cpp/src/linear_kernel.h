@@ -7,36 +7,6 @@
 namespace tercet {
 namespace {
 
-// Bytes ahead of its use that a weight is asked for. Panels that come from memory are read once and in order, yet each
-// of their streams ends too soon for the hardware to run far enough ahead.
-constexpr int64_t kPrefetchBytes = 1024;
-
-template <int kRows, int kVectors>
-inline void add_products(Simd::F (&sums)[kRows][kVectors], const bf16* x, ptrdiff_t row_stride, const bf16* weights,
-                         ptrdiff_t tile_stride, int64_t depth, bool prefetch) {
-  for (int64_t k = 0; k < depth; k += 2) {
-    Simd::Pair pairs[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const bf16* p = weights + v * tile_stride + k * PackedWeight::kTileOutputs;
-      if (prefetch) __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
-      pairs[v] = Simd::load_pair(p);
-    }
-#pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
-      const Simd::Pair pair = Simd::broadcast_pair(x + m * row_stride + k);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[m][v] = Simd::dot(sums[m][v], pairs[v], pair);
-    }
-  }
-}
-
-template <int kRows, int kVectors>
-inline void add_products(Simd::F (&sums)[kRows][kVectors], const float* x, ptrdiff_t row_stride, const float* weights,
-                         ptrdiff_t tile_stride, int64_t depth, bool) {
-  add_products(sums, x, row_stride, weights, ptrdiff_t{PackedWeight::kTileOutputs}, tile_stride, depth);
-}
-
 template <int kRows, int kVectors, typename In, typename Out>
 void linear_tile(const LinearCall& call, int64_t row, int64_t tile, bool prefetch) {
   constexpr int kWidth = PackedWeight::kTileOutputs;
@@ -46,7 +16,8 @@ void linear_tile(const LinearCall& call, int64_t row, int64_t tile, bool prefetc
     for (auto& sum : sums_of_row) sum = Simd::zero();
   }
   add_products(sums, static_cast<const In*>(call.x) + row * call.x_stride, call.x_stride,
-               reinterpret_cast<const In*>(weight.tile(tile)), weight.depth() * kWidth, weight.depth(), prefetch);
+               reinterpret_cast<const In*>(weight.tile(tile)), kWidth, weight.depth() * kWidth, weight.depth(),
+               prefetch);
   for (int v = 0; v < kVectors; ++v) {
     const int64_t column = (tile + v) * kWidth;
     const int64_t num_columns = std::min<int64_t>(kWidth, weight.num_outputs() - column);

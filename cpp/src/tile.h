@@ -23,20 +23,50 @@ inline void with_count(int n, Body&& body) {
   }
 }
 
+// How far ahead weights that come from memory are asked for: they are read once and in order, yet each of their streams
+// ends too soon for the hardware to run far enough ahead.
+constexpr int64_t kPrefetchBytes = 1024;
+
 // sums[m][v] += a[m][0..depth) . b[0..depth)[v], each one chain of multiply-adds in the order of depth: an element's
 // bits do not depend on the tile it is computed in.
 template <int kRows, int kVectors>
 inline void add_products(Simd::F (&sums)[kRows][kVectors], const float* a, ptrdiff_t row_stride, const float* b,
-                         ptrdiff_t depth_stride, ptrdiff_t vector_stride, int64_t depth) {
+                         ptrdiff_t depth_stride, ptrdiff_t vector_stride, int64_t depth, bool prefetch = false) {
   for (int64_t k = 0; k < depth; ++k) {
     Simd::F weights[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) weights[v] = Simd::load(b + k * depth_stride + v * vector_stride);
+    for (int v = 0; v < kVectors; ++v) {
+      const float* p = b + k * depth_stride + v * vector_stride;
+      if (prefetch) __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
+      weights[v] = Simd::load(p);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const Simd::F x = Simd::set1(a[m * row_stride + k]);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[m][v] = Simd::fma(x, weights[v], sums[m][v]);
+    }
+  }
+}
+
+// The same for bfloat16 in pairs of depth: the weights of depth k and k + 1 alternate, `depth_stride` is per k, and
+// depth is even.
+template <int kRows, int kVectors>
+inline void add_products(Simd::F (&sums)[kRows][kVectors], const bf16* a, ptrdiff_t row_stride, const bf16* b,
+                         ptrdiff_t depth_stride, ptrdiff_t vector_stride, int64_t depth, bool prefetch = false) {
+  for (int64_t k = 0; k < depth; k += 2) {
+    Simd::Pair weights[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const bf16* p = b + k * depth_stride + v * vector_stride;
+      if (prefetch) __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
+      weights[v] = Simd::load_pair(p);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+      const Simd::Pair x = Simd::broadcast_pair(a + m * row_stride + k);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = Simd::dot(sums[m][v], weights[v], x);
     }
   }
 }

@@ -52,7 +52,7 @@ struct AttentionTile {
 };
 
 constexpr int64_t kChunkKeys = 64;     // keys per step of the online softmax
-constexpr int64_t kSegmentKeys = 256;  // keys that one thread takes at once
+constexpr int64_t kSegmentKeys = 128;  // keys that one thread takes at once
 constexpr int64_t kMaxTileRows = 64;   // unless one token has more heads in a group
 
 // A tile's attention over the keys seen so far: for each row the largest score, the sum of e^(score - largest), and
