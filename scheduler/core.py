@@ -43,6 +43,9 @@ from .state import MeshState
 # How long sequences wait for a worker of their pool to come back. A worker whose stream broke is dialled again within a
 # second; one that restarts has to load its weights, which a client with half an answer on screen will not sit out.
 WORKER_GRACE_SECONDS = 5.0
+# A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
+# above the longest step: a full chunk of a large model on a CPU takes about a minute.
+STALL_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,11 @@ class Core:
             pool.deserted_at + WORKER_GRACE_SECONDS
             for pool in self._mesh.fleet.pools.values()
             if pool.deserted_at is not None and len(pool.waiting)
+        ]
+        moments += [
+            worker.heard_at + STALL_SECONDS
+            for worker in self._mesh.fleet.workers.values()
+            if worker.busy and not worker.dropped
         ]
         deadline = self._mesh.next_deadline()
         if deadline is not None:
@@ -202,6 +210,10 @@ class Core:
             if pool.deserted_at is not None and now >= pool.deserted_at + WORKER_GRACE_SECONDS:
                 for sequence in list(pool.waiting):
                     fail_waiting(self._mesh, pool, sequence, now)
+
+        for worker in self._mesh.fleet.workers.values():
+            if worker.busy and now >= worker.heard_at + STALL_SECONDS:
+                self._mesh.drop(worker, f"said nothing for {STALL_SECONDS:g} s though it has work")
 
     def _plan(self, now: float) -> None:
         dirty, self._mesh.dirty = self._mesh.dirty, {}

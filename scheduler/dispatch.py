@@ -113,6 +113,8 @@ def _send(
     *,
     revoke: bool,
 ) -> None:
+    if not worker.busy:
+        worker.heard_at = now
     # The planner takes candidates strictly from the front.
     for sequence in dealt[: len(decision.start)]:
         pool.waiting.remove(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tercet import errors
 
 from .actions import CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
+from .admission import NO_WORKER_RETRY_SECONDS
 from .events import CancelReason, EndReason
 from .fleet import Pool
 from .sequence import RUNNING, Request, Sequence, SequenceOutcome, State
@@ -53,12 +54,14 @@ def fail_waiting(mesh: MeshState, pool: Pool, sequence: Sequence, now: float) ->
     sequence.become(State.CANCELLING)
     metadata = {"model": pool.model, "tokens_emitted": str(sequence.generated)}
     failure: errors.RequestError
+    # What a client has seen the beginning of is not to be repeated behind its back.
+    retry = None if sequence.generated else NO_WORKER_RETRY_SECONDS
     if sequence.placements:
-        failure = errors.WorkerLostError(
-            "the worker was lost and no other took over", metadata=metadata, retry_after_s=1.0
-        )
+        message = "the worker was lost and no other took over"
+        failure = errors.WorkerLostError(message, metadata=metadata, retry_after_s=retry)
     else:
-        failure = errors.NoWorkerError("no worker is left to run the request", metadata=metadata, retry_after_s=1.0)
+        message = "no worker is left to run the request"
+        failure = errors.NoWorkerError(message, metadata=metadata, retry_after_s=retry)
     _finish_alone(mesh, sequence, SequenceOutcome(EndReason.FAILED, failure=failure), now)
 
 

@@ -19,7 +19,7 @@ from .window import PlanWindow
 class Worker:
     """One worker for the life of one stream: its plans in flight, its credits and the sequences it has."""
 
-    def __init__(self, link: int, address: str, info: WorkerInfo) -> None:
+    def __init__(self, link: int, address: str, info: WorkerInfo, now: float = 0.0) -> None:
         self.link = link
         self.address = address
         self.info = info
@@ -32,6 +32,8 @@ class Worker:
         self.tokens = 0
         # Plans in a row that ran no step though there was work.
         self.barren_plans = 0
+        # When it last reported, or got work after having had none; seconds on the scheduler's clock.
+        self.heard_at = now
         # The stream is being ended; no more plans.
         self.dropped = False
 
@@ -39,6 +41,11 @@ class Worker:
     def running(self) -> list[Sequence]:
         """Those that take part in plans."""
         return [sequence for sequence in self.sequences.values() if sequence.state in RUNNING]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a report is due."""
+        return len(self.window) > 0 or len(self.sequences) > 0
 
     @property
     def free_slots(self) -> int:

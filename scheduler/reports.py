@@ -17,7 +17,7 @@ MAX_BARREN_PLANS = 8
 
 def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
     """A worker said hello: it has nothing yet."""
-    pool = mesh.fleet.add(Worker(event.link, event.address, event.info))
+    pool = mesh.fleet.add(Worker(event.link, event.address, event.info, now))
     mesh.log(
         "worker_attached",
         address=event.address,
@@ -55,6 +55,7 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     worker = mesh.fleet.workers.get(event.link)
     if worker is None:
         return
+    worker.heard_at = now
     if not worker.window.step(event.plan_seq, event.step):
         mesh.drop(worker, f"reported step {event.step} of plan {event.plan_seq}, which is not in flight")
         return
@@ -103,11 +104,12 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends)))
 
 
-def plan_ended(mesh: MeshState, event: PlanEnded, _now: float) -> None:
+def plan_ended(mesh: MeshState, event: PlanEnded, now: float) -> None:
     """The worst case of a plan is over: what it did not use is free again."""
     worker = mesh.fleet.workers.get(event.link)
     if worker is None:
         return
+    worker.heard_at = now
     plan = worker.window.done(event.plan_seq)
     if plan is None:
         mesh.drop(worker, f"ended plan {event.plan_seq}, which is not in flight")
@@ -135,6 +137,7 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
     worker = mesh.fleet.workers.get(event.link)
     if worker is None:
         return
+    worker.heard_at = now
     worker.ledger.report(event.blocks)
     sequence = worker.sequences.get(event.sequence_id)
     if sequence is None or sequence.state in RUNNING:

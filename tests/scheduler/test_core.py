@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from simulated_worker import GREEDY, VOCAB, worker_info
 from virtual_mesh import Call, VirtualGateway, VirtualMesh, submission
 
-from scheduler.actions import DropWorker, Plan, Refused, Release, ReleaseCause, ToGateway
+from scheduler.actions import Action, DropWorker, Plan, Refused, Release, ReleaseCause, ToGateway
 from scheduler.admission import QueueBounds
-from scheduler.core import WORKER_GRACE_SECONDS
+from scheduler.core import STALL_SECONDS, WORKER_GRACE_SECONDS
 from scheduler.events import (
     BlockCounts,
     CancelReason,
@@ -366,6 +366,7 @@ def test_without_a_worker_the_grace_ends_with_what_was_emitted() -> None:
     assert failure is not None
     assert failure.reason == "WORKER_LOST"
     assert failure.metadata["tokens_emitted"] == str(len(begun.tokens)) != "0"
+    assert failure.retry_after_s is None
     assert queued.ends[0].failure is not None
     assert queued.ends[0].failure.reason == "NO_WORKER"
 
@@ -506,3 +507,28 @@ def test_losing_a_gateway_cancels_only_its_requests() -> None:
     judge(kept)
     ended = [log.fields for log in mesh.logs if log.event == "request_finished"]
     assert sorted(str(fields["reason"]) for fields in ended) == ["", CancelReason.LINK_LOST.name]
+
+
+def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
+    mesh, gateway = prepared()
+    call = mesh.submit(gateway, submission(1, max_tokens=30))
+    mesh.run(until=0.1)
+    (hung,) = mesh.workers.values()
+    dropped: list[float] = []
+    act = mesh._act
+
+    def watch(action: Action) -> None:
+        if isinstance(action, DropWorker):
+            dropped.append(mesh.now)
+            mesh.at(mesh.now, lambda: mesh.lose_worker(hung))
+            mesh.at(mesh.now + 1, mesh.attach_worker)
+        else:
+            act(action)
+
+    mesh._act = watch  # type: ignore[method-assign]
+    mesh._finish = lambda worker: None if worker is hung else VirtualMesh._finish(mesh, worker)  # type: ignore[method-assign]
+    settle(mesh)
+    judge(call)
+    assert call.ends[0].reason is EndReason.LENGTH
+    assert len(dropped) == 1
+    assert STALL_SECONDS < dropped[0] < STALL_SECONDS + 1
