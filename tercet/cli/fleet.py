@@ -6,8 +6,6 @@ import dataclasses
 import json
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, run_async
 from tercet.client import Client, FleetInfo
@@ -19,18 +17,25 @@ async def look(address: str) -> FleetInfo:
         return await client.fleet(timeout_s=CONTROL_TIMEOUT_S)
 
 
-def to_table(state: FleetInfo) -> Table:
-    """A row per worker."""
-    table = Table(box=None, header_style="bold")
-    for column in ("worker", "state", "model", "device", "sequences", "KV used", "cached", "free", "total", "tokens"):
-        table.add_column(column, justify="left" if column in ("worker", "state", "model", "device") else "right")
+def to_lines(state: FleetInfo) -> list[str]:
+    """A line for the requests, two for each worker."""
+    lines = [
+        f"requests: {state.requests_waiting} waiting, {state.requests_running} running, "
+        f"{state.requests_finished} finished; {state.preemptions} preemptions"
+    ]
     for worker in state.workers:
-        counts = (worker.sequences, worker.blocks_used, worker.blocks_cached, worker.blocks_free, worker.blocks_total)
-        live = "[green]live[/]" if worker.live else "[red]lost[/]"
-        table.add_row(
-            worker.address, live, worker.model or "-", worker.device or "-", *map(str, counts), str(worker.tokens)
+        if not worker.live:
+            lines.append(f"worker {worker.address}: not connected")
+            continue
+        lines.append(
+            f"worker {worker.address}: {worker.model} on {worker.device}, {worker.sequences} sequences, "
+            f"{worker.tokens} tokens in {worker.steps} steps"
         )
-    return table
+        lines.append(
+            f"  KV blocks: {worker.blocks_used} used, {worker.blocks_cached} cached, {worker.blocks_free} free "
+            f"of {worker.blocks_total}"
+        )
+    return lines
 
 
 @click.command()
@@ -42,9 +47,5 @@ def fleet(address: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(state)))
         return
-    console = Console(highlight=False)
-    console.print(
-        f"requests: {state.requests_waiting} waiting, {state.requests_running} running, "
-        f"{state.requests_finished} finished; {state.preemptions} preemptions"
-    )
-    console.print(to_table(state))
+    for line in to_lines(state):
+        click.echo(line)

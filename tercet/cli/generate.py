@@ -29,8 +29,9 @@ async def ask(
     async with Client(address) as client:
         if chat is None:
             chat = (await client.model(options.model, timeout_s=timeout_s or CONTROL_TIMEOUT_S)).chat
-        messages = [ChatMessage("user", prompt)]
-        async with client.generate(messages if chat else prompt, options, timeout_s=timeout_s) as generation:
+        # A model would answer an empty message with anything; an empty prompt the gateway refuses.
+        message = [ChatMessage("user", prompt)] if chat and prompt else prompt
+        async with client.generate(message, options, timeout_s=timeout_s) as generation:
             return await generation.answer(show_text if stream else None)
 
 

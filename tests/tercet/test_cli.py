@@ -207,6 +207,11 @@ def test_generate_json_is_one_object(gateway):
     assert answer["timings"]["time_to_first_token_seconds"] == 0.5
 
 
+def test_an_empty_prompt_is_left_to_the_gateway_to_refuse(gateway):
+    run("generate", "", "--address", gateway.address)
+    assert gateway.requests[0].WhichOneof("input") == "prompt"
+
+
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_generate_reports_reason_and_message_with_exit_code_1(gateway, as_json):
     done = run("generate", "refuse", "--raw", "--address", gateway.address, *as_json)
@@ -275,9 +280,11 @@ def test_ctrl_c_in_chat_stops_the_answer_and_keeps_talking(gateway):
 
 
 def test_fleet_shows_workers_and_blocks(gateway):
-    done = CliRunner(env={"COLUMNS": "150"}).invoke(main, ["fleet", "--address", gateway.address])
+    done = run("fleet", "--address", gateway.address)
     assert done.exit_code == 0
-    assert "127.0.0.1:1" in done.stdout
+    assert "0 waiting, 0 running, 0 finished" in done.stdout
+    assert "worker 127.0.0.1:1: fake on cpu, 0 sequences" in done.stdout
+    assert "KV blocks: 0 used, 2 cached, 8 free of 10" in done.stdout
     state = json.loads(run("fleet", "--json", "--address", gateway.address).stdout)
     assert state["workers"][0]["blocks_total"] == 10
 
