@@ -84,6 +84,7 @@ def test_random_lives(data: st.DataObject) -> None:
         max_prefill_tokens=draw(st.sampled_from([0, 1, 4])),
         seed=draw(st.integers(0, 2**16)),
         delay=draw(st.sampled_from([0.0, 0.002, 0.03])),
+        wake=draw(st.sampled_from([0.0, 0.01])),
         batching=draw(st.booleans()),
         caching=draw(st.booleans()),
         eager_revoke=draw(st.booleans()),
@@ -138,6 +139,34 @@ def test_random_lives(data: st.DataObject) -> None:
             judge(call)
     assert not any(requests for requests in mesh.core._mesh.gateways.values())
     assert mesh.core.view().requests_finished == sum(log.event == "request_finished" for log in mesh.logs)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
+    """Slow messages, long plans, full pools: revoked plans run on, and nobody may run out of blocks."""
+    draw = data.draw
+    block_size = draw(st.sampled_from([1, 1, 2, 4]))
+    info = worker_info(block_size=block_size, num_blocks=-(-draw(st.integers(40, 70)) // block_size))
+    mesh, gateway = prepared(
+        infos=[info],
+        num_steps=draw(st.sampled_from([4, 8, 32])),
+        seed=draw(st.integers(0, 2**16)),
+        delay=draw(st.sampled_from([0.03, 0.1])),
+        wake=draw(st.sampled_from([0.0, 0.05])),
+        eager_revoke=draw(st.booleans()),
+        reserve_ahead=draw(st.booleans()),
+        caching=draw(st.booleans()),
+    )
+    rng = mesh.rng
+    for key in range(draw(st.integers(2, 12))):
+        length = rng.randrange(1, 20)
+        wish = submission(key, [rng.randrange(3) for _ in range(length)], rng.randrange(1, 41 - length))
+        mesh.at(rng.random() * 1.5, lambda wish=wish: mesh.submit(gateway, wish))
+    settle(mesh)
+    for call in gateway.calls.values():
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
 
 
 def prepared(**options: object) -> tuple[VirtualMesh, VirtualGateway]:

@@ -110,7 +110,10 @@ class VirtualGateway:
 
 
 class VirtualMesh:
-    """`step_time` is the length of a step in seconds; messages take up to `delay` seconds and keep their order."""
+    """`step_time` is the length of a step in seconds; messages take up to `delay` seconds and keep their order.
+
+    An idle worker takes up to `wake` seconds to look into its mailbox, in which more commands can arrive.
+    """
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class VirtualMesh:
         seed: int = 0,
         step_time: float = 0.01,
         delay: float = 0.001,
+        wake: float = 0.0,
         batching: bool = False,
         **worker_options: bool,
     ) -> None:
@@ -133,6 +137,7 @@ class VirtualMesh:
         self.rng = random.Random(seed)
         self.step_time = step_time
         self.delay = delay
+        self.wake = wake
         self.batching = batching
         self.worker_options = worker_options
         self.workers: dict[int, SimulatedWorker] = {}
@@ -239,10 +244,13 @@ class VirtualMesh:
         worker = self.workers.get(action.link)
         if worker is not None:
             worker.receive(action.command)
-            self._boundary(worker)
+            if self.wake:
+                self.at(self.now + self.rng.random() * self.wake, lambda: self._boundary(worker))
+            else:
+                self._boundary(worker)
 
     def _boundary(self, worker: SimulatedWorker) -> None:
-        if worker.busy:
+        if worker.busy or worker.link not in self.workers:
             return
         self._report(worker, worker.begin())
         if worker.busy:
