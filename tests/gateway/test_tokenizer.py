@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ def test_embedded_decoding_by_token_is_decoding_of_all(embedded: ServedModel, da
     pieces = [detokenizer.push(token_id) for token_id in prompt]
     pieces += [detokenizer.push(token_id) for token_id in rest]
     assert "".join(pieces) + detokenizer.finish() == embedded.tokenizer.decode(ids)
+
+
+@settings(max_examples=200)
+@given(st.sets(st.text(alphabet="<|a>", min_size=1, max_size=5), min_size=1, max_size=8), st.text("<|a>", max_size=20))
+def test_special_tokens_are_found_longest_first(words: set[str], text: str) -> None:
+    found = [(match.start(), match.group()) for match in re.finditer(tokenizer.longest_of(words), text)]
+    expected, position = [], 0
+    while position < len(text):
+        word = max((word for word in words if text.startswith(word, position)), key=len, default="")
+        if word:
+            expected.append((position, word))
+        position += len(word) or 1
+    assert found == expected
 
 
 @settings(max_examples=60)
