@@ -40,8 +40,7 @@ void sample(std::uintptr_t logits_address, py::ssize_t num_rows, int vocab_size,
   const auto* logits = reinterpret_cast<const float*>(logits_address);
   auto* token_ids = reinterpret_cast<std::int64_t*>(token_ids_address);
   py::gil_scoped_release no_gil;
-  parallel(num_rows > 1, [&](int thread, int num_threads) {
-    const Range rows = share(num_rows, thread, num_threads);
+  parallel(num_rows > 1, num_rows, 1, [&](Range rows) {
     for (std::int64_t b = rows.begin; b < rows.end; ++b) {
       token_ids[b] = sample_row(logits + b * vocab_size, vocab_size,
                                 {temperatures[b], top_ks[b], top_ps[b], min_ps[b], seeds[b], positions[b]});
