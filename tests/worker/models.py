@@ -82,11 +82,10 @@ def save_tiny(directory: Path, family: str, seed: int = 0, max_shard_size: str =
 
 
 @contextlib.contextmanager
-def _own_thread(reference: Any) -> Iterator[None]:
-    """Runs a tiny model on the calling thread: sharing one costs more than it, many times so on a busy machine."""
+def _one_thread() -> Iterator[None]:
+    """Keeps a transformers model on the calling thread: on a busy machine its threads wait for each other for ever."""
     before = torch.get_num_threads()
-    if reference.config.hidden_size < 256:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -96,7 +95,7 @@ def _own_thread(reference: Any) -> Iterator[None]:
 @torch.no_grad()
 def reference_logits(reference: Any, token_ids: Sequence[int]) -> Tensor:
     """[T, V] of a transformers model over one sequence, in one pass."""
-    with _own_thread(reference):
+    with _one_thread():
         logits: Tensor = reference(torch.tensor([token_ids])).logits[0]
     return logits
 
@@ -106,7 +105,7 @@ def reference_greedy(reference: Any, token_ids: Sequence[int], count: int) -> li
     """The next `count` greedy tokens of a transformers model, whatever ends a text."""
     prompt = torch.tensor([token_ids])
     reference.generation_config.eos_token_id = None
-    with _own_thread(reference):
+    with _one_thread():
         out = reference.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count, pad_token_id=0
         )

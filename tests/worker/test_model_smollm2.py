@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from tercet.model_source import ModelSource, resolve_model
-from tests.worker.models import PagedRunner, reference_logits
+from tests.worker.models import PagedRunner, reference_greedy, reference_logits
 from worker.model.decoder import Model
 from worker.model.tensors import kv_block_bytes, weight_bytes
 from worker.weights.loader import load_config, load_model
@@ -77,35 +77,37 @@ def prompts(source: ModelSource) -> dict[int, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(reference: Any, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
-    """All prompts in one padded batch: alone, one after the other, they take a minute."""
-    longest = max(map(len, prompts.values()))
-    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts.values()])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()])
-    reference.generation_config.eos_token_id = None
-    out = reference.generate(padded, attention_mask=mask, do_sample=False, max_new_tokens=COUNT, pad_token_id=0)
-    return dict(zip(prompts, out[:, longest:].tolist(), strict=True))
-
-
-@pytest.fixture(scope="module")
 def model(source: ModelSource) -> Model:
     return load_model(source, torch.float32, torch.device("cpu"))
 
 
-def test_greedy_tokens_equal_the_reference_in_one_batch(
-    model: Model, prompts: dict[int, list[int]], expected: dict[int, list[int]]
-) -> None:
-    assert all(len(tokens) == COUNT for tokens in expected.values())
-    for chunk in (7, 64):
-        assert PagedRunner(model, num_blocks=160).greedy(prompts, COUNT, chunk) == expected
+@pytest.fixture(scope="module")
+def greedy(model: Model, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Our tokens, all prompts in one batch."""
+    return PagedRunner(model, num_blocks=160).greedy(prompts, COUNT, chunk=64)
 
 
-@pytest.mark.parametrize("index", [0, 5, 6])
-def test_greedy_tokens_equal_the_reference_alone(
-    model: Model, prompts: dict[int, list[int]], expected: dict[int, list[int]], index: int
+def test_every_token_is_the_one_the_reference_would_choose(
+    greedy: dict[int, list[int]], reference: Any, prompts: dict[int, list[int]]
 ) -> None:
-    tokens = PagedRunner(model).greedy({index: prompts[index]}, COUNT, chunk=1)
-    assert tokens == {index: expected[index]}
+    """One pass over prompt and answer shows all 64 choices: each follows the same tokens as in a greedy generation."""
+    for index, prompt in prompts.items():
+        logits = reference_logits(reference, prompt + greedy[index][:-1])
+        assert logits[len(prompt) - 1 :].argmax(dim=-1).tolist() == greedy[index], PROMPTS[index]
+
+
+def test_a_generation_of_the_reference_is_the_same(
+    greedy: dict[int, list[int]], reference: Any, prompts: dict[int, list[int]]
+) -> None:
+    assert reference_greedy(reference, prompts[0], COUNT) == greedy[0]
+
+
+def test_batches_and_chunks_change_nothing(
+    greedy: dict[int, list[int]], model: Model, prompts: dict[int, list[int]]
+) -> None:
+    assert PagedRunner(model, num_blocks=160).greedy(prompts, COUNT, chunk=7) == greedy
+    for index in (0, 6):
+        assert PagedRunner(model).greedy({index: prompts[index]}, COUNT, chunk=1)[index] == greedy[index]
 
 
 def test_logits_equal_the_reference(model: Model, reference: Any, prompts: dict[int, list[int]]) -> None:
