@@ -9,7 +9,6 @@ from rich.text import Text
 from tercet.mesh_processes import SERVICES, ServiceStatus
 
 _STYLES = {"starting": "yellow", "ready": "green", "stopping": "yellow", "stopped": "dim", "failed": "bold red"}
-_REFRESH_PER_SECOND = 4
 
 
 class StatusBoard:
@@ -18,7 +17,7 @@ class StatusBoard:
     def __init__(self, console: Console, *, in_place: bool) -> None:
         self._console = console
         self._rows: dict[str, ServiceStatus] = {}
-        self._live = Live(console=console, refresh_per_second=_REFRESH_PER_SECOND) if in_place else None
+        self._live = Live(console=console, auto_refresh=False) if in_place else None
 
     def __enter__(self) -> StatusBoard:
         if self._live is not None:
@@ -36,7 +35,7 @@ class StatusBoard:
             self._console.print(_line(status), soft_wrap=True)
         else:
             rows = [_line(self._rows[name]) for name in SERVICES if name in self._rows]
-            self._live.update(Text("\n").join(rows))
+            self._live.update(Text("\n").join(rows), refresh=True)
 
 
 def _line(status: ServiceStatus) -> Text:
