@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,12 @@ from .conftest import ROOT, Mesh
 pytestmark = pytest.mark.e2e
 
 
+# Beside the interpreter: a dev dependency ships it.
+GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "grpcurl"
+
+
 def _grpcurl(*arguments: str) -> str:
-    program = shutil.which("grpcurl") or str(Path(shutil.which("python") or "").parent / "grpcurl")
-    done = subprocess.run([program, "-plaintext", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([GRPCURL, "-plaintext", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -52,15 +57,14 @@ def test_grpcurl_streams_a_generation(mesh: Mesh) -> None:
         rest = rest[end:].lstrip()
     assert "accepted" in events[0]
     assert events[-1]["finished"]["outputs"][0]["reason"] == "FINISH_REASON_LENGTH"
-    assert events[-1]["finished"]["usage"]["completionTokens"] == 8
-    assert sum(len(event["delta"]["tokenIds"]) for event in events[1:-1]) == 8
+    assert events[-1]["finished"]["usage"]["completion_tokens"] == 8
+    assert sum(len(event["delta"]["token_ids"]) for event in events[1:-1]) == 8
 
 
 def test_grpcurl_sees_a_typed_error(mesh: Mesh) -> None:
-    program = shutil.which("grpcurl") or str(Path(shutil.which("python") or "").parent / "grpcurl")
     request = json.dumps({"prompt": "x", "model": "nobody"})
     done = subprocess.run(
-        [program, "-plaintext", "-d", request, mesh.address, "tercet.v1.Inference/GenerateOnce"],
+        [GRPCURL, "-plaintext", "-d", request, mesh.address, "tercet.v1.Inference/GenerateOnce"],
         capture_output=True,
         text=True,
         timeout=60,

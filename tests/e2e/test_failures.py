@@ -37,7 +37,7 @@ BAD_REQUESTS: dict[str, tuple[Prompt, dict[str, Any], type[errors.RequestError]]
     "too many stop strings": ("x", {"stop": tuple(map(str, range(17)))}, errors.InvalidFieldError),
     "empty stop string": ("x", {"stop": ("",)}, errors.InvalidFieldError),
     "unknown role": ([ChatMessage("wizard", "x")], {}, errors.InvalidFieldError),
-    "5 MB prompt": ("word " * 1_000_000, {}, errors.InvalidFieldError),
+    "5 MB prompt": ("word " * 1_000_000, {}, errors.PromptTooLongError),
     "bad request id": ("x", {"request_id": "line\nbreak"}, errors.InvalidFieldError),
 }
 
