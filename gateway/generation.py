@@ -23,7 +23,8 @@ from tercet.errors import (
 from tercet.ids import new_request_id
 
 from .cancel import CancelCause
-from .link import RETRY_AFTER_S, Link, Submission
+from .link import RETRY_AFTER_S, Link
+from .mesh_messages import Submission
 from .served_model import ServedModel
 from .stream import Account, Chunk, Finish, Stream
 from .tokenizing import Tokenizing

@@ -1,6 +1,6 @@
 """The gateway's one stream to the scheduler: all requests go down it, all their tokens come back on it.
 
-Protos of the mesh are turned into plain values here and nowhere else. Knows no text.
+Knows no text.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import structlog
 
 from tercet import errors, rpc
 from tercet.mesh.v1 import scheduler_pb2 as pb
-from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
+from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.v1 import operations_pb2
 
 from .cancel import CancelCause
-from .stream import Account, EndReason, SequenceEnd, Stream
+from .mesh_messages import CANCEL_REASONS, Pool, Submission, to_error, to_pools, to_sequence_end, to_submit
+from .stream import Account, Stream
 
 log = structlog.get_logger()
 
@@ -28,33 +29,6 @@ RETRY_AFTER_S = 1.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The workers of one model, as the scheduler last said."""
-
-    model_revision: str
-    workers_live: int
-    max_model_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request in tokens, every parameter resolved; the fields of tercet.mesh.v1.Submit."""
-
-    request_id: str
-    model: str
-    model_revision: str
-    prompt_token_ids: list[int]
-    max_tokens: int
-    stop_token_ids: tuple[int, ...]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    deadline_ms: int | None
 
 
 @dataclass(slots=True)
@@ -137,7 +111,7 @@ class Link:
         key = self._next_key
         self._next_key += 1
         self._in_flight[key] = _InFlight(key, submission.request_id, stream)
-        self._outgoing.put_nowait(pb.GatewayMessage(submit=_submit(key, submission)))
+        self._outgoing.put_nowait(pb.GatewayMessage(submit=to_submit(key, submission)))
         return key
 
     def cancel(self, key: int, cause: CancelCause) -> None:
@@ -146,7 +120,7 @@ class Link:
         if request is None or request.ended or request.cause is not None:
             return
         request.cause = cause
-        self._outgoing.put_nowait(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=_CANCEL_REASONS[cause])))
+        self._outgoing.put_nowait(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=CANCEL_REASONS[cause])))
         log.info("cancel_sent", request_id=request.request_id, cause=cause.value)
 
     async def fleet(self) -> operations_pb2.Fleet:
@@ -223,10 +197,7 @@ class Link:
         elif which == "cancel_done":
             self._take_cancel_done(message.cancel_done)
         elif which == "pools":
-            self.pools = {
-                pool.model: Pool(pool.model_revision, pool.workers_live, pool.max_model_len)
-                for pool in message.pools.pools
-            }
+            self.pools = to_pools(message.pools)
             self._on_change()
         elif which == "hello":
             if message.hello.epoch < self._epoch:
@@ -249,7 +220,7 @@ class Link:
         request = self._in_flight.get(refused.request_key)
         if request is None:
             return
-        request.stream.fail(_error(refused.failure))
+        request.stream.fail(to_error(refused.failure))
         request.ended = True
         # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
         if request.cause is None:
@@ -267,7 +238,7 @@ class Link:
         for end in batch.ends:
             request = by_sequence.get(end.sequence_id)
             if request is not None:
-                request.stream.end(_sequence_end(end))
+                request.stream.end(to_sequence_end(end))
                 self._forget_sequences(request)
                 request.ended = True
                 if request.cause is None:
@@ -302,55 +273,3 @@ class Link:
 
 class _ProtocolError(Exception):
     """The scheduler said what it must not; the stream is of no use any more."""
-
-
-_CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
-    CancelCause.CLIENT: sequence_pb2.CANCEL_REASON_CLIENT,
-    CancelCause.DEADLINE: sequence_pb2.CANCEL_REASON_DEADLINE,
-    CancelCause.STOP_STRING: sequence_pb2.CANCEL_REASON_STOP_STRING,
-    CancelCause.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
-    CancelCause.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
-    CancelCause.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
-}
-
-_END_REASONS: Mapping[int, EndReason] = {
-    sequence_pb2.END_REASON_STOP: EndReason.STOP,
-    sequence_pb2.END_REASON_LENGTH: EndReason.LENGTH,
-    sequence_pb2.END_REASON_CANCELLED: EndReason.CANCELLED,
-    sequence_pb2.END_REASON_FAILED: EndReason.FAILED,
-}
-
-
-def _submit(key: int, submission: Submission) -> pb.Submit:
-    return pb.Submit(
-        request_key=key,
-        request_id=submission.request_id,
-        model=submission.model,
-        model_revision=submission.model_revision,
-        prompt_token_ids=submission.prompt_token_ids,
-        max_tokens=submission.max_tokens,
-        stop_token_ids=submission.stop_token_ids,
-        sampling=sequence_pb2.Sampling(
-            temperature=submission.temperature,
-            top_p=submission.top_p,
-            top_k=submission.top_k,
-            min_p=submission.min_p,
-            seed=submission.seed,
-        ),
-        deadline_ms=submission.deadline_ms,
-    )
-
-
-def _sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
-    reason = _END_REASONS.get(end.reason, EndReason.FAILED)
-    return SequenceEnd(
-        reason=reason,
-        account=Account(end.cached_tokens, end.blocks_used, end.blocks_freed, end.queue_us / 1e6),
-        stop_token_id=end.stop_token_id if reason is EndReason.STOP else None,
-        failure=_error(end.failure) if end.HasField("failure") else None,
-    )
-
-
-def _error(failure: sequence_pb2.Failure) -> errors.RequestError:
-    retry_after_s = failure.retry_after_ms / 1000 if failure.HasField("retry_after_ms") else None
-    return errors.from_reason(failure.reason, failure.message, dict(failure.metadata), retry_after_s)

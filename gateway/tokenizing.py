@@ -24,7 +24,7 @@ class Tokenizing:
         """The text (empty for token ids) and token ids of an input. Raises InvalidFieldError on `chat`."""
         if isinstance(given, TokenInput):
             return "", list(given.token_ids)
-        if _size(given) <= _INLINE_CHARS:
+        if _size(given) <= _INLINE_CHARS and not _spells_special(model, given):
             return self._encode(model, given)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
 
@@ -38,6 +38,11 @@ class Tokenizing:
         # A template adds a little around each message; what adds more is broken.
         room = 2 * self._max_prompt_bytes + 1024 * len(given.messages)
         return model.encode_chat(given.messages, max_chars=room)
+
+
+def _spells_special(model: ServedModel, given: TextInput | ChatInput) -> bool:
+    """Whether a chat needs the tokenizer that reads special tokens as text; the first use of it takes a second."""
+    return isinstance(given, ChatInput) and any(map(model.tokenizer.find_special, (m.content for m in given.messages)))
 
 
 def _size(given: TextInput | ChatInput) -> int:

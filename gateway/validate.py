@@ -105,6 +105,10 @@ def validate_tokenize(
 def validate_detokenize(message: pb.DetokenizeRequest, catalogue: Catalogue) -> tuple[ServedModel, Sequence[int]]:
     """Checks a request to detokenize; errors as for `validate_generate`."""
     model = catalogue.find(message.model)
+    if len(message.token_ids) > model.max_model_len:
+        raise InvalidFieldError(
+            f"{len(message.token_ids)} token ids; the context holds {model.max_model_len}", field="token_ids"
+        )
     _check_token_ids(message.token_ids, model, "token_ids")
     return model, message.token_ids
 

@@ -402,3 +402,20 @@ async def test_reflection_names_the_services(gateway: Any) -> None:
     names = {service.name for service in answer.list_services_response.service}
     assert {"tercet.v1.Inference", "tercet.v1.Models", "tercet.v1.Operations", "grpc.health.v1.Health"} <= names
     call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        ("Tokenize", pb.TokenizeRequest(), "input"),
+        ("Tokenize", pb.TokenizeRequest(prompt=""), "prompt"),
+        ("Tokenize", pb.TokenizeRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="x")])), "chat.messages[0].role"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[280]), "token_ids[0]"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[1] * 257), "token_ids"),
+    ],
+)
+async def test_bad_text_requests(gateway: Any, method: str, request_: Any, field: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(gateway.inference, method)(request_)
+    code, reason, metadata = failure_of(caught.value)
+    assert (code, reason, metadata["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", field)

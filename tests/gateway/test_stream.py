@@ -48,7 +48,7 @@ async def drain(stream: Stream) -> list[Chunk]:
     return chunks
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.integers(0, len(PIECES) - 1), max_size=20),
     st.lists(st.sampled_from(["aa", "ab", "é", "aéb", "bab", "\ufffd"]), max_size=3),

@@ -1,0 +1,100 @@
+"""The messages of tercet.mesh.v1 as plain values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tercet import errors
+from tercet.mesh.v1 import scheduler_pb2 as pb
+from tercet.mesh.v1 import sequence_pb2
+
+from .cancel import CancelCause
+from .stream import Account, EndReason, SequenceEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The workers of one model, as the scheduler last said."""
+
+    model_revision: str
+    workers_live: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request in tokens, every parameter resolved; the fields of tercet.mesh.v1.Submit."""
+
+    request_id: str
+    model: str
+    model_revision: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    deadline_ms: int | None
+
+
+CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
+    CancelCause.CLIENT: sequence_pb2.CANCEL_REASON_CLIENT,
+    CancelCause.DEADLINE: sequence_pb2.CANCEL_REASON_DEADLINE,
+    CancelCause.STOP_STRING: sequence_pb2.CANCEL_REASON_STOP_STRING,
+    CancelCause.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
+    CancelCause.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
+    CancelCause.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
+}
+
+_END_REASONS: Mapping[int, EndReason] = {
+    sequence_pb2.END_REASON_STOP: EndReason.STOP,
+    sequence_pb2.END_REASON_LENGTH: EndReason.LENGTH,
+    sequence_pb2.END_REASON_CANCELLED: EndReason.CANCELLED,
+    sequence_pb2.END_REASON_FAILED: EndReason.FAILED,
+}
+
+
+def to_submit(key: int, submission: Submission) -> pb.Submit:
+    """The message of a submission; `key` names it on the stream."""
+    return pb.Submit(
+        request_key=key,
+        request_id=submission.request_id,
+        model=submission.model,
+        model_revision=submission.model_revision,
+        prompt_token_ids=submission.prompt_token_ids,
+        max_tokens=submission.max_tokens,
+        stop_token_ids=submission.stop_token_ids,
+        sampling=sequence_pb2.Sampling(
+            temperature=submission.temperature,
+            top_p=submission.top_p,
+            top_k=submission.top_k,
+            min_p=submission.min_p,
+            seed=submission.seed,
+        ),
+        deadline_ms=submission.deadline_ms,
+    )
+
+
+def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
+    """The scheduler's last word on a sequence."""
+    reason = _END_REASONS.get(end.reason, EndReason.FAILED)
+    return SequenceEnd(
+        reason=reason,
+        account=Account(end.cached_tokens, end.blocks_used, end.blocks_freed, end.queue_us / 1e6),
+        stop_token_id=end.stop_token_id if reason is EndReason.STOP else None,
+        failure=to_error(end.failure) if end.HasField("failure") else None,
+    )
+
+
+def to_error(failure: sequence_pb2.Failure) -> errors.RequestError:
+    """The typed error that a peer sent."""
+    retry_after_s = failure.retry_after_ms / 1000 if failure.HasField("retry_after_ms") else None
+    return errors.from_reason(failure.reason, failure.message, dict(failure.metadata), retry_after_s)
+
+
+def to_pools(update: pb.PoolUpdate) -> dict[str, Pool]:
+    """What can be served, by model name."""
+    return {pool.model: Pool(pool.model_revision, pool.workers_live, pool.max_model_len) for pool in update.pools}
