@@ -1,0 +1,183 @@
+"""Workers that are too small, lost, broken or hanging, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from outcomes import judge, prepared, releases, settle
+from simulated_worker import worker_info
+from virtual_mesh import VirtualMesh, submission
+
+from scheduler.actions import Action, DropWorker, ReleaseCause
+from scheduler.admission import QueueBounds
+from scheduler.core import STALL_SECONDS, WORKER_GRACE_SECONDS
+from scheduler.events import (
+    BlockCounts,
+    Ended,
+    EndReason,
+    PlanEnded,
+    StepReported,
+    WorkerAttached,
+)
+from tercet.errors import EngineFaultError
+
+
+def test_a_pool_that_is_too_small_for_all_preempts_the_latest_and_changes_no_text() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=12)])
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in range(1, 5)]
+    settle(mesh)
+    for call in calls:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
+    assert mesh.core.view().preemptions > 0
+    victims = {key for release in releases(mesh, ReleaseCause.PREEMPT) for key in release.sequence_ids}
+    assert 1 not in victims
+    # First come, first served: they end in order.
+    assert sorted(calls, key=lambda call: call.times[-1]) == calls
+
+
+def test_a_preempted_sequence_gets_a_token_before_it_is_preempted_again() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=10, block_size=2)], num_steps=8)
+    calls = [mesh.submit(gateway, submission(key, (key,), 17)) for key in range(1, 4)]
+    settle(mesh)
+    for call in calls:
+        judge(call)
+    assert 0 < mesh.core.view().preemptions < sum(len(call.tokens) for call in calls)
+
+
+def test_a_lost_worker_is_a_pause_and_the_other_takes_over() -> None:
+    mesh = VirtualMesh([worker_info(), worker_info()])
+    gateway = mesh.attach_gateway()
+    first, _ = mesh.attach_worker(0), mesh.attach_worker(1)
+    calls = [mesh.submit(gateway, submission(key, (key,), 40)) for key in range(1, 7)]
+    mesh.run(until=0.15)
+    assert {len(worker.sequences) for worker in mesh.workers.values()} == {3}
+    mesh.lose_worker(first)
+    settle(mesh)
+    for call in calls:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
+    assert gateway.pools is not None
+    assert gateway.pools.pools[0].workers_live == 1
+
+
+def test_without_a_worker_the_grace_ends_with_what_was_emitted() -> None:
+    mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)])
+    begun = mesh.submit(gateway, submission(1, max_tokens=90))
+    queued = mesh.submit(gateway, submission(2))
+    mesh.run(until=0.2)
+    lost_at = mesh.now
+    mesh.lose_worker(next(iter(mesh.workers.values())))
+    assert mesh.submit(gateway, submission(3)).refused == "NO_WORKER"
+    settle(mesh)
+    assert mesh.now == pytest.approx(lost_at + WORKER_GRACE_SECONDS)
+    failure = begun.ends[0].failure
+    assert failure is not None
+    assert failure.reason == "WORKER_LOST"
+    assert failure.metadata["tokens_emitted"] == str(len(begun.tokens)) != "0"
+    assert failure.retry_after_s is None
+    assert queued.ends[0].failure is not None
+    assert queued.ends[0].failure.reason == "NO_WORKER"
+
+
+def test_a_smaller_worker_that_comes_back_does_not_block_the_queue() -> None:
+    mesh, gateway = prepared(infos=[worker_info(), worker_info(num_blocks=6)])
+    large = mesh.submit(gateway, submission(1, [1] * 40, 40))
+    small = mesh.submit(gateway, submission(2, (2,), 20))
+    mesh.run(until=0.1)
+    mesh.lose_worker(next(iter(mesh.workers.values())))
+    mesh.attach_worker(1)
+    settle(mesh)
+    judge(small)
+    assert small.ends[0].reason is EndReason.LENGTH
+    assert large.ends[0].failure is not None
+    assert large.ends[0].failure.reason == "WORKER_LOST"
+
+
+def test_a_preempted_sequence_is_not_held_up_by_the_queue_bound() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=12)], bounds=QueueBounds(1, 1000))
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in range(1, 4)]
+    settle(mesh)
+    assert mesh.core.view().preemptions > 0
+    for call in calls:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
+
+
+def test_a_fault_of_the_worker_ends_one_request_only() -> None:
+    mesh, gateway = prepared()
+    broken = mesh.submit(gateway, submission(1, max_tokens=20))
+    good = mesh.submit(gateway, submission(2, max_tokens=20))
+    (worker,) = mesh.workers.values()
+    finish = worker.finish
+
+    def failing() -> list[object]:
+        events = finish()
+        sequence = worker.sequences.get(1)
+        if worker.steps_run == 3 and sequence is not None:
+            used = len(sequence.blocks)
+            freed = worker._forget(1)
+            report = events[0]
+            assert isinstance(report, StepReported)
+            fault = Ended(1, EndReason.FAILED, 0, EngineFaultError("device fault"), used, freed)
+            events = [replace(each, blocks=worker.pool.counts) for each in events]  # type: ignore[type-var]
+            events[0] = replace(events[0], ended=(fault,))  # type: ignore[type-var,call-arg]
+        return events  # type: ignore[return-value]
+
+    worker.finish = failing  # type: ignore[method-assign,assignment]
+    settle(mesh)
+    assert broken.ends[0].failure is not None
+    assert broken.ends[0].failure.reason == "ENGINE_FAULT"
+    judge(good)
+    assert good.ends[0].reason is EndReason.LENGTH
+
+
+def test_a_worker_that_runs_nothing_is_dropped() -> None:
+    mesh, gateway = prepared()
+    mesh.submit(gateway, submission(1))
+    core = mesh.core
+    counts = BlockCounts(32, 0, 0)
+    actions = [action for seq in range(1, 9) for action in core.handle(PlanEnded(1, seq, 0, False, counts), mesh.now)]
+    assert any(isinstance(action, DropWorker) for action in actions)
+
+
+def test_a_step_of_an_unknown_plan_drops_the_worker() -> None:
+    mesh, gateway = prepared()
+    mesh.submit(gateway, submission(1))
+    report = StepReported(1, 99, 0, (), (), (), (), BlockCounts(32, 0, 0))
+    assert any(isinstance(action, DropWorker) for action in mesh.core.handle(report, mesh.now))
+
+
+def test_a_worker_of_a_new_revision_replaces_the_pool() -> None:
+    mesh, gateway = prepared(infos=[worker_info()])
+    mesh.lose_worker(next(iter(mesh.workers.values())))
+    mesh.post(WorkerAttached(9, "host:1", worker_info(model_revision="r2")))
+    assert gateway.pools is not None
+    assert [(pool.model_revision, pool.workers_live) for pool in gateway.pools.pools] == [("r2", 1)]
+    assert mesh.submit(gateway, submission(1)).refused == "REVISION_MISMATCH"
+
+
+def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
+    mesh, gateway = prepared()
+    call = mesh.submit(gateway, submission(1, max_tokens=30))
+    mesh.run(until=0.1)
+    (hung,) = mesh.workers.values()
+    dropped: list[float] = []
+    act = mesh._act
+
+    def watch(action: Action) -> None:
+        if isinstance(action, DropWorker):
+            dropped.append(mesh.now)
+            mesh.at(mesh.now, lambda: mesh.lose_worker(hung))
+            mesh.at(mesh.now + 1, mesh.attach_worker)
+        else:
+            act(action)
+
+    mesh._act = watch  # type: ignore[method-assign]
+    mesh._finish = lambda worker: None if worker is hung else VirtualMesh._finish(mesh, worker)  # type: ignore[method-assign]
+    settle(mesh)
+    judge(call)
+    assert call.ends[0].reason is EndReason.LENGTH
+    assert len(dropped) == 1
+    assert STALL_SECONDS < dropped[0] < STALL_SECONDS + 1
