@@ -22,7 +22,8 @@ PYTHON_FILES := tercet gateway scheduler worker tests bench cpp setup.py
 CXX_FILES := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix proto bench clean
+.PHONY: help setup demo test check fix proto bench clean \
+	check-lint check-format check-types check-cpp check-proto check-sanitizers
 
 help: ## List these words
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null || \
@@ -37,13 +38,34 @@ test: $(READY) ## Run all tests
 	@$(BIN)/python -m pytest
 
 check: $(READY) ## Lint, format, types, contracts, and the extension under sanitizers
-	@echo "== ruff" && $(BIN)/ruff check $(PYTHON_FILES) && $(BIN)/ruff format --check $(PYTHON_FILES)
-	@echo "== mypy" && $(BIN)/mypy -p tercet -p gateway -p scheduler -p worker
-	@echo "== clang-format" && $(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	@echo "== buf lint" && $(BIN)/buf lint && $(BIN)/buf format --diff --exit-code proto > /dev/null
-	@echo "== buf breaking" && BUF=$(BIN)/buf .ci/proto-breaking
-	@echo "== sanitizers" && $(BIN)/python cpp/build.py --sanitize
-	@echo "== all is clean"
+	@$(MAKE) --no-print-directory --keep-going check-lint check-format check-types check-cpp check-proto check-sanitizers
+	@echo "all is clean"
+
+check-lint:
+	@echo "== ruff check"
+	@$(BIN)/ruff check $(PYTHON_FILES)
+
+check-format:
+	@echo "== ruff format"
+	@$(BIN)/ruff format --check $(PYTHON_FILES)
+
+check-types:
+	@echo "== mypy"
+	@$(BIN)/mypy -p tercet -p gateway -p scheduler -p worker
+
+check-cpp:
+	@echo "== clang-format"
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+check-proto:
+	@echo "== buf"
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --diff --exit-code proto
+	@BUF=$(BIN)/buf .ci/proto-breaking
+
+check-sanitizers:
+	@echo "== address and undefined-behaviour sanitizers"
+	@$(BIN)/python cpp/build.py --sanitize
 
 fix: $(READY) ## Format all and repair what ruff can repair
 	@$(BIN)/ruff check --fix-only --quiet $(PYTHON_FILES)
