@@ -95,9 +95,12 @@ void weigh(const float* z, std::int64_t* weights) {
   constexpr float kLn2High = 0.693359375f;
   constexpr float kLn2Low = -2.1219444e-4f;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to a whole number, half to even
+  // A loop of its own, or the compiler makes the constant a branch and vectorises nothing.
+  float clamped[kStrip];
+  for (int j = 0; j < kStrip; ++j) clamped[j] = z[j] > -28.0f ? z[j] : -28.0f;
   float scaled[kStrip];
   for (int j = 0; j < kStrip; ++j) {
-    const float x = z[j] < -28.0f ? -28.0f : z[j];
+    const float x = clamped[j];
     const float n = (x * kLog2E + kRound) - kRound;
     const float r = (x - n * kLn2High) - n * kLn2Low;
     float exp_r = 1.0f / 5040;
