@@ -40,9 +40,6 @@ from .planner import Policy
 from .sequence import Request, Sequence
 from .state import MeshState
 
-# How long sequences wait for a worker of their pool to come back. A worker whose stream broke is dialled again within a
-# second; one that restarts has to load its weights, which a client with half an answer on screen will not sit out.
-WORKER_GRACE_SECONDS = 5.0
 # A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
 # above the longest step: a full chunk of a large model on a CPU takes about a minute.
 STALL_SECONDS = 300.0
@@ -55,6 +52,8 @@ class CoreSettings:
     addresses: tuple[str, ...]
     policy: Policy
     bounds: QueueBounds
+    # How long sequences wait, in seconds, for a worker of their pool to come back: a restart loads the weights anew.
+    worker_grace_s: float = 30.0
 
 
 class Core:
@@ -83,7 +82,7 @@ class Core:
     def wake_at(self) -> float | None:
         """When to send TimePassed at the latest; None if nothing depends on time."""
         moments = [
-            pool.deserted_at + WORKER_GRACE_SECONDS
+            pool.deserted_at + self._settings.worker_grace_s
             for pool in self._mesh.fleet.pools.values()
             if pool.deserted_at is not None and len(pool.waiting)
         ]
@@ -207,7 +206,7 @@ class Core:
             failure = errors.DeadlineError("the deadline passed before the request ended")
             cancel(self._mesh, request, CancelReason.DEADLINE, failure, now)
         for pool in self._mesh.fleet.pools.values():
-            if pool.deserted_at is not None and now >= pool.deserted_at + WORKER_GRACE_SECONDS:
+            if pool.deserted_at is not None and now >= pool.deserted_at + self._settings.worker_grace_s:
                 for sequence in list(pool.waiting):
                     fail_waiting(self._mesh, pool, sequence, now)
 

@@ -65,6 +65,7 @@ def core_settings(settings: SchedulerSettings) -> CoreSettings:
         addresses=settings.workers,
         policy=Policy(settings.num_scheduler_steps, settings.max_prefill_tokens),
         bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),
+        worker_grace_s=settings.worker_grace_seconds,
     )
 
 

@@ -102,6 +102,9 @@ class SchedulerSettings:
         "most prefill tokens in a step while sequences decode; 0: only the worker's max_num_batched_tokens",
         _at_least(0),
     )
+    worker_grace_seconds: float = setting(
+        30.0, "how long requests of a lost worker wait for it, or another, before WORKER_LOST", _at_least(0)
+    )
     drain_seconds: float = setting(10.0, "grace for running requests at shutdown", _at_least(0))
 
 

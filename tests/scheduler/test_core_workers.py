@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from outcomes import judge, prepared, releases, settle
 from simulated_worker import worker_info
-from virtual_mesh import VirtualMesh, submission
+from virtual_mesh import WORKER_GRACE_S, VirtualMesh, submission
 
 from scheduler.actions import Action, DropWorker, ReleaseCause
 from scheduler.admission import QueueBounds
-from scheduler.core import STALL_SECONDS, WORKER_GRACE_SECONDS
+from scheduler.core import STALL_SECONDS
 from scheduler.events import (
     BlockCounts,
     Ended,
@@ -71,7 +71,7 @@ def test_without_a_worker_the_grace_ends_with_what_was_emitted() -> None:
     mesh.lose_worker(next(iter(mesh.workers.values())))
     assert mesh.submit(gateway, submission(3)).refused == "NO_WORKER"
     settle(mesh)
-    assert mesh.now == pytest.approx(lost_at + WORKER_GRACE_SECONDS)
+    assert mesh.now == pytest.approx(lost_at + WORKER_GRACE_S)
     failure = begun.ends[0].failure
     assert failure is not None
     assert failure.reason == "WORKER_LOST"

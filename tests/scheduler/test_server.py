@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from simulated_worker import VOCAB, run_alone, worker_info
 from worker_server import WorkerServer
 
-import scheduler.core
 from scheduler.server import serve
 from tercet import rpc
 from tercet.config import MeshConfig, SchedulerSettings
@@ -231,11 +230,8 @@ async def test_a_worker_killed_and_back_is_a_pause(worker: WorkerServer) -> None
         assert worker.epochs[1] > worker.epochs[0]
 
 
-async def test_a_worker_that_stays_away_ends_its_requests(
-    worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler.core, "WORKER_GRACE_SECONDS", 0.3)
-    async with mesh(worker) as (gateway, _):
+async def test_a_worker_that_stays_away_ends_its_requests(worker: WorkerServer) -> None:
+    async with mesh(worker, worker_grace_seconds=0.3) as (gateway, _):
         await gateway.submit(1, [1, 2, 3], 100)
         await gateway.read("accepted")
         first = await gateway.read("tokens")

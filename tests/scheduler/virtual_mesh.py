@@ -65,6 +65,9 @@ class Call:
         return run_alone(wish.prompt_token_ids, wish.max_tokens, wish.stop_token_ids, wish.sampling.seed)
 
 
+WORKER_GRACE_S = 5.0
+
+
 class VirtualGateway:
     """Keeps what came back and insists on the order the contract promises."""
 
@@ -132,7 +135,7 @@ class VirtualMesh:
         self.infos = list(infos) if infos is not None else [worker_info()]
         addresses = tuple(f"host:{index + 1}" for index in range(len(self.infos)))
         bounds = bounds or QueueBounds(1000, 1_000_000)
-        self.core = Core(CoreSettings(addresses, Policy(num_steps, max_prefill_tokens), bounds))
+        self.core = Core(CoreSettings(addresses, Policy(num_steps, max_prefill_tokens), bounds, WORKER_GRACE_S))
         self.now = 0.0
         self.rng = random.Random(seed)
         self.step_time = step_time
