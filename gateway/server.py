@@ -56,8 +56,10 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         OperationsService(generations, link),
     )
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
-    port = await server.start(settings.host, settings.port, files, key="gateway.port")
-    await server.set_serving(INFERENCE, False)
+    port = await server.start(settings.host, settings.port, files, key="gateway.port", serving=False)
+    # These answer with or without a mesh behind them; Inference waits for a live worker.
+    for name in ("tercet.v1.Models", "tercet.v1.Operations"):
+        await server.set_serving(name, True)
     background = [
         asyncio.create_task(link.run(), name="link"),
         asyncio.create_task(_publish_health(server, catalogue, link, changed), name="health"),

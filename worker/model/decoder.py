@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.ops.activation import silu_mul
-from worker.ops.attention import AttentionBatch, paged_attention, write_kv
-from worker.ops.linear import Linear
-from worker.ops.norm import rms_norm
-from worker.ops.rope import apply_rope
-
+from ..ops.activation import silu_mul
+from ..ops.attention import AttentionBatch, paged_attention, write_kv
+from ..ops.linear import Linear
+from ..ops.norm import rms_norm
+from ..ops.rope import apply_rope
 from .config import ModelConfig
 from .rope import cos_sin_table
 

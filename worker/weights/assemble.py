@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.ops.linear import Linear
-
 from ..model.config import ModelConfig
 from ..model.decoder import Layer, Model, Weights
 from ..model.tensors import EMBEDDING, HEAD, NORM, Shape, layer_tensor, tensor_shapes
+from ..ops.linear import Linear
 from .tensor_source import TensorSource, check_tensors
 
 Progress = Callable[[str], None]
