@@ -68,7 +68,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if self._attached is not None:
             self._attached.close(grpc.StatusCode.UNAVAILABLE, "the worker stops")
 
-    async def Attach(  # noqa: N802 - the name of the RPC
+    async def Attach(
         self, request_iterator: AsyncIterator[worker_pb2.WorkerCommand], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.WorkerEvent]:
         """Runs until the scheduler leaves, another one fences it, or the worker stops."""
