@@ -37,7 +37,9 @@ AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 # Where the interpreter that runs this file looks for the extension.
 IN_PLACE = ROOT / "worker" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-SANITIZED_TESTS = [f"tests/worker/test_{noun}.py" for noun in ("block_pool", "block_table", "sampler")]
+SANITIZED_TESTS = [
+    f"tests/worker/test_{noun}.py" for noun in ("block_pool", "block_table", "block_table_random", "sampler")
+]
 # File suffix -> flags of its instruction set. Longest suffix first.
 ISA_FLAGS = {
     "_avx512bf16": [*AVX512_FLAGS, "-mavx512bf16"],
