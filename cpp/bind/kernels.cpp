@@ -6,6 +6,7 @@
 #include "tercet/activation.h"
 #include "tercet/attention.h"
 #include "tercet/cpu.h"
+#include "tercet/kv_write.h"
 #include "tercet/linear.h"
 #include "tercet/norm.h"
 #include "tercet/rope.h"

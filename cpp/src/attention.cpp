@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -26,6 +25,7 @@ struct Work {
   int64_t num_keys;
   int64_t first_unit;
   int64_t num_units;
+  int64_t cut_at;  // where the states of its segments are kept, if it is cut; else -1
 };
 
 void fail(const std::string& problem) { throw std::invalid_argument(problem); }
@@ -75,7 +75,7 @@ std::vector<Work> plan_work(const AttentionCall& call) {
         const AttentionTile tile = {b, g, token, num_tokens, first_position + token - begin};
         const int64_t num_keys = tile.first_position + num_tokens;
         const int64_t units = (num_keys + kSegmentKeys - 1) / kSegmentKeys;
-        works.push_back({tile, num_keys, num_units, units});
+        works.push_back({tile, num_keys, num_units, units, -1});
         num_units += units;
       }
     }
@@ -111,11 +111,6 @@ std::vector<int64_t> divide(const std::vector<Work>& works, int64_t ratio, int64
   return bounds;
 }
 
-// Floats of one state of `num_rows` rows.
-int64_t state_floats(int64_t num_rows, int64_t padded) { return num_rows * (padded + 2); }
-
-AttentionState state_at(float* data, int64_t num_rows) { return {data, data + num_rows, data + 2 * num_rows}; }
-
 // into = into followed by `next`, for keys in that order.
 void merge(AttentionState into, AttentionState next, int64_t num_rows, int64_t padded) {
   for (int64_t row = 0; row < num_rows; ++row) {
@@ -138,108 +133,104 @@ float* thread_scratch(int64_t num_floats) {
   return scratch.data();
 }
 
+// One call's tiles, dealt out in pieces. A tile whose segments fall to several pieces is put together when all are
+// done; its segments are merged in the order of keys either way.
+class AttentionRun {
+ public:
+  AttentionRun(const AttentionCall& call, const Kernels& kernels)
+      : call_(call),
+        kernels_(kernels),
+        ratio_(call.num_heads / call.num_kv_heads),
+        padded_(padded_head_dim(call.head_dim)),
+        works_(plan_work(call)) {
+    int64_t total = 0;
+    for (const Work& work : works_) {
+      total += cost_of(work, ratio_, {0, work.num_keys});
+      max_rows_ = std::max(max_rows_, num_rows(work));
+    }
+    bounds_ = divide(works_, ratio_, total, total < kMinCostToShare ? 1 : int64_t{num_threads()} * kPiecesPerThread);
+    int64_t num_floats = 0;
+    for (Work& work : works_) {
+      const auto piece_of = [&](int64_t unit) { return std::upper_bound(bounds_.begin(), bounds_.end(), unit); };
+      if (piece_of(work.first_unit) == piece_of(work.first_unit + work.num_units - 1)) continue;
+      work.cut_at = num_floats;
+      num_floats += work.num_units * state_floats(num_rows(work));
+    }
+    cut_states_.reset(new float[num_floats]);
+  }
+
+  int64_t num_pieces() const { return static_cast<int64_t>(bounds_.size()) - 1; }
+
+  void compute(int64_t piece) {
+    const Range units = {bounds_[piece], bounds_[piece + 1]};
+    float* scratch = thread_scratch(2 * state_floats(max_rows_) + attention_scratch_floats(max_rows_, call_.head_dim));
+    const auto starts_after = [](int64_t unit, const Work& work) { return unit < work.first_unit; };
+    auto work = std::upper_bound(works_.begin(), works_.end(), units.begin, starts_after) - 1;
+    for (; work != works_.end() && work->first_unit < units.end; ++work) {
+      const Range own = {std::max(units.begin, work->first_unit),
+                         std::min(units.end, work->first_unit + work->num_units)};
+      if (work->cut_at < 0) {
+        compute_whole(*work, scratch);
+      } else {
+        for (int64_t unit = own.begin; unit < own.end; ++unit) {
+          kernels_.attend(call_, work->tile, segment_of(*work, unit), cut_state(*work, unit), scratch);
+        }
+      }
+    }
+  }
+
+  void join_cut_tiles() {
+    for (const Work& work : works_) {
+      if (work.cut_at < 0) continue;
+      const AttentionState whole = cut_state(work, work.first_unit);
+      for (int64_t i = 1; i < work.num_units; ++i) {
+        merge(whole, cut_state(work, work.first_unit + i), num_rows(work), padded_);
+      }
+      kernels_.finish(call_, work.tile, whole);
+    }
+  }
+
+ private:
+  int64_t num_rows(const Work& work) const { return work.tile.num_tokens * ratio_; }
+  int64_t state_floats(int64_t num_rows) const { return num_rows * (padded_ + 2); }
+  AttentionState state_at(float* data, int64_t num_rows) const { return {data, data + num_rows, data + 2 * num_rows}; }
+  AttentionState cut_state(const Work& work, int64_t unit) const {
+    return state_at(cut_states_.get() + work.cut_at + (unit - work.first_unit) * state_floats(num_rows(work)),
+                    num_rows(work));
+  }
+
+  void compute_whole(const Work& work, float* scratch) {
+    const int64_t rows = num_rows(work);
+    const AttentionState whole = state_at(scratch, rows);
+    const AttentionState part = state_at(scratch + state_floats(rows), rows);
+    float* rest = scratch + 2 * state_floats(rows);
+    for (int64_t i = 0; i < work.num_units; ++i) {
+      kernels_.attend(call_, work.tile, segment_of(work, work.first_unit + i), i == 0 ? whole : part, rest);
+      if (i > 0) merge(whole, part, rows, padded_);
+    }
+    kernels_.finish(call_, work.tile, whole);
+  }
+
+  const AttentionCall& call_;
+  const Kernels& kernels_;
+  const int64_t ratio_;
+  const int64_t padded_;
+  std::vector<Work> works_;
+  std::vector<int64_t> bounds_;  // first unit of each piece, then one past the last
+  std::unique_ptr<float[]> cut_states_;
+  int64_t max_rows_ = 0;
+};
+
 }  // namespace
 
 void paged_attention(const AttentionCall& call, Isa isa) {
   check(call);
   if (call.num_tokens == 0) return;
-  const Kernels& run = kernels(isa);
-  const int64_t ratio = call.num_heads / call.num_kv_heads;
-  const int64_t padded = padded_head_dim(call.head_dim);
-  const std::vector<Work> works = plan_work(call);
-  int64_t total = 0;
-  int64_t max_rows = 0;
-  for (const Work& work : works) {
-    total += cost_of(work, ratio, {0, work.num_keys});
-    max_rows = std::max(max_rows, work.tile.num_tokens * ratio);
-  }
-  const int64_t most_pieces = total < kMinCostToShare ? 1 : int64_t{num_threads()} * kPiecesPerThread;
-  const std::vector<int64_t> bounds = divide(works, ratio, total, most_pieces);
-
-  // A tile whose segments fall to several pieces is put together when all are done: `cut` keeps their states.
-  std::vector<int64_t> cut_at(works.size(), -1);
-  int64_t num_cut_floats = 0;
-  for (size_t i = 0; i < works.size(); ++i) {
-    const auto piece_of = [&](int64_t unit) { return std::upper_bound(bounds.begin(), bounds.end(), unit); };
-    const int64_t first = works[i].first_unit;
-    if (piece_of(first) == piece_of(first + works[i].num_units - 1)) continue;
-    cut_at[i] = num_cut_floats;
-    num_cut_floats += works[i].num_units * state_floats(works[i].tile.num_tokens * ratio, padded);
-  }
-  const std::unique_ptr<float[]> cut(new float[num_cut_floats]);
-
-  const auto run_piece = [&](int64_t begin, int64_t end) {
-    float* scratch =
-        thread_scratch(2 * state_floats(max_rows, padded) + attention_scratch_floats(max_rows, call.head_dim));
-    auto work = std::upper_bound(works.begin(), works.end(), begin,
-                                 [](int64_t unit, const Work& other) { return unit < other.first_unit; }) -
-                1;
-    for (; work != works.end() && work->first_unit < end; ++work) {
-      const int64_t num_rows = work->tile.num_tokens * ratio;
-      const int64_t at = cut_at[work - works.begin()];
-      const AttentionState whole = state_at(scratch, num_rows);
-      const AttentionState part = state_at(scratch + state_floats(num_rows, padded), num_rows);
-      float* rest = scratch + 2 * state_floats(num_rows, padded);
-      const int64_t last = std::min(end, work->first_unit + work->num_units);
-      for (int64_t unit = std::max(begin, work->first_unit); unit < last; ++unit) {
-        const Range segment = segment_of(*work, unit);
-        if (at >= 0) {
-          float* data = cut.get() + at + (unit - work->first_unit) * state_floats(num_rows, padded);
-          run.attend(call, work->tile, segment, state_at(data, num_rows), rest);
-        } else if (unit == work->first_unit) {
-          run.attend(call, work->tile, segment, whole, rest);
-        } else {
-          run.attend(call, work->tile, segment, part, rest);
-          merge(whole, part, num_rows, padded);
-        }
-      }
-      if (at < 0) run.finish(call, work->tile, whole);
-    }
-  };
-  const auto num_pieces = static_cast<int64_t>(bounds.size()) - 1;
-  parallel(num_pieces > 1, num_pieces, 1, [&](Range pieces) {
-    for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) run_piece(bounds[piece], bounds[piece + 1]);
+  AttentionRun run(call, kernels(isa));
+  parallel(run.num_pieces() > 1, run.num_pieces(), 1, [&](Range pieces) {
+    for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) run.compute(piece);
   });
-
-  for (size_t i = 0; i < works.size(); ++i) {
-    if (cut_at[i] < 0) continue;
-    const int64_t num_rows = works[i].tile.num_tokens * ratio;
-    float* data = cut.get() + cut_at[i];
-    for (int64_t unit = 1; unit < works[i].num_units; ++unit) {
-      merge(state_at(data, num_rows), state_at(data + unit * state_floats(num_rows, padded), num_rows), num_rows,
-            padded);
-    }
-    run.finish(call, works[i].tile, state_at(data, num_rows));
-  }
-}
-
-void write_kv(const KvWrite& write) {
-  const int64_t num_slots = write.num_blocks * write.block_size;
-  for (int64_t token = 0; token < write.num_tokens; ++token) {
-    if (write.slots[token] < 0 || write.slots[token] >= num_slots) {
-      throw std::out_of_range("token " + std::to_string(token) + " goes to slot " + std::to_string(write.slots[token]) +
-                              ", the cache has " + std::to_string(num_slots));
-    }
-  }
-  const size_t element = dtype_size(write.dtype);
-  const size_t row = element * write.head_dim;
-  const auto* k = static_cast<const char*>(write.k);
-  const auto* v = static_cast<const char*>(write.v);
-  const int64_t num_elements = write.num_kv_heads * write.head_dim;
-  parallel(write.num_tokens * num_elements >= kMinElementsToShare, write.num_tokens, row_grain(num_elements),
-           [&](Range tokens) {
-             for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-               const int64_t block = write.slots[token] / write.block_size;
-               const int64_t offset = write.slots[token] % write.block_size;
-               for (int64_t g = 0; g < write.num_kv_heads; ++g) {
-                 const int64_t at = (block * write.num_kv_heads + g) * write.block_size + offset;
-                 std::memcpy(static_cast<char*>(write.k_cache) + at * row,
-                             k + (token * write.k_token_stride + g * write.k_head_stride) * element, row);
-                 std::memcpy(static_cast<char*>(write.v_cache) + at * row,
-                             v + (token * write.v_token_stride + g * write.v_head_stride) * element, row);
-               }
-             }
-           });
+  run.join_cut_tiles();
 }
 
 }  // namespace tercet

@@ -34,12 +34,27 @@ void find_rows(const AttentionCall& call, const AttentionTile& tile, int64_t fir
   }
 }
 
-// The chunk's keys turned to [words of D][kChunkKeys], where a word is a float or a pair of bf16. Keys past num_keys
-// are not read: their columns become zeros, so that whole vectors of them may be computed.
+// Asks for keys and values begin..end of a chunk. Blocks lie scattered, too short each for the hardware to run ahead.
 template <typename T>
-void turn_keys(const ChunkRows<T>& rows, int64_t num_keys, int64_t dim, float* turned) {
+void prefetch_rows(const ChunkRows<T>& rows, Range keys, int64_t dim) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t key = keys.begin; key < keys.end; ++key) {
+    for (int64_t d = 0; d < dim; d += kLine) {
+      __builtin_prefetch(rows.keys[key] + d);
+      __builtin_prefetch(rows.values[key] + d);
+    }
+  }
+}
+
+// The chunk's keys turned to [words of D][kChunkKeys], where a word is a float or a pair of bf16. Keys past num_keys
+// are not read: their columns become zeros, so that whole vectors of them may be computed. Meanwhile the first num_next
+// rows of the next chunk are asked for.
+template <typename T>
+void turn_keys(const ChunkRows<T>& rows, int64_t num_keys, int64_t dim, float* turned, const ChunkRows<T>& next,
+               int64_t num_next) {
   const int64_t num_words = dim * static_cast<int64_t>(sizeof(T)) / 4;
   for (int64_t group = 0; group < num_keys; group += 16) {
+    prefetch_rows(next, {group, std::min(group + 16, num_next)}, dim);
     for (int64_t word = 0; word < num_words; word += 16) {
       const auto num_rows = static_cast<int>(std::min<int64_t>(16, num_keys - group));
       const auto width = static_cast<int>(std::min<int64_t>(16, num_words - word));
@@ -103,28 +118,23 @@ void score_rows(const T* queries, const float* turned, float* scores, int64_t di
   }
 }
 
-// Turns the first num_keys scores of a row into weights e^(score - largest), updating the row's state, and returns
-// what its earlier sums must be multiplied by.
-float soften_row(float* scores, int64_t num_keys, float scale, float* largest, float* sum) {
+// Turns the first num_keys scores of a row, which fill kVectors vectors but for the last, into weights
+// e^(score - largest), updating the row's state, and returns what its earlier sums must be multiplied by.
+template <int kVectors>
+float soften_row(float* scores, int num_keys, float scale, float* largest, float* sum) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  constexpr int kMaxVectors = kChunkKeys / 16;
-  const int num_vectors = static_cast<int>((num_keys + 15) / 16);
-  const int num_last = static_cast<int>(num_keys - (num_vectors - 1) * 16);
-  Simd::F x[kMaxVectors];
-  Simd::F top = Simd::set1(kNone);
-  for (int v = 0; v < num_vectors; ++v) {
-    x[v] = Simd::mul(Simd::load(scores + v * 16), Simd::set1(scale));
-    if (v == num_vectors - 1) x[v] = Simd::head(x[v], num_last, Simd::set1(kNone));
-    top = Simd::max(top, x[v]);
-  }
+  const int num_last = num_keys - (kVectors - 1) * 16;
+  Simd::F x[kVectors];
+  for (int v = 0; v < kVectors; ++v) x[v] = Simd::mul(Simd::load(scores + v * 16), Simd::set1(scale));
+  x[kVectors - 1] = Simd::head(x[kVectors - 1], num_last, Simd::set1(kNone));
+  Simd::F top = x[0];
+  for (int v = 1; v < kVectors; ++v) top = Simd::max(top, x[v]);
   const float next = std::max(*largest, Simd::largest(top));
-  Simd::F total = Simd::zero();
-  for (int v = 0; v < num_vectors; ++v) {
-    Simd::F weight = exponential(Simd::sub(x[v], Simd::set1(next)));
-    if (v == num_vectors - 1) weight = Simd::head(weight, num_last, Simd::zero());
-    Simd::store(scores + v * 16, weight);
-    total = Simd::add(total, weight);
-  }
+  for (int v = 0; v < kVectors; ++v) x[v] = exponential(Simd::sub(x[v], Simd::set1(next)));
+  x[kVectors - 1] = Simd::head(x[kVectors - 1], num_last, Simd::zero());
+  Simd::F total = x[0];
+  for (int v = 1; v < kVectors; ++v) total = Simd::add(total, x[v]);
+  for (int v = 0; v < kVectors; ++v) Simd::store(scores + v * 16, x[v]);
   float correction = 1.0f;
   if (next != *largest) {
     float lanes[16];
@@ -227,7 +237,16 @@ void attend_of(const AttentionCall& call, const AttentionTile& tile, Range segme
   }
   std::fill_n(state.values, num_rows * padded, 0.0f);
 
-  ChunkRows<T> rows;
+  // The next chunk is asked for while one is computed, past the segment's end too: that segment mostly follows.
+  const int64_t num_tile_keys = tile.first_position + tile.num_tokens;
+  ChunkRows<T> buffers[2];
+  const auto find = [&](int64_t first_key, ChunkRows<T>& rows) {
+    const int64_t num_keys = std::clamp<int64_t>(num_tile_keys - first_key, 0, kChunkKeys);
+    find_rows(call, tile, first_key, num_keys, rows);
+    return num_keys;
+  };
+  const int64_t num_first = find(segment.begin, buffers[0]);
+  if (segment.begin == 0) prefetch_rows(buffers[0], {0, num_first}, dim);
   for (int64_t first_key = segment.begin; first_key < segment.end; first_key += kChunkKeys) {
     const int64_t num_keys = std::min(kChunkKeys, segment.end - first_key);
     // How many of the chunk's keys a row sees: none before its own position's chunk, then more with each token.
@@ -236,12 +255,17 @@ void attend_of(const AttentionCall& call, const AttentionTile& tile, Range segme
     };
     int64_t first_row = 0;
     while (first_row < num_rows && num_seen(first_row) == 0) first_row += ratio;
-    find_rows(call, tile, first_key, num_keys, rows);
-    turn_keys(rows, num_keys, dim, turned);
+    const ChunkRows<T>& rows = buffers[(first_key - segment.begin) / kChunkKeys % 2];
+    ChunkRows<T>& next = buffers[&rows == &buffers[0]];
+    const int64_t num_next = find(first_key + kChunkKeys, next);
+    turn_keys(rows, num_keys, dim, turned, next, num_next);
     score_rows(queries, turned, scores, dim, {first_row, num_rows}, static_cast<int>((num_keys + 15) / 16));
     for (int64_t row = first_row; row < num_rows; ++row) {
-      corrections[row] =
-          soften_row(scores + row * kChunkKeys, num_seen(row), call.scale, &state.largest[row], &state.sum[row]);
+      const int count = static_cast<int>(num_seen(row));
+      with_count<kChunkKeys / 16>((count + 15) / 16, [&](auto num_vectors) {
+        corrections[row] = soften_row<num_vectors.value>(scores + row * kChunkKeys, count, call.scale,
+                                                         &state.largest[row], &state.sum[row]);
+      });
     }
     // One tile of rows, as in decoding, reads each value once: straight from the cache.
     if (num_rows <= Simd::kTileRows && dim == padded) {

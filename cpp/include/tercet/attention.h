@@ -1,4 +1,4 @@
-// Causal attention over a paged KV cache, and the writes into it.
+// Causal attention over a paged KV cache.
 #pragma once
 
 #include <cstdint>
@@ -71,25 +71,5 @@ inline int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim) {
   const int64_t padded = padded_head_dim(head_dim);
   return num_rows * (padded + kChunkKeys + 1) + 2 * padded * kChunkKeys + 16;
 }
-
-struct KvWrite {
-  Dtype dtype;
-  const void* k;  // [T, G, D], strides below, D contiguous
-  const void* v;
-  int64_t k_token_stride, k_head_stride;
-  int64_t v_token_stride, v_head_stride;
-  void* k_cache;  // [N, G, S, D], contiguous
-  void* v_cache;
-  int64_t num_tokens;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t num_blocks;
-  int64_t block_size;
-  const int64_t* slots;  // [T], block * S + offset
-};
-
-// Writes each token's keys and values at its slot. Throws std::out_of_range, before any write, for a slot outside of
-// the cache.
-void write_kv(const KvWrite& write);
 
 }  // namespace tercet
