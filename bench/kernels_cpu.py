@@ -160,6 +160,8 @@ class Model:
 
 
 def bench_model(repeat: int) -> None:
+    # As in the engine: torch's own threads would wait actively for work while the kernels' need the CPUs.
+    torch.set_num_threads(1)
     print(f"\n{'whole model':<22}{'ms a step':>11}{'tokens/s':>10}")
     model = Model()
     cases = {

@@ -111,7 +111,7 @@ def sample(
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """The four words of Philox4x32-10 for four counter words and two key words of 32 bits."""
 
-# --- Kernels: cpp/include/tercet/{thread_pool,linear,attention,kv_write,norm,rope,activation}.h --------------------------
+# --- Kernels: cpp/include/tercet/{thread_pool,linear,attention,kv_write,norm,rope,activation}.h ----------------------
 # Integers named like tensors are addresses; strides count elements. The checked faces are in `worker.ops`. All release
 # the GIL.
 
