@@ -36,19 +36,21 @@ int num_cpus_allowed() {
 class ThreadPool {
  public:
   explicit ThreadPool(int size) : size_(size), cursors_(new Cursor[size]) {
-    for (int thread = 1; thread < size; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+    try {
+      for (int thread = 1; thread < size; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+    } catch (...) {
+      stop();  // the system has no more threads; those begun must not outlive this
+      throw;
+    }
   }
 
-  ~ThreadPool() {
-    stopping_ = true;
-    announce();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~ThreadPool() { stop(); }
 
   int size() const { return size_; }
 
   void run(int64_t count, int64_t grain, void (*job)(void*, Range), void* context) {
-    count_.store(count, std::memory_order_relaxed);
+    // Whoever reads this count rather than the last job's finds that job's cursors closed.
+    count_.store(count, std::memory_order_release);
     grain_.store(grain, std::memory_order_relaxed);
     job_.store(job, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
@@ -81,6 +83,12 @@ class ThreadPool {
 
   static uint64_t pack(uint32_t generation, uint32_t unit) { return uint64_t{generation} << 32 | unit; }
 
+  void stop() {
+    stopping_ = true;
+    announce();
+    for (auto& worker : workers_) worker.join();
+  }
+
   // Both this increment and a worker's count of sleepers are sequentially consistent: either the worker sees the new
   // generation before it sleeps, or this thread sees the sleeper and wakes it.
   void announce() {
@@ -110,7 +118,7 @@ class ThreadPool {
       while (at >> 32 == generation && static_cast<uint32_t>(at) != kClosed) {
         // If these are already the next job's, the cursor has been closed since, and the exchange fails.
         const int64_t grain = grain_.load(std::memory_order_relaxed);
-        const int64_t end = share(count_.load(std::memory_order_relaxed), owner, size_).end;
+        const int64_t end = share(count_.load(std::memory_order_acquire), owner, size_).end;
         const auto job = job_.load(std::memory_order_relaxed);
         void* context = context_.load(std::memory_order_relaxed);
         const int64_t begin = static_cast<uint32_t>(at);

@@ -45,7 +45,8 @@ inline int64_t row_grain(int64_t num_elements) {
 // The pool's size, its caller included. At first: as many as the process may use CPUs.
 int num_threads();
 
-// Replaces the pool's threads. Throws std::invalid_argument below 1 or above 1024.
+// Replaces the pool's threads. Throws std::invalid_argument below 1 or above 1024, std::system_error if the system has
+// no more; the pool is then as before.
 void set_num_threads(int count);
 
 }  // namespace tercet
