@@ -247,7 +247,7 @@ class Executor:
         )  # [R, V]
         if logits.shape[0] == 0:
             return []
-        return sample(logits, batch.sampling).tolist()  # type: ignore[no-any-return]
+        return sample(logits, batch.sampling).tolist()
 
     def _end(
         self, sequence: Sequence, reason: EndReason, *, stop_token_id: int = 0, failure: Failure | None = None

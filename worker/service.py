@@ -75,6 +75,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         executor = self._executor
         if executor is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is loading its model")
+            raise AssertionError("context.abort returned")
         commands = aiter(request_iterator)
         epoch = await self._read_open(commands, context)
         if self._attached is not None:

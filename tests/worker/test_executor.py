@@ -25,8 +25,8 @@ from worker.messages import (
     Plan,
     PlanDone,
     Release,
-    Released,
     ReleaseCause,
+    Released,
     StepResult,
 )
 
