@@ -3,35 +3,38 @@
     python -m bench.serve --out serve.json
 
 The work is that of bench/engine.py's tiny preset, on the embedded model: decode rates at several batches, prefill, the
-first token of one request, a mix of lengths. First it runs the same first token on an executor of this process; the
-difference is what gateway, scheduler and two streams add.
+first token of one request, a mix of lengths. The first token is measured in turn on an executor of this process; the
+difference is what gateway and scheduler add; it is given as the gateway's clock and as the client's clock has it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 import torch
+import uvloop
 
 import tercet
 from bench.drive import Driver
 from bench.workload import SMALL, Request, mixed, prompts
 from tercet.cli.demo import private
-from tercet.client import Client, Delta
+from tercet.client import Client, Delta, Finished
 from tercet.config import MeshConfig, load_config
 from tercet.mesh_processes import MeshProcesses
 from tercet.model_source import resolve_model
 from worker.engine import build_executor, plan_layout
 
-FIRST_TOKEN_RUNS = 25
+FIRST_TOKEN_RUNS = 40
 
 
 @click.command()
@@ -48,33 +51,25 @@ def main(model: str, num_scheduler_steps: int, out: Path | None) -> None:
     }
     config = load_config(flags=flags)
     result: dict[str, Any] = {"engine": f"tercet {tercet.__version__} mesh", "torch": torch.__version__}
-    alone = first_token_alone(config)
-    print(f"first token of a {SMALL.first_token_prompt}-token prompt, executor alone: {alone:.2f} ms", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        result |= asyncio.run(_through_mesh(private(config), Path(folder)))
-    result["ttft_1req_executor_ms"] = alone
-    result["ttft_added_ms"] = result["ttft_1req_ms"] - alone
-    print(f"gateway and scheduler add {result['ttft_added_ms']:.2f} ms to the first token")
+    with tempfile.TemporaryDirectory() as folder, _executor(config) as driver:
+        result |= uvloop.run(_through_mesh(private(config), Path(folder), driver))
     print(json.dumps(result))
     if out is not None:
         out.write_text(json.dumps(result))
 
 
-def first_token_alone(config: MeshConfig) -> float:
-    """Median milliseconds to the first token on an executor of this process."""
+@contextlib.contextmanager
+def _executor(config: MeshConfig) -> Iterator[Driver]:
+    """The mesh's worker without a mesh: an executor of this process."""
     source = resolve_model(config.model.model)
     layout = plan_layout(config, source)
     executor = build_executor(layout, source, config.worker, lambda _: None)
     executor.start()
-    driver = Driver(executor, config.worker.max_num_batched_tokens, config.worker.max_num_seqs)
-    rng = random.Random(1)
-    some = prompts(FIRST_TOKEN_RUNS + 2, SMALL.first_token_prompt, layout.model.vocab_size, rng)
-    times = [driver.run([Request(prompt, 1)])[0] * 1e3 for prompt in some]
+    yield Driver(executor, config.worker.max_num_batched_tokens, config.worker.max_num_seqs)
     executor.stop()
-    return median(times[2:])
 
 
-async def _through_mesh(config: MeshConfig, folder: Path) -> dict[str, Any]:
+async def _through_mesh(config: MeshConfig, folder: Path, driver: Driver) -> dict[str, Any]:
     started = time.perf_counter()
     async with (
         MeshProcesses(config, on_change=lambda _: None, log_dir=folder) as mesh,
@@ -82,36 +77,49 @@ async def _through_mesh(config: MeshConfig, folder: Path) -> dict[str, Any]:
     ):
         start_s = time.perf_counter() - started
         print(f"ready after {start_s:.1f} s", flush=True)
-        return {"start_s": start_s, **await _measure(client, (await client.model()).vocab_size)}
+        return {"start_s": start_s, **await _measure(client, (await client.model()).vocab_size, driver)}
 
 
-async def _measure(client: Client, vocab_size: int) -> dict[str, Any]:
+async def _measure(client: Client, vocab_size: int, driver: Driver) -> dict[str, Any]:
     rng = random.Random(1)
 
-    async def one(request: Request) -> tuple[float, int]:
-        """Seconds to the first token, and tokens."""
-        started, first, tokens = time.perf_counter(), 0.0, 0
+    async def one(request: Request) -> tuple[float, float, int]:
+        """Seconds to the first token as the client and as the gateway sees it, and tokens."""
+        started, first, at_gateway, tokens = time.perf_counter(), 0.0, 0.0, 0
         async for event in client.generate(
             list(request.prompt), temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True
         ):
             if isinstance(event, Delta):
                 first = first or time.perf_counter() - started
                 tokens += len(event.token_ids)
-        return first, tokens
+            elif isinstance(event, Finished):
+                at_gateway = event.timings.time_to_first_token_seconds
+        return first, at_gateway, tokens
 
     async def together(requests: list[Request]) -> tuple[float, int]:
         started = time.perf_counter()
         done = await asyncio.gather(*map(one, requests))
-        return time.perf_counter() - started, sum(tokens for _, tokens in done)
+        return time.perf_counter() - started, sum(tokens for _, _, tokens in done)
 
     async def run(count: int, length: int, max_tokens: int) -> float:
         requests = [Request(prompt, max_tokens) for prompt in prompts(count, length, vocab_size, rng)]
         return (await together(requests))[0]
 
     await run(4, 32, 8)
-    some = prompts(FIRST_TOKEN_RUNS, SMALL.first_token_prompt, vocab_size, rng)
-    firsts = [(await one(Request(prompt, 1)))[0] * 1e3 for prompt in some]
-    print(f"first token of a {SMALL.first_token_prompt}-token prompt, mesh: {median(firsts):.2f} ms", flush=True)
+    # In turn, so that all see the same machine.
+    alone, client_ms, gateway_ms = [], [], []
+    for prompt in prompts(FIRST_TOKEN_RUNS, SMALL.first_token_prompt, vocab_size, rng):
+        alone.append(driver.run([Request(prompt, 1)])[0] * 1e3)
+        at_client, at_gateway, _ = await one(Request(prompt, 1))
+        client_ms.append(at_client * 1e3)
+        gateway_ms.append(at_gateway * 1e3)
+    added = median(through - by_itself for through, by_itself in zip(gateway_ms, alone, strict=True))
+    added_client = median(through - by_itself for through, by_itself in zip(client_ms, alone, strict=True))
+    print(
+        f"first token of a {SMALL.first_token_prompt}-token prompt: executor {median(alone):.2f} ms; gateway and "
+        f"scheduler add {added:.2f} ms, with the client's own call {added_client:.2f} ms",
+        flush=True,
+    )
     few, many = SMALL.outputs
     decode = {}
     for context, batches in SMALL.decode:
@@ -130,7 +138,10 @@ async def _measure(client: Client, vocab_size: int) -> dict[str, Any]:
     return {
         "decode": decode,
         "prefill_tok_s": prefill,
-        "ttft_1req_ms": median(firsts),
+        "ttft_1req_ms": median(client_ms),
+        "ttft_1req_executor_ms": median(alone),
+        "ttft_added_ms": added,
+        "ttft_added_with_client_ms": added_client,
         "mixed": {
             "requests": len(requests),
             "seconds": seconds,

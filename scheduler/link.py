@@ -89,15 +89,15 @@ class WorkerLink:
     async def _greet(self, call: Any) -> WorkerInfo:
         # A larger epoch for every stream, so that the worker gives up one that we lost and it did not.
         opening = worker_pb2.Open(scheduler_epoch=ids.new_epoch())
-        await call.write(worker_pb2.WorkerCommand(open=opening))
-        event = await call.read()
-        if event is grpc.aio.EOF:
+        await call.write(worker_pb2.WorkerCommands(commands=[worker_pb2.WorkerCommand(open=opening)]))
+        message = await call.read()
+        if message is grpc.aio.EOF:
             # Raises the status of a stream that failed.
             code = await call.code()
             raise ContractError(f"the stream ended before hello: {code}")
-        if event.WhichOneof("event") != "hello":
-            raise ContractError("the first message was not a hello")
-        return info_from_proto(event.hello)
+        if [event.WhichOneof("event") for event in message.events] != ["hello"]:
+            raise ContractError("the first message was not a hello alone")
+        return info_from_proto(message.events[0].hello)
 
     async def _exchange(self, call: Any, link: int, outbox: Outbox[WorkerCommand]) -> None:
         reader = asyncio.create_task(self._read(call, link))
@@ -116,12 +116,14 @@ class WorkerLink:
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read(self, call: Any, link: int) -> None:
-        while (event := await call.read()) is not grpc.aio.EOF:
-            self._loop.post(event_from_proto(event, link))
+        while (message := await call.read()) is not grpc.aio.EOF:
+            for event in message.events:
+                self._loop.post(event_from_proto(event, link))
 
     async def _write(self, call: Any, outbox: Outbox[WorkerCommand]) -> None:
         while True:
-            await call.write(command_to_proto(await outbox.take()))
+            commands = await outbox.take_all()
+            await call.write(worker_pb2.WorkerCommands(commands=map(command_to_proto, commands)))
 
 
 def _problem(error: BaseException) -> str:

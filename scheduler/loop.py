@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -76,9 +77,8 @@ class Loop:
             self._wake.clear()
             events, self._inbox = self._inbox, []
             now = self._clock()
-            for event in events:
-                self._perform(self._core.apply(event, now))
-            self._perform(self._core.plan(now))
+            actions = [action for event in events for action in self._core.apply(event, now)]
+            self._perform(actions + self._core.plan(now))
             if timer is not None:
                 timer.cancel()
                 timer = None
@@ -111,13 +111,16 @@ class Loop:
         return True
 
     def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
+        # A worker that waits costs more than a gateway that waits, and a line in the log can wait for both. Streams are
+        # independent of each other, so only the order within each matters, and sorting keeps that.
+        for action in sorted(actions, key=_urgency) if len(actions) > 1 else actions:
             if isinstance(action, ToGateway):
                 gateway = self._gateways.get(action.gateway)
                 if gateway is not None and not gateway.put(action.message):
                     self._log.warning("gateway_too_slow", gateway=action.gateway, messages=MAX_OUTBOX_MESSAGES)
             elif isinstance(action, Log):
-                self._log.info(action.event, **action.fields)
+                # In the loop's next round, behind the writers that the messages before it have woken.
+                asyncio.get_running_loop().call_soon(partial(self._log.info, action.event, **action.fields))
             elif isinstance(action, DropWorker):
                 if action.link in self._workers:
                     self._workers[action.link].close()
@@ -133,3 +136,7 @@ class Loop:
             self._idle.set()
             for problem in self._core.check():
                 self._log.error("books_do_not_balance", problem=problem)
+
+
+def _urgency(action: Action) -> int:
+    return 2 if isinstance(action, Log) else 1 if isinstance(action, ToGateway) else 0

@@ -52,6 +52,12 @@ class Outbox(Generic[Message]):
             await self._changed.wait()
         return self._messages.popleft()
 
+    async def take_all(self) -> list[Message]:
+        """All messages there are, at least one. Raises OutboxClosedError when closed and empty."""
+        taken = [await self.take(), *self._messages]
+        self._messages.clear()
+        return taken
+
     def _close(self, *, overflowed: bool) -> None:
         self._closed = OutboxClosedError(overflowed=overflowed)
         self._changed.set()

@@ -40,10 +40,18 @@ class _Attachment:
             self.problem = (code, problem)
         self._events.put_nowait(None)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Yields events until the stream is closed."""
-        while (event := await self._events.get()) is not None:
-            yield event
+    async def next_events(self) -> list[Event]:
+        """All events there are, at least one; empty when the stream is closed."""
+        taken: list[Event] = []
+        event = await self._events.get()
+        while event is not None:
+            taken.append(event)
+            if self._events.empty():
+                return taken
+            event = self._events.get_nowait()
+        # What came before the end is still delivered; the end is found again by the next call.
+        self._events.put_nowait(None)
+        return taken
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -69,8 +77,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._attached.close(grpc.StatusCode.UNAVAILABLE, "the worker stops")
 
     async def Attach(
-        self, request_iterator: AsyncIterator[worker_pb2.WorkerCommand], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[worker_pb2.WorkerEvent]:
+        self, request_iterator: AsyncIterator[worker_pb2.WorkerCommands], context: grpc.aio.ServicerContext
+    ) -> None:
         """Runs until the scheduler leaves, another one fences it, or the worker stops."""
         executor = self._executor
         if executor is None:
@@ -86,9 +94,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         executor.submit(Attach(attachment.emit))
         reader = asyncio.create_task(self._read(commands, attachment, executor))
         try:
-            yield worker_pb2.WorkerEvent(hello=self._hello)
-            async for event in attachment.events():
-                yield encode_event(event)
+            await context.write(worker_pb2.WorkerEvents(events=[worker_pb2.WorkerEvent(hello=self._hello)]))
+            while events := await attachment.next_events():
+                await context.write(worker_pb2.WorkerEvents(events=map(encode_event, events)))
         finally:
             reader.cancel()
             executor.submit(Detach(attachment.emit))
@@ -99,26 +107,27 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(*attachment.problem)
 
     async def _read_open(
-        self, commands: AsyncIterator[worker_pb2.WorkerCommand], context: grpc.aio.ServicerContext
+        self, commands: AsyncIterator[worker_pb2.WorkerCommands], context: grpc.aio.ServicerContext
     ) -> int:
-        first = await anext(commands, worker_pb2.WorkerCommand())
-        if first.WhichOneof("command") != "open":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Open")
-        epoch: int = first.open.scheduler_epoch
+        first = await anext(commands, worker_pb2.WorkerCommands())
+        if [command.WhichOneof("command") for command in first.commands] != ["open"]:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Open alone")
+        epoch: int = first.commands[0].open.scheduler_epoch
         if epoch < self._epoch:
             problem = f"scheduler epoch {epoch} is older than {self._epoch}, which this worker has obeyed"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         return epoch
 
     async def _read(
-        self, commands: AsyncIterator[worker_pb2.WorkerCommand], attachment: _Attachment, executor: Executor
+        self, commands: AsyncIterator[worker_pb2.WorkerCommands], attachment: _Attachment, executor: Executor
     ) -> None:
         """Feeds the executor; closes the stream when the scheduler half-closes it or breaks the protocol."""
         try:
             async for message in commands:
                 if self._attached is not attachment:
                     return
-                executor.submit(decode_command(message))
+                for command in message.commands:
+                    executor.submit(decode_command(command))
         except ValueError as error:
             log.error("protocol_error", problem=str(error))
             attachment.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -40,14 +41,16 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
 
     async def Attach(self, _requests: Any, context: grpc.aio.ServicerContext) -> None:
         opening = await context.read()
-        self.epochs.append(opening.open.scheduler_epoch)
-        await context.write(worker_pb2.WorkerEvent(hello=hello_to_proto(self.info)))
+        self.epochs.append(opening.commands[0].open.scheduler_epoch)
+        hello = worker_pb2.WorkerEvent(hello=hello_to_proto(self.info))
+        await context.write(worker_pb2.WorkerEvents(events=[hello]))
         worker = self.worker = SimulatedWorker(0, self.info)
         wake = asyncio.Event()
         runner = asyncio.create_task(self._run(worker, wake, context))
         try:
-            while (command := await context.read()) is not grpc.aio.EOF:
-                worker.receive(command_from_proto(command))
+            while (message := await context.read()) is not grpc.aio.EOF:
+                for command in message.commands:
+                    worker.receive(command_from_proto(command))
                 wake.set()
         finally:
             runner.cancel()
@@ -56,15 +59,17 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
 
     async def _run(self, worker: SimulatedWorker, wake: asyncio.Event, context: grpc.aio.ServicerContext) -> None:
         while True:
-            for event in worker.begin():
-                await context.write(event_to_proto(event))
+            await self._send(context, worker.begin())
             if not worker.busy:
                 await wake.wait()
                 wake.clear()
                 continue
             await asyncio.sleep(self.step_seconds)
-            for event in worker.finish():
-                await context.write(event_to_proto(event))
+            await self._send(context, worker.finish())
+
+    async def _send(self, context: grpc.aio.ServicerContext, events: Iterable[Event]) -> None:
+        if messages := [event_to_proto(event) for event in events]:
+            await context.write(worker_pb2.WorkerEvents(events=messages))
 
 
 def hello_to_proto(info: WorkerInfo) -> worker_pb2.Hello:
