@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tercet.mesh.v1 import sequence_pb2, worker_pb2
 
 from .messages import (
@@ -32,11 +34,17 @@ _REASONS_OUT = {
 }
 
 
-def decode_command(message: worker_pb2.WorkerCommand) -> Command:
-    """The command in a message. Raises ValueError if it is empty, unknown, or an Open that is not the first."""
+def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) -> Command:
+    """The command in a message, checked against what the worker has said of itself.
+
+    Raises ValueError, with what is wrong, if it is empty, unknown, an Open that is not the first, or asks for what no
+    sequence can be: the kernels trust what passes here.
+    """
     kind = message.WhichOneof("command")
     if kind == "plan":
         plan = message.plan
+        if not plan.num_steps:
+            raise ValueError(f"plan {plan.plan_seq}: num_steps must be at least 1")
         return Plan(
             plan.plan_seq,
             plan.num_steps,
@@ -46,21 +54,43 @@ def decode_command(message: worker_pb2.WorkerCommand) -> Command:
         )
     if kind == "new_sequence":
         new = message.new_sequence
-        if not new.token_ids:
-            raise ValueError(f"sequence {new.sequence_id} has no tokens")
+        _check_sequence(new, limits)
         sampling = new.sampling
         return NewSequence(
             new.sequence_id,
             tuple(new.token_ids),
             new.max_length,
             frozenset(new.stop_token_ids),
-            Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed),
+            Sampling(
+                sampling.temperature,
+                sampling.top_p,
+                # All of the vocabulary is no limit; a larger number would not fit the kernel's 32 bits.
+                sampling.top_k if sampling.top_k < limits.vocab_size else 0,
+                sampling.min_p,
+                sampling.seed,
+            ),
             new.prefix_salt,
         )
     if kind == "release":
         cause = _CAUSES.get(message.release.cause, ReleaseCause.CANCEL)
         return Release(tuple(message.release.sequence_ids), cause)
     raise ValueError(f"unexpected command: {kind}")
+
+
+def _check_sequence(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> None:
+    if not new.token_ids:
+        raise ValueError(f"sequence {new.sequence_id} has no tokens")
+    if not len(new.token_ids) < new.max_length <= limits.max_model_len:
+        raise ValueError(
+            f"sequence {new.sequence_id}: max_length must be above its {len(new.token_ids)} tokens and at most "
+            f"{limits.max_model_len}, is {new.max_length}"
+        )
+    if max(new.token_ids) >= limits.vocab_size:
+        raise ValueError(f"sequence {new.sequence_id}: token id {max(new.token_ids)} is not below {limits.vocab_size}")
+    sampling = new.sampling
+    sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
+    if not sane:
+        raise ValueError(f"sequence {new.sequence_id}: sampling parameters are out of range")
 
 
 def encode_event(event: Event) -> worker_pb2.WorkerEvent:

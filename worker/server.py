@@ -54,6 +54,11 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         executor.stop()
 
 
+def budget_lines(config: MeshConfig) -> list[str]:
+    """How a worker of this configuration would spend its memory. Loads nothing. Raises StartupError."""
+    return plan_layout(config, resolve_model(config.model.model)).budget.lines()
+
+
 def _hello(config: MeshConfig, source: ModelSource, layout: Layout) -> worker_pb2.Hello:
     names = config.model.served_model_name or (source.default_name,)
     return worker_pb2.Hello(

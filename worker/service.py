@@ -127,7 +127,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 if self._attached is not attachment:
                     return
                 for command in message.commands:
-                    executor.submit(decode_command(command))
+                    executor.submit(decode_command(command, self._hello))
         except ValueError as error:
             log.error("protocol_error", problem=str(error))
             attachment.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))

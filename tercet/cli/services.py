@@ -56,10 +56,15 @@ def scheduler(config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
+@click.option("--dry-run", is_flag=True, help="Print how the memory would be spent, load nothing.")
 @with_config(["worker", "model", "log"])
-def worker(config: MeshConfig) -> None:
+def worker(config: MeshConfig, dry_run: bool) -> None:
     """Run one worker: a device with a model.
 
     It runs plans step by step, and owns the KV cache.
     """
+    if dry_run:
+        for line in importlib.import_module("worker.server").budget_lines(config):
+            click.echo(line)
+        return
     run_service("worker", config)

@@ -1,0 +1,68 @@
+"""How memory is divided, and what is said when it does not suffice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tercet.config import load_config
+from tercet.errors import ConfigError, StartupError
+from worker.budget import Budget, plan_budget
+from worker.server import budget_lines
+
+ARGUMENTS: dict[str, Any] = {
+    "weight_bytes": 1000,
+    "kv_block_bytes": 64,
+    "block_size": 16,
+    "kv_cache_memory": 640,
+    "available": 2000,
+    "max_model_len": 40,
+}
+
+
+def test_blocks_fill_the_memory_given_to_them() -> None:
+    budget = plan_budget(**ARGUMENTS)
+    assert budget == Budget(1000, 64, 16, 10, 40)
+    assert (budget.kv_bytes, budget.num_tokens) == (640, 160)
+    # 40 tokens take three blocks.
+    assert budget.full_length_sequences == pytest.approx(10 / 3)
+
+
+def test_a_rest_that_holds_no_block_is_left() -> None:
+    assert plan_budget(**{**ARGUMENTS, "kv_cache_memory": 703}).num_blocks == 10
+
+
+def test_less_than_a_block_is_refused_with_the_numbers() -> None:
+    with pytest.raises(StartupError, match=r"worker\.kv_cache_memory: 63 bytes .* needs 64 bytes"):
+        plan_budget(**{**ARGUMENTS, "kv_cache_memory": 63})
+
+
+def test_more_than_there_is_is_refused_with_the_numbers() -> None:
+    with pytest.raises(StartupError, match="not enough memory"):
+        plan_budget(**{**ARGUMENTS, "available": 1639})
+    assert plan_budget(**{**ARGUMENTS, "available": 1640}).num_blocks == 10
+    assert plan_budget(**{**ARGUMENTS, "available": None}).num_blocks == 10
+
+
+def test_the_report_of_the_embedded_model() -> None:
+    weights, cache, tokens = budget_lines(load_config(flags={"worker.kv_cache_memory": "256MiB"}))
+    assert weights.split()[:3] == ["weights", "313", "MiB"]
+    assert "728 blocks of 16 tokens, 360.0 KiB each" in cache
+    assert "11,648" in tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"worker.device": "gpu"}, "worker.device"),
+        ({"worker.device": "meta"}, "worker.device"),
+        ({"worker.device": "cuda:99"}, "worker.device"),
+        ({"worker.dtype": "float16"}, "worker.dtype"),
+        ({"model.max_model_len": 10_000_000}, "model.max_model_len"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(flags: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        budget_lines(load_config(flags=flags))
+    assert caught.value.key == key

@@ -1,0 +1,237 @@
+"""The worker's stream: hello, plans, fencing, and schedulers that break the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from tercet import rpc
+from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+from tests.worker.recall_model import CONFIG, RecallModel, continuation
+from worker.executor import Executor
+from worker.kv_cache import KVCache
+from worker.service import WorkerService
+
+CPU = torch.device("cpu")
+NUM_BLOCKS = 64
+HELLO = worker_pb2.Hello(
+    worker_id="w",
+    num_blocks=NUM_BLOCKS,
+    block_size=8,
+    vocab_size=CONFIG.vocab_size,
+    max_model_len=CONFIG.max_model_len,
+)
+
+
+class Scheduler:
+    """The other end of a worker's stream."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = worker_pb2_grpc.WorkerStub(channel).Attach()
+        self._events: list[worker_pb2.WorkerEvent] = []
+
+    async def send(self, *commands: worker_pb2.WorkerCommand) -> None:
+        await self.call.write(worker_pb2.WorkerCommands(commands=commands))
+
+    async def open(self, epoch: int) -> worker_pb2.Hello:
+        await self.send(worker_pb2.WorkerCommand(open=worker_pb2.Open(scheduler_epoch=epoch)))
+        return (await self.event()).hello
+
+    async def event(self) -> worker_pb2.WorkerEvent:
+        """The next event. Fails the test if the stream ends instead."""
+        while not self._events:
+            message = await asyncio.wait_for(self.call.read(), 20)
+            assert message is not grpc.aio.EOF, await self.call.code()
+            self._events += message.events
+        return self._events.pop(0)
+
+    async def until(self, kind: str) -> list[worker_pb2.WorkerEvent]:
+        """Events up to the first of a kind."""
+        seen = [await self.event()]
+        while seen[-1].WhichOneof("event") != kind:
+            seen.append(await self.event())
+        return seen
+
+    async def end(self) -> tuple[grpc.StatusCode, str]:
+        """How the stream ends."""
+        try:
+            while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError:
+            pass
+        return await self.call.code(), await self.call.details()
+
+
+class Bench:
+    """A worker's service on a free port."""
+
+    def __init__(self) -> None:
+        self.service = WorkerService()
+        kv_cache = KVCache(CONFIG, NUM_BLOCKS, 8, torch.float32, CPU)
+        self.executor = Executor(RecallModel(), kv_cache, CPU, check_every_step=True)  # type: ignore[arg-type]
+        self.executor.start()
+        self.server = rpc.Server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server.grpc_server)
+
+    async def start(self) -> grpc.aio.Channel:
+        port = await self.server.start("127.0.0.1", 0, [worker_pb2.DESCRIPTOR], key="worker.port")
+        return rpc.open_channel(f"127.0.0.1:{port}")
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    await made.server.stop(0)
+    made.executor.stop()
+
+
+@pytest.fixture
+async def channel(bench: Bench) -> AsyncIterator[grpc.aio.Channel]:
+    bench.service.open(bench.executor, HELLO)
+    async with await bench.start() as opened:
+        yield opened
+
+
+def new(sequence_id: int, tokens: list[int], max_length: int) -> worker_pb2.WorkerCommand:
+    sequence = worker_pb2.NewSequence(sequence_id=sequence_id, token_ids=tokens, max_length=max_length)
+    return worker_pb2.WorkerCommand(new_sequence=sequence)
+
+
+def plan(plan_seq: int, steps: int, chunks: dict[int, int], join: list[int]) -> worker_pb2.WorkerCommand:
+    items = [worker_pb2.Chunk(sequence_id=key, num_tokens=count) for key, count in chunks.items()]
+    return worker_pb2.WorkerCommand(plan=worker_pb2.Plan(plan_seq=plan_seq, num_steps=steps, chunks=items, join=join))
+
+
+def release(*ids: int) -> worker_pb2.WorkerCommand:
+    cause = worker_pb2.RELEASE_CAUSE_CANCEL
+    return worker_pb2.WorkerCommand(release=worker_pb2.Release(sequence_ids=ids, cause=cause))
+
+
+async def test_a_plan_runs_and_every_step_is_told(channel: grpc.aio.Channel) -> None:
+    scheduler = Scheduler(channel)
+    assert await scheduler.open(7) == HELLO
+    await scheduler.send(new(1, [3, 1, 4], 8), plan(1, 32, {1: 3}, [1]))
+    events = await scheduler.until("plan_done")
+    tokens = [token for event in events for token in event.step.token_ids]
+    assert tokens == continuation([3, 1, 4], 5)
+    assert [event.step.step for event in events[:-1]] == [0, 1, 2, 3, 4]
+    assert events[-1].plan_done.steps_run == 5
+    assert events[-1].plan_done.blocks.used == 0
+
+
+async def test_a_newer_scheduler_fences_the_older_one(channel: grpc.aio.Channel) -> None:
+    older, newer = Scheduler(channel), Scheduler(channel)
+    await older.open(1)
+    await older.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
+    await older.until("step")
+    await newer.open(2)
+    assert (await older.end())[0] is grpc.StatusCode.ABORTED
+    await newer.send(release(1))
+    released = (await newer.until("released"))[-1].released
+    assert not released.found
+    assert released.blocks.used == 0
+
+
+async def test_an_older_scheduler_is_turned_away(channel: grpc.aio.Channel) -> None:
+    newer, older = Scheduler(channel), Scheduler(channel)
+    await newer.open(5)
+    await older.send(worker_pb2.WorkerCommand(open=worker_pb2.Open(scheduler_epoch=4)))
+    assert (await older.end())[0] is grpc.StatusCode.FAILED_PRECONDITION
+    await newer.send(release(9))
+    assert (await newer.until("released"))[-1].released.sequence_id == 9
+
+
+async def test_a_lost_stream_frees_its_sequences(channel: grpc.aio.Channel) -> None:
+    lost = Scheduler(channel)
+    await lost.open(1)
+    await lost.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
+    await lost.until("step")
+    lost.call.cancel()
+    again = Scheduler(channel)
+    await again.open(1)
+    await again.send(release(1))
+    assert (await again.until("released"))[-1].released.blocks.used == 0
+
+
+async def test_half_closing_ends_the_stream(channel: grpc.aio.Channel) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    await scheduler.call.done_writing()
+    assert (await scheduler.end())[0] is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [],
+        [plan(1, 1, {}, [])],
+        [worker_pb2.WorkerCommand(open=worker_pb2.Open()), plan(1, 1, {}, [])],
+        [worker_pb2.WorkerCommand()],
+    ],
+)
+async def test_the_first_message_must_be_open(
+    channel: grpc.aio.Channel, commands: list[worker_pb2.WorkerCommand]
+) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.send(*commands)
+    assert (await scheduler.end())[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (worker_pb2.WorkerCommand(), "unexpected command"),
+        (worker_pb2.WorkerCommand(open=worker_pb2.Open(scheduler_epoch=2)), "unexpected command"),
+        (new(1, [], 5), "sequence 1 has no tokens"),
+        (new(1, [1, 2], 2), "max_length"),
+        (new(1, [1, CONFIG.vocab_size], 5), "token id"),
+        (new(1, [1], CONFIG.max_model_len + 1), "max_length"),
+        (plan(1, 0, {}, []), "num_steps"),
+    ],
+)
+async def test_nonsense_ends_the_stream_and_the_next_scheduler_is_served(
+    channel: grpc.aio.Channel, command: worker_pb2.WorkerCommand, problem: str
+) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    await scheduler.send(command)
+    code, details = await scheduler.end()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert problem in details
+    again = Scheduler(channel)
+    await again.open(2)
+    await again.send(new(1, [5], 3), plan(1, 9, {1: 1}, [1]))
+    events = await again.until("plan_done")
+    assert [token for event in events for token in event.step.token_ids] == continuation([5], 2)
+
+
+async def test_while_the_model_loads_schedulers_are_told_to_come_back(bench: Bench) -> None:
+    async with await bench.start() as channel:
+        scheduler = Scheduler(channel)
+        assert await scheduler.end() == (grpc.StatusCode.UNAVAILABLE, "the worker is loading its model")
+
+
+async def test_a_stopping_worker_says_so(bench: Bench, channel: grpc.aio.Channel) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    bench.service.close()
+    assert await scheduler.end() == (grpc.StatusCode.UNAVAILABLE, "the worker stops")
+
+
+async def test_a_huge_top_k_is_no_limit(channel: grpc.aio.Channel) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    command = new(1, [5], 4)
+    command.new_sequence.sampling.temperature = 1e-3
+    command.new_sequence.sampling.top_p = 1.0
+    command.new_sequence.sampling.top_k = 2**32 - 1
+    await scheduler.send(command, plan(1, 9, {1: 1}, [1]))
+    events = await scheduler.until("plan_done")
+    assert [token for event in events for token in event.step.token_ids] == continuation([5], 3)
