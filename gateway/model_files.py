@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tercet.errors import ModelError
+from tercet.model_fields import Fields
+from tercet.model_length import gguf_length, hf_length
 from tercet.model_source import ModelFormat, ModelSource
 
 from . import gguf_tokenizer, tokenizer
@@ -54,6 +56,7 @@ def read_model_files(source: ModelSource, chat_template: str = "") -> ModelFiles
 
 def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
     config = _read_json(path / "config.json", required=True)
+    fields = Fields(config, str(path / "config.json"))
     generation = _read_json(path / "generation_config.json")
     tokenizer_config = _read_json(path / "tokenizer_config.json")
     file = path / "tokenizer.json"
@@ -70,7 +73,7 @@ def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
         added_special=[token for token in names.values() if token is not None],
     )
     text, origin = _hugging_face_template(path, tokenizer_config, chat_template)
-    vocab_size = _whole(config, "vocab_size", path / "config.json")
+    vocab_size = fields.count("vocab_size")
     # Files that should agree often do not; each id that any of them calls an end is one.
     ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
     if (eos := names["eos_token"]) is not None and (eos_id := tokens.token_to_id(eos)) is not None:
@@ -79,19 +82,17 @@ def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
         tokenizer=tokens,
         template=None if text is None else ChatTemplate(text, source=origin, variables=names),
         vocab_size=vocab_size,
-        max_model_len=_whole(config, "max_position_embeddings", path / "config.json"),
+        max_model_len=hf_length(fields),
         eos_token_ids=_in_range(ends, vocab_size),
         sampling=_sampling(generation, path / "generation_config.json"),
     )
 
 
 def _read_gguf(path: Path, chat_template: str) -> ModelFiles:
-    fields = read_gguf_metadata(path, lambda key: key.startswith(_GGUF_PREFIXES) or key.endswith(".context_length"))
+    fields = read_gguf_metadata(path, lambda key: key.startswith(_GGUF_PREFIXES) or _is_length(key))
     tokens = gguf_tokenizer.from_gguf(fields, source=str(path))
-    architecture = fields.get("general.architecture")
-    length = fields.get(f"{architecture}.context_length")
-    if not isinstance(length, int) or length < 1:
-        raise ModelError(f"model: {path} has no {architecture}.context_length; the file is broken")
+    prefix = f"{fields.get('general.architecture')}."
+    own = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     spelt: list[str] = fields["tokenizer.ggml.tokens"]
     names = {
         name: spelt[token_id]
@@ -108,13 +109,19 @@ def _read_gguf(path: Path, chat_template: str) -> ModelFiles:
         template=None if text is None else ChatTemplate(text, source=origin, variables=names),
         # The rows of the embedding are those of the token list; a separate key only repeats it.
         vocab_size=len(spelt),
-        max_model_len=length,
+        max_model_len=gguf_length(Fields(own, str(path), prefix)),
         eos_token_ids=_in_range([*(i for i in ends if isinstance(i, int)), *known_ends], len(spelt)),
         sampling=SamplingDefaults(),
     )
 
 
 _GGUF_PREFIXES = ("general.", "tokenizer.")
+
+
+def _is_length(key: str) -> bool:
+    """Whether `gguf_length` may ask for the key, whatever the architecture before it."""
+    return key.endswith(".context_length") or ".rope.scaling." in key
+
 
 # Template variable to the stem of its key in GGUF.
 _TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -168,13 +175,6 @@ def _ids(value: Any) -> list[int]:
 
 def _in_range(ids: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token_id for token_id in ids if 0 <= token_id < vocab_size))
-
-
-def _whole(config: Mapping[str, Any], key: str, path: Path) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"model: {key} in {path} must be a positive whole number, is {value!r}")
-    return value
 
 
 def _read_text(path: Path, key: str = "model") -> str:

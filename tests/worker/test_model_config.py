@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tercet.errors import ConfigError, ModelError
+from tercet.model_fields import Fields
 from tests.worker.models import CASES, tiny_reference
 from worker.model.config import ModelConfig, RopeConfig, served
 from worker.model.families import FAMILIES
 from worker.model.family import BiasRule
-from worker.weights.fields import Fields
 from worker.weights.hf_config import parse_hf_config, read_hf_config
 
 LLAMA: dict[str, Any] = {

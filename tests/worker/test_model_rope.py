@@ -10,9 +10,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from tercet.model_fields import Fields
 from worker.model.config import RopeConfig
 from worker.model.rope import cos_sin_table, inverse_frequencies, yarn_attention_factor
-from worker.weights.fields import Fields
 from worker.weights.hf_config import parse_hf_config
 
 CPU = torch.device("cpu")

@@ -33,7 +33,6 @@ class Family:
 
     name: str
     architecture: str
-    default_max_position: int
     default_head_dim: int | None = None
     default_sliding_window: int | None = None
     qkv_bias: BiasRule = BiasRule.NEVER

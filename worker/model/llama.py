@@ -5,7 +5,6 @@ from .family import BiasRule, Family
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
-    default_max_position=2048,
     qkv_bias=BiasRule.FLAG,
     output_bias=BiasRule.FLAG,
     mlp_bias=BiasRule.FLAG,

@@ -5,7 +5,6 @@ from .family import Family, WindowRule
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
-    default_max_position=4096 * 32,
     default_sliding_window=4096,
     window=WindowRule.IF_SET,
 )

@@ -5,7 +5,6 @@ from .family import BiasRule, Family, WindowRule
 QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    default_max_position=32768,
     default_sliding_window=4096,
     qkv_bias=BiasRule.ALWAYS,
     window=WindowRule.IF_USED,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tercet.errors import ModelError
+from tercet.model_fields import MAX_LAYERS, Fields
+from tercet.model_length import gguf_length
 
 from ..model.config import ModelConfig, RopeConfig
 from ..model.families import BY_GGUF_ARCHITECTURE
 from ..model.rope import yarn_attention_factor
 from ..model.tensors import EMBEDDING, HEAD, layer_tensor
-from .fields import MAX_LAYERS, Fields
 from .gguf_file import GgufArray, GgufFile, GgufValue
 from .gguf_tensors import ROPE_FREQUENCIES, read_tensor, stored_name
 
@@ -30,7 +31,8 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     hidden_size = fields.count("embedding_length")
     num_heads = fields.count("attention.head_count")
     head_dim = _head_dim(fields, hidden_size // num_heads)
-    max_position = fields.count("context_length")
+    stated = fields.count("context_length")
+    max_position = gguf_length(fields)
     window = fields.count("attention.sliding_window", 0, minimum=0)
     return ModelConfig(
         family=family.name,
@@ -44,7 +46,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-6),
         max_position=max_position,
         max_model_len=max_position,
-        rope=_rope(file, fields, max_position),
+        rope=_rope(file, fields, stated),
         tie_word_embeddings=stored_name(HEAD) not in file.tensors,
         qkv_bias=_has_bias(file, "self_attn.q_proj"),
         output_bias=_has_bias(file, "self_attn.o_proj"),
@@ -99,7 +101,7 @@ def _has_bias(file: GgufFile, part: str) -> bool:
     return stored_name(layer_tensor(0, f"{part}.bias")) in file.tensors
 
 
-def _rope(file: GgufFile, fields: Fields, max_position: int) -> RopeConfig:
+def _rope(file: GgufFile, fields: Fields, stated: int) -> RopeConfig:
     theta = fields.number("rope.freq_base", 10000.0)
     divisors: tuple[float, ...] = ()
     if ROPE_FREQUENCIES in file.tensors:
@@ -122,7 +124,7 @@ def _rope(file: GgufFile, fields: Fields, max_position: int) -> RopeConfig:
         theta=theta,
         type="yarn",
         factor=factor,
-        original_max_position=fields.count("rope.scaling.original_context_length", max_position),
+        original_max_position=fields.count("rope.scaling.original_context_length", stated),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=scale * yarn_attention_factor(factor),

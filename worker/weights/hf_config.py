@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tercet.errors import ModelError
+from tercet.model_fields import MAX_LAYERS, Fields
+from tercet.model_length import hf_length, hf_original_length, hf_rope, hf_stated_length
 
 from ..model.config import ROPE_TYPES, ModelConfig, RopeConfig
 from ..model.families import BY_ARCHITECTURE, FAMILIES
 from ..model.family import BiasRule, Family, WindowRule
 from ..model.rope import yarn_attention_factor
-from .fields import MAX_LAYERS, Fields
 
 CONFIG_FILE = "config.json"
 
@@ -42,11 +42,7 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
     hidden_size = fields.count("hidden_size")
     num_layers = fields.count("num_hidden_layers", maximum=MAX_LAYERS)
     head_dim = fields.count("head_dim", family.default_head_dim or hidden_size // num_heads)
-    max_position = fields.count("max_position_embeddings", family.default_max_position)
-    rope = _rope(fields, max_position)
-    if rope.type == "yarn":
-        # Qwen's model cards add YaRN to a config whose own limit stays that of before.
-        max_position = max(max_position, int(rope.factor * rope.original_max_position))
+    max_position = hf_length(fields)
     attention_bias = fields.flag("attention_bias")
     return ModelConfig(
         family=family.name,
@@ -60,7 +56,7 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position=max_position,
         max_model_len=max_position,
-        rope=rope,
+        rope=_rope(fields),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=_has_bias(family.qkv_bias, attention_bias),
         output_bias=_has_bias(family.output_bias, attention_bias),
@@ -106,16 +102,8 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> int | No
     return fields.count("sliding_window", family.default_sliding_window)
 
 
-def _rope(fields: Fields, max_position: int) -> RopeConfig:
-    """`rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (4)."""
-    name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    values: Any = fields.get(name)
-    if values is None:
-        values = {}
-    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        raise fields.error(name, values, "one object for all layers, with rope_type, rope_theta and the type's factors")
-    rope = Fields(values, f"{name} of {fields.origin}")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+def _rope(fields: Fields) -> RopeConfig:
+    kind, rope = hf_rope(fields)
     if kind not in ROPE_TYPES:
         raise rope.error("rope_type", kind, ", ".join(ROPE_TYPES))
     for holder in (fields, rope):
@@ -126,9 +114,7 @@ def _rope(fields: Fields, max_position: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, type="linear", factor=rope.number("factor"))
-    original = fields.count(
-        "original_max_position_embeddings", rope.count("original_max_position_embeddings", max_position)
-    )
+    original = hf_original_length(fields)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if low >= high:
@@ -141,7 +127,7 @@ def _rope(fields: Fields, max_position: int) -> RopeConfig:
             low_freq_factor=low,
             high_freq_factor=high,
         )
-    factor = rope.number("factor", max_position / original)
+    factor = rope.number("factor", hf_stated_length(fields) / original)
     return RopeConfig(
         theta=theta,
         type="yarn",
