@@ -52,17 +52,33 @@ def fail_waiting(mesh: MeshState, pool: Pool, sequence: Sequence, now: float) ->
     """Ends a queued sequence that no worker can take any more."""
     pool.waiting.remove(sequence)
     sequence.become(State.CANCELLING)
-    metadata = {"model": pool.model, "tokens_emitted": str(sequence.generated)}
     failure: errors.RequestError
     # What a client has seen the beginning of is not to be repeated behind its back.
     retry = None if sequence.generated else NO_WORKER_RETRY_SECONDS
     if sequence.placements:
-        message = "the worker was lost and no other took over"
-        failure = errors.WorkerLostError(message, metadata=metadata, retry_after_s=retry)
+        failure = _worker_lost(sequence, "the worker was lost and no other took over", retry)
     else:
-        message = "no worker is left to run the request"
-        failure = errors.NoWorkerError(message, metadata=metadata, retry_after_s=retry)
+        failure = errors.NoWorkerError(
+            "no worker is left to run the request", metadata={"model": pool.model}, retry_after_s=retry
+        )
     _finish_alone(mesh, sequence, SequenceOutcome(EndReason.FAILED, failure=failure), now)
+
+
+def fail_lost(mesh: MeshState, sequence: Sequence, held: int, now: float) -> None:
+    """Ends a sequence that lost `sequence.losses` workers in a row, the last one with `held` blocks of it."""
+    problem = f"the worker was lost {sequence.losses} times in a row while it had the request"
+    # Not to be retried: it may be what brings the workers down.
+    outcome = SequenceOutcome(EndReason.FAILED, 0, _worker_lost(sequence, problem, None), held, held)
+    _finish_alone(mesh, sequence, outcome, now)
+
+
+def _worker_lost(sequence: Sequence, problem: str, retry_after_s: float | None) -> errors.WorkerLostError:
+    metadata = {
+        "model": sequence.request.submission.model,
+        "tokens_emitted": str(sequence.generated),
+        "placements": str(sequence.placements),
+    }
+    return errors.WorkerLostError(problem, metadata=metadata, retry_after_s=retry_after_s)
 
 
 def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: float) -> SequenceEnd:

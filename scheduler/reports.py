@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .actions import SequenceEnd, TokenBatch
 from .dispatch import reserve
-from .ending import fail_waiting, finish, finish_cancelled
+from .ending import fail_lost, fail_waiting, finish, finish_cancelled
 from .events import PlanEnded, SequenceReleased, StepReported, WorkerAttached, WorkerLost
 from .fleet import Pool, Worker
 from .sequence import RUNNING, SequenceOutcome, State
@@ -13,6 +13,10 @@ from .state import MeshState
 # Plans in a row that run no step though there is work, before the stream is started afresh. One or two are usual: they
 # were sent before what they were for had ended.
 MAX_BARREN_PLANS = 8
+
+# Workers in a row that a sequence may lose without a new token: it may be what brings them down, and the next one would
+# go the same way.
+MAX_LOSSES = 3
 
 
 def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
@@ -31,17 +35,19 @@ def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
 
 
 def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
-    """A worker is gone: what it had goes back to its place in the queue with all tokens so far."""
+    """A worker is gone: what it had goes back to its place in the queue with all tokens so far, MAX_LOSSES times."""
     worker = mesh.fleet.workers.get(event.link)
     if worker is None:
         return
     pool = mesh.fleet.remove(worker, now)
     mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences))
     for sequence in worker.sequences.values():
+        # Its memory went with the worker: the blocks are free.
+        held = worker.ledger.held(sequence.sequence_id)
         if sequence.state is State.CANCELLING:
-            # Its memory went with the worker: the blocks are free.
-            held = worker.ledger.held(sequence.sequence_id)
             finish_cancelled(mesh, sequence, held, held, now)
+        elif sequence.note_loss() >= MAX_LOSSES:
+            fail_lost(mesh, sequence, held, now)
         else:
             sequence.requeue()
             pool.waiting.add(sequence)

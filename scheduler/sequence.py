@@ -104,6 +104,9 @@ class Sequence:
     # How often it was put on a worker, and how often it was preempted.
     placements: int = 0
     preemptions: int = 0
+    # How often its worker was lost with no new token since the time before, and how long it was at the last time.
+    losses: int = 0
+    length_at_loss: int = 0
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None
@@ -136,6 +139,12 @@ class Sequence:
         self.placements += 1
         if self.started_at is None:
             self.started_at = now
+
+    def note_loss(self) -> int:
+        """Its worker was lost. Returns how often that has happened in a row without a new token between."""
+        self.losses = 1 if len(self.token_ids) > self.length_at_loss else self.losses + 1
+        self.length_at_loss = len(self.token_ids)
+        return self.losses
 
     def requeue(self) -> None:
         """Takes it off its worker, to continue from prompt + generated tokens anywhere."""

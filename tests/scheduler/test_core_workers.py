@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from outcomes import judge, prepared, releases, settle
-from simulated_worker import worker_info
+from simulated_worker import SimulatedWorker, worker_info
 from virtual_mesh import WORKER_GRACE_S, VirtualMesh, submission
 
 from scheduler.actions import Action, DropWorker, ReleaseCause
@@ -20,6 +20,7 @@ from scheduler.events import (
     StepReported,
     WorkerAttached,
 )
+from scheduler.reports import MAX_LOSSES
 from tercet.errors import EngineFaultError
 
 
@@ -79,6 +80,56 @@ def test_without_a_worker_the_grace_ends_with_what_was_emitted() -> None:
     assert failure.retry_after_s is None
     assert queued.ends[0].failure is not None
     assert queued.ends[0].failure.reason == "NO_WORKER"
+
+
+def test_a_request_that_brings_down_every_worker_ends_and_the_mesh_goes_on() -> None:
+    mesh, gateway = prepared()
+    poison = mesh.submit(gateway, submission(1, (13,)))
+    begin = mesh._boundary
+
+    def crash(worker: SimulatedWorker) -> None:
+        if poison.over or not worker.sequences:
+            begin(worker)
+        elif worker.link in mesh.workers:
+            assert worker.link <= MAX_LOSSES
+            mesh.lose_worker(worker)
+            mesh.at(mesh.now + 1, mesh.attach_worker)
+
+    mesh._boundary = crash  # type: ignore[method-assign]
+    settle(mesh)
+    judge(poison)
+    failure = poison.ends[0].failure
+    assert failure is not None
+    assert (failure.reason, failure.retry_after_s) == ("WORKER_LOST", None)
+    assert failure.metadata["placements"] == str(MAX_LOSSES)
+    assert failure.metadata["tokens_emitted"] == "0"
+    after = mesh.submit(gateway, submission(2))
+    settle(mesh)
+    judge(after)
+    assert after.ends[0].reason is EndReason.LENGTH
+
+
+def test_a_request_that_advances_outlives_any_number_of_workers() -> None:
+    mesh, gateway = prepared(num_steps=1)
+    call = mesh.submit(gateway, submission(1, (1,), 4 * MAX_LOSSES))
+    seen = 0
+
+    def lose() -> None:
+        nonlocal seen
+        if call.over:
+            return
+        if len(call.tokens) > seen:
+            seen = len(call.tokens)
+            mesh.lose_worker(next(iter(mesh.workers.values())))
+            mesh.attach_worker()
+        mesh.at(mesh.now + 0.001, lose)
+
+    lose()
+    settle(mesh)
+    judge(call)
+    assert call.ends[0].reason is EndReason.LENGTH
+    assert len(mesh.workers) == 1
+    assert next(iter(mesh.workers)) > 2 * MAX_LOSSES
 
 
 def test_a_smaller_worker_that_comes_back_does_not_block_the_queue() -> None:
