@@ -33,6 +33,14 @@ def setting(default: Any, help: str, check: Callable[[Any], str | None] | None =
     return field(default=default, metadata={"help": help, "check": check})
 
 
+# Counts that travel between services are 32-bit there.
+_MAX_COUNT = 2**31 - 1
+
+
+def _count(low: int, high: int = _MAX_COUNT) -> Callable[[Any], str | None]:
+    return lambda value: None if low <= value <= high else f"must be from {low:,} to {high:,}, is {value:,}"
+
+
 def _at_least(low: float) -> Callable[[Any], str | None]:
     return lambda value: None if value >= low else f"must be at least {low}, is {value}"
 
@@ -68,7 +76,7 @@ class ModelSettings:
     served_model_name: tuple[str, ...] = setting(
         (), "names clients may use; the first is canonical. Default: the file's"
     )
-    max_model_len: int = setting(0, "longest prompt + output in tokens; 0: the model's own limit", _at_least(0))
+    max_model_len: int = setting(0, "longest prompt + output in tokens; 0: the model's own limit", _count(0))
     chat_template: str = setting("", "a Jinja file that replaces the model's chat template")
 
 
@@ -79,11 +87,11 @@ class GatewaySettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(50051, "port to listen on; 0 picks a free one", _port)
     scheduler: str = setting("127.0.0.1:50052", "host:port of the scheduler", _address)
-    max_prompt_bytes: int = setting(2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", _at_least(1))
+    max_prompt_bytes: int = setting(2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", _count(1))
     max_stream_tokens: int = setting(
-        4096, "tokens kept for a client that does not read before SLOW_CONSUMER", _at_least(1)
+        4096, "tokens kept for a client that does not read before SLOW_CONSUMER", _count(1)
     )
-    max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", _at_least(1))
+    max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", _count(1))
     drain_seconds: float = setting(10.0, "grace for running requests at shutdown", _at_least(0))
 
 
@@ -94,13 +102,13 @@ class SchedulerSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(50052, "port to listen on; 0 picks a free one", _port)
     workers: tuple[str, ...] = setting(("127.0.0.1:50053",), "host:port of each worker", _addresses)
-    num_scheduler_steps: int = setting(8, "most decode steps per plan", _at_least(1))
-    max_queued_requests: int = setting(1024, "requests waiting before QUEUE_FULL", _at_least(1))
+    num_scheduler_steps: int = setting(8, "most decode steps per plan", _count(1))
+    max_queued_requests: int = setting(1024, "requests waiting before QUEUE_FULL", _count(1))
     max_queued_tokens: int = setting(4_000_000, "prompt tokens waiting before QUEUE_FULL", _at_least(1))
     max_prefill_tokens: int = setting(
         0,
         "most prefill tokens in a step while sequences decode; 0: only the worker's max_num_batched_tokens",
-        _at_least(0),
+        _count(0),
     )
     worker_grace_seconds: float = setting(
         30.0, "how long requests of a lost worker wait for it, or another, before WORKER_LOST", _at_least(0)
@@ -118,10 +126,10 @@ class WorkerSettings:
     dtype: Dtype = setting("auto", "type of weights and activations; auto: bfloat16")
     block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", _block_size)
     kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", _at_least(1))
-    max_num_seqs: int = setting(64, "most sequences in a step", _at_least(1))
-    max_num_batched_tokens: int = setting(512, "most tokens in a step", _at_least(1))
+    max_num_seqs: int = setting(64, "most sequences in a step", _count(1))
+    max_num_batched_tokens: int = setting(512, "most tokens in a step", _count(1))
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of ended sequences for later prompts")
-    num_threads: int = setting(0, "CPU threads; 0: all cores", _at_least(0))
+    num_threads: int = setting(0, "CPU threads; 0: all cores", _count(0, 1024))
 
 
 @dataclass(frozen=True, slots=True)

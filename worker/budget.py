@@ -15,6 +15,7 @@ class Budget:
     """The memory of a worker, in bytes and blocks."""
 
     weight_bytes: int
+    workspace_bytes: int
     kv_block_bytes: int
     block_size: int
     num_blocks: int
@@ -39,6 +40,7 @@ class Budget:
         """The report, for people."""
         return [
             f"weights           {self.weight_bytes / _MIB:10,.0f} MiB",
+            f"workspace         {self.workspace_bytes / _MIB:10,.0f} MiB  = activations and logits of one step",
             f"KV cache          {self.kv_bytes / _MIB:10,.0f} MiB  = {self.num_blocks:,} blocks of {self.block_size} "
             f"tokens, {self.kv_block_bytes / 1024:,.1f} KiB each",
             f"tokens in cache   {self.num_tokens:10,}      = {self.full_length_sequences:.1f} sequences of "
@@ -47,9 +49,15 @@ class Budget:
 
 
 def plan_budget(
-    *, weight_bytes: int, kv_block_bytes: int, block_size: int, kv_cache_memory: int, available: int | None,
+    *,
+    weight_bytes: int,
+    workspace_bytes: int,
+    kv_block_bytes: int,
+    block_size: int,
+    kv_cache_memory: int,
+    available: int | None,
     max_model_len: int,
-) -> Budget:  # fmt: skip
+) -> Budget:
     """Divides `kv_cache_memory` bytes into blocks.
 
     `available` is the memory that may be taken, None if unknown. Raises StartupError, with what is needed, what is
@@ -61,12 +69,13 @@ def plan_budget(
             f"worker.kv_cache_memory: {kv_cache_memory:,} bytes hold no KV block; one block of {block_size} tokens "
             f"needs {kv_block_bytes:,} bytes: raise worker.kv_cache_memory or lower worker.block_size"
         )
-    budget = Budget(weight_bytes, kv_block_bytes, block_size, num_blocks, max_model_len)
-    needed = weight_bytes + budget.kv_bytes
+    budget = Budget(weight_bytes, workspace_bytes, kv_block_bytes, block_size, num_blocks, max_model_len)
+    needed = weight_bytes + workspace_bytes + budget.kv_bytes
     if available is not None and needed > available:
         raise StartupError(
-            f"not enough memory: weights {weight_bytes / _MIB:,.0f} MiB + KV cache {budget.kv_bytes / _MIB:,.0f} MiB = "
+            f"not enough memory: weights {weight_bytes / _MIB:,.0f} MiB + workspace "
+            f"{workspace_bytes / _MIB:,.0f} MiB + KV cache {budget.kv_bytes / _MIB:,.0f} MiB = "
             f"{needed / _MIB:,.0f} MiB are needed, {available / _MIB:,.0f} MiB are available: lower "
-            "worker.kv_cache_memory or choose a smaller model"
+            "worker.kv_cache_memory or worker.max_num_batched_tokens, or choose a smaller model"
         )
     return budget

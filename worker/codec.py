@@ -37,14 +37,16 @@ _REASONS_OUT = {
 def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) -> Command:
     """The command in a message, checked against what the worker has said of itself.
 
-    Raises ValueError, with what is wrong, if it is empty, unknown, an Open that is not the first, or asks for what no
-    sequence can be: the kernels trust what passes here.
+    Raises ValueError, with what is wrong, if it breaks the protocol. A sequence that cannot be run is no such breach:
+    it comes with its `problem` set and fails alone. The kernels trust what passes here.
     """
     kind = message.WhichOneof("command")
     if kind == "plan":
         plan = message.plan
         if not plan.num_steps:
             raise ValueError(f"plan {plan.plan_seq}: num_steps must be at least 1")
+        if len({chunk.sequence_id for chunk in plan.chunks}) < len(plan.chunks):
+            raise ValueError(f"plan {plan.plan_seq}: two chunks of one sequence")
         return Plan(
             plan.plan_seq,
             plan.num_steps,
@@ -54,7 +56,6 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
         )
     if kind == "new_sequence":
         new = message.new_sequence
-        _check_sequence(new, limits)
         sampling = new.sampling
         return NewSequence(
             new.sequence_id,
@@ -70,6 +71,7 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
                 sampling.seed,
             ),
             new.prefix_salt,
+            _problem(new, limits),
         )
     if kind == "release":
         cause = _CAUSES.get(message.release.cause, ReleaseCause.CANCEL)
@@ -77,20 +79,18 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
     raise ValueError(f"unexpected command: {kind}")
 
 
-def _check_sequence(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> None:
+def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | None:
+    """Why a sequence cannot be run on this worker, if so."""
     if not new.token_ids:
-        raise ValueError(f"sequence {new.sequence_id} has no tokens")
+        return "it has no tokens"
     if not len(new.token_ids) < new.max_length <= limits.max_model_len:
-        raise ValueError(
-            f"sequence {new.sequence_id}: max_length must be above its {len(new.token_ids)} tokens and at most "
-            f"{limits.max_model_len}, is {new.max_length}"
-        )
+        bounds = f"above its {len(new.token_ids)} tokens and at most {limits.max_model_len}"
+        return f"max_length must be {bounds}, is {new.max_length}"
     if max(new.token_ids) >= limits.vocab_size:
-        raise ValueError(f"sequence {new.sequence_id}: token id {max(new.token_ids)} is not below {limits.vocab_size}")
+        return f"token id {max(new.token_ids)} is not below {limits.vocab_size}"
     sampling = new.sampling
     sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
-    if not sane:
-        raise ValueError(f"sequence {new.sequence_id}: sampling parameters are out of range")
+    return None if sane else "sampling parameters are out of range"
 
 
 def encode_event(event: Event) -> worker_pb2.WorkerEvent:

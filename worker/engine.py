@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
+import queue
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import torch
 
 from tercet.config import MeshConfig, WorkerSettings
-from tercet.errors import ConfigError
+from tercet.errors import ConfigError, StartupError
 from tercet.model_source import ModelSource
 
 from . import _core
 from .budget import Budget, plan_budget
 from .executor import Executor
 from .kv_cache import KVCache
-from .messages import Attach, Chunk, Event, NewSequence, Plan, PlanDone
+from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone, StepResult
 from .model.config import ModelConfig
 from .model.decoder import Model
-from .model.tensors import kv_block_bytes, weight_bytes
+from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from .weights.loader import load_config, load_model
 
 log = structlog.get_logger()
@@ -49,10 +50,15 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
     settings = config.worker
     model = load_config(source, config.model.max_model_len)
     device = _device(settings.device)
+    try:
+        _core.isa()
+    except RuntimeError as error:  # TERCET_ISA asks for what this CPU or build does not have
+        raise StartupError(str(error)) from error
     dtype = _dtype(settings, device)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     budget = plan_budget(
         weight_bytes=weight_bytes(model, dtype, device),
+        workspace_bytes=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
         kv_block_bytes=kv_block_bytes(model, block_size, dtype),
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
@@ -63,7 +69,11 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
 
 
 def build_executor(
-    layout: Layout, source: ModelSource, settings: WorkerSettings, progress: Callable[[str], None]
+    layout: Layout,
+    source: ModelSource,
+    settings: WorkerSettings,
+    progress: Callable[[str], None],
+    on_death: Callable[[], None] = lambda: None,
 ) -> Executor:
     """Loads the model and builds an executor that has not been started. Raises StartupError."""
     if layout.device.type == "cpu":
@@ -72,10 +82,12 @@ def build_executor(
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
     model = load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len)
-    return executor_for(model, layout, settings)
+    return executor_for(model, layout, settings, on_death)
 
 
-def executor_for(model: Model, layout: Layout, settings: WorkerSettings) -> Executor:
+def executor_for(
+    model: Model, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None] = lambda: None
+) -> Executor:
     """An executor for a model that is already in memory."""
     kv_cache = KVCache(
         layout.model,
@@ -85,22 +97,37 @@ def executor_for(model: Model, layout: Layout, settings: WorkerSettings) -> Exec
         layout.device,
         settings.enable_prefix_caching,
     )
-    return Executor(model, kv_cache, layout.device)
+    return Executor(model, kv_cache, layout.device, on_death=on_death)
 
 
 def warm_up(executor: Executor, layout: Layout) -> None:
-    """Runs a short prompt and a few tokens on a started executor, so that the first request finds everything loaded."""
-    done = threading.Event()
+    """Runs a short prompt and a few tokens on a started executor, so that the first request finds everything loaded.
 
-    def emit(event: Event) -> None:
-        if isinstance(event, PlanDone):
-            done.set()
-
+    Raises StartupError if that does not work: a worker that cannot compute must not say that it is ready.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     length = min(16, layout.model.max_model_len - 1)
-    executor.submit(Attach(emit))
-    executor.submit(NewSequence(0, tuple(range(1, length)), min(length + 3, layout.model.max_model_len)))
+    if length < 1:
+        return
+    executor.submit(Attach(events.put))
+    executor.submit(NewSequence(0, (0,) * length, min(length + 3, layout.model.max_model_len)))
     executor.submit(Plan(1, 4, (Chunk(0, length),), (0,)))
-    done.wait(60)
+    try:
+        while not isinstance(event := _next_event(executor, events), PlanDone):
+            for ended in event.ended if isinstance(event, StepResult) else ():
+                if ended.failure is not None:
+                    raise StartupError(f"the model's first step failed: {ended.failure.message}; see the log above")
+    finally:
+        executor.submit(Detach(events.put))
+
+
+def _next_event(executor: Executor, events: queue.SimpleQueue[Event]) -> Event:
+    while True:
+        try:
+            return events.get(timeout=1.0)
+        except queue.Empty:
+            if not executor.alive:
+                raise StartupError("the model's first step ended the executor; see the log above") from None
 
 
 def _device(name: str) -> torch.device:
@@ -128,9 +155,21 @@ def _dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype:
 def _available_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return min((found for found in (_host_bytes(), _cgroup_bytes(Path("/sys/fs/cgroup"))) if found), default=None)
+
+
+def _host_bytes() -> int | None:
+    """What the host could give, page cache that it would give up included."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as meminfo:
-            fields = dict(line.split(":", 1) for line in meminfo)
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _cgroup_bytes(folder: Path) -> int | None:
+    """What the limit of a container leaves, None without one (cgroup v2)."""
+    try:
+        return max(0, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
+    except (OSError, ValueError):
         return None

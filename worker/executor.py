@@ -43,13 +43,17 @@ from .sequence import Sequence
 
 log = structlog.get_logger()
 
+# A worker without work for so long, in seconds, has the time to verify its pool, which takes milliseconds.
+_IDLE_CHECK_S = 1.0
+
 
 class Executor:
     """The one owner of model, KV cache and sequences.
 
     `submit` may be called from any thread; events go to the `emit` of the last Attach, from the executor's thread.
-    `check_every_step` verifies the block pool after each step (for tests); otherwise it is verified when idle, and a
-    mismatch is logged and does not stop the worker.
+    `check_every_step` verifies the block pool after each step (for tests); otherwise it is verified when idle for a
+    second, and a mismatch is logged and does not stop the worker. `on_death` is called, from the executor's thread, if
+    a bug ends it: nothing that is submitted afterwards is answered.
     """
 
     def __init__(
@@ -59,19 +63,27 @@ class Executor:
         device: torch.device,
         *,
         check_every_step: bool = False,
+        on_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._device = device
         self._check_every_step = check_every_step
+        self._on_death = on_death
         self._clock = clock
         self._mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
+        self._refused: list[NewSequence] = []  # to be told with the next step
         self._plans: deque[Plan] = deque()
         self._steps_run = 0  # of the plan at the head of _plans
         self._emit: Callable[[Event], None] | None = None
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         """Starts the thread."""
@@ -87,10 +99,15 @@ class Executor:
         self._mailbox.put(command)
 
     def _run(self) -> None:
-        with torch.inference_mode():
-            while self._read_mailbox():
-                if self._plans:
-                    self._advance()
+        try:
+            with torch.inference_mode():
+                while self._read_mailbox():
+                    if self._plans:
+                        self._advance()
+        except Exception:
+            # State that a bug has touched is not to be computed with.
+            log.exception("executor_died")
+            self._on_death()
 
     def _read_mailbox(self) -> bool:
         """Obeys all waiting commands; blocks for one when there is no plan to run. False ends the thread."""
@@ -100,8 +117,7 @@ class Executor:
             except queue.Empty:
                 if self._plans:
                     return True
-                self._check_pool()
-                command = self._mailbox.get()
+                command = self._wait()
             match command:
                 case NewSequence():
                     self._add(command)
@@ -113,17 +129,28 @@ class Executor:
                     self._forget_all()
                     self._emit = command.emit
                 case Detach():
-                    if self._emit is command.emit:
+                    # Not `is`: a bound method is a new object each time it is taken.
+                    if self._emit == command.emit:
                         self._forget_all()
                         self._emit = None
                 case Shutdown():
                     self._forget_all()
                     return False
 
+    def _wait(self) -> Command:
+        try:
+            return self._mailbox.get(timeout=_IDLE_CHECK_S)
+        except queue.Empty:
+            self._check_pool()
+        return self._mailbox.get()
+
     def _add(self, spec: NewSequence) -> None:
         if old := self._sequences.pop(spec.sequence_id, None):
             log.error("sequence_id_reused", sequence_id=spec.sequence_id)
             old.table.release()
+        if spec.problem is not None:
+            self._refused.append(spec)
+            return
         self._sequences[spec.sequence_id] = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt))
 
     def _accept(self, plan: Plan) -> None:
@@ -152,6 +179,7 @@ class Executor:
         for sequence in self._sequences.values():
             sequence.table.release()
         self._sequences.clear()
+        self._refused.clear()
         self._plans.clear()
         self._steps_run = 0
 
@@ -159,7 +187,8 @@ class Executor:
         """Runs one step of the plan at the head, and ends the plan if that was its last or there is nothing to do."""
         plan = self._plans[0]
         started = self._clock()
-        ended: list[Ended] = []
+        ended = [self._refusal(spec) for spec in self._refused]
+        self._refused.clear()
         rows = self._rows(plan, ended)
         if not rows and not ended:
             self._finish_plan(revoked=False)
@@ -197,7 +226,7 @@ class Executor:
         rows = []
         for sequence, count in wanted:
             try:
-                sequence.table.reserve(sequence.num_computed + count)
+                self._kv_cache.reserve(sequence.table, sequence.num_computed + count)
             except _core.OutOfBlocks as error:
                 # Credits make this impossible; a scheduler that breaks them must not take the others down.
                 ended.append(self._fail(sequence, str(error)))
@@ -220,19 +249,16 @@ class Executor:
         next_token = iter(chosen)
         for row in rows:
             sequence = row.sequence
-            sequence_id, in_prefill, gets_token = (
-                sequence.spec.sequence_id,
-                not sequence.prefill_complete,
-                row.gets_token,
-            )
+            sequence_id, in_prefill = sequence.spec.sequence_id, not sequence.prefill_complete
+            token_id = next(next_token) if row.gets_token else None
+            if token_id is not None and token_id < 0:
+                # Before its blocks are published: what made the logits so must not be found by the next prompt.
+                ended.append(self._fail(sequence, "the model's logits are not finite"))
+                continue
             sequence.advance(row.count)
             if in_prefill:
                 prefills.append(PrefillProgress(sequence_id, sequence.num_computed, sequence.num_cached))
-            if not gets_token:
-                continue
-            token_id = next(next_token)
-            if token_id < 0:
-                ended.append(self._fail(sequence, "the model's logits are not finite"))
+            if token_id is None:
                 continue
             reason = sequence.append(token_id)
             tokens[sequence_id] = token_id
@@ -259,6 +285,11 @@ class Executor:
     def _fail(self, sequence: Sequence, message: str) -> Ended:
         log.error("sequence_failed", sequence_id=sequence.spec.sequence_id, problem=message)
         return self._end(sequence, EndReason.FAILED, failure=Failure(EngineFaultError.reason, message))
+
+    def _refusal(self, spec: NewSequence) -> Ended:
+        log.error("sequence_refused", sequence_id=spec.sequence_id, problem=spec.problem)
+        failure = Failure(EngineFaultError.reason, f"the worker cannot run the sequence: {spec.problem}")
+        return Ended(spec.sequence_id, EndReason.FAILED, 0, 0, failure=failure)
 
     def _finish_plan(self, *, revoked: bool) -> None:
         plan = self._plans.popleft()

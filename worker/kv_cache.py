@@ -19,7 +19,6 @@ class KVCache:
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
         enable_prefix_caching: bool = True,
     ) -> None:  # fmt: skip
-        self.block_size = block_size
         self.pool = _core.BlockPool(num_blocks, block_size, enable_prefix_caching)
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)  # [N, G, S, D]
         self.layers = [
@@ -30,6 +29,16 @@ class KVCache:
     def new_table(self, salt: bytes) -> _core.BlockTable:
         """An empty block table whose prefix hashes start from `salt`."""
         return _core.BlockTable(self.pool, salt)
+
+    def reserve(self, table: _core.BlockTable, num_tokens: int) -> None:
+        """Makes room in `table` for `num_tokens` tokens in all; a last block that a fork shares becomes its own copy.
+
+        Raises `_core.OutOfBlocks` and changes nothing if the pool has too few blocks.
+        """
+        for source, destination in table.reserve(num_tokens):
+            for k_cache, v_cache in self.layers:
+                k_cache[destination] = k_cache[source]
+                v_cache[destination] = v_cache[source]
 
     def counts(self) -> BlockCounts:
         """How the pool is spent now."""

@@ -35,7 +35,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence, whole. All of `token_ids` has to be in the KV cache before the next token is chosen."""
+    """A sequence, whole. All of `token_ids` has to be in the KV cache before the next token is chosen.
+
+    `problem`, if set, is why it cannot be run; it ends FAILED with the next step.
+    """
 
     sequence_id: int
     token_ids: tuple[int, ...]
@@ -43,6 +46,7 @@ class NewSequence:
     stop_token_ids: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
     prefix_salt: bytes = b""
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

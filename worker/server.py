@@ -10,21 +10,24 @@ import structlog
 
 from tercet import ids, rpc
 from tercet.config import MeshConfig
+from tercet.errors import EngineFaultError
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tercet.model_source import ModelSource, fingerprint, resolve_model
 
 from .engine import Layout, build_executor, plan_layout, warm_up
+from .executor import Executor
 from .service import WorkerService
 
 log = structlog.get_logger()
+
+_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Runs a worker until SIGTERM or SIGINT; calls `ready` with its port once the model is loaded.
 
-    Raises StartupError.
+    Raises StartupError if it cannot start, EngineFaultError if a bug ended its executor.
     """
-    settings = config.worker
     source = resolve_model(config.model.model)
     layout = plan_layout(config, source)
     for line in layout.budget.lines():
@@ -32,26 +35,74 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     service = WorkerService()
     server = rpc.Server()
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server.grpc_server)
-    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopping, died = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stopping.set)
     # Before the model is loaded: a port in use should be known at once, and probes answered meanwhile.
-    port = await server.start(settings.host, settings.port, [worker_pb2.DESCRIPTOR], key="worker.port", serving=False)
-    executor = await asyncio.to_thread(build_executor, layout, source, settings, _log_progress)
-    executor.start()
+    port = await server.start(
+        config.worker.host, config.worker.port, [worker_pb2.DESCRIPTOR], key="worker.port", serving=False
+    )
+    executor: Executor | None = None
+
+    def on_death() -> None:
+        loop.call_soon_threadsafe(died.set)
+
     try:
-        await asyncio.to_thread(warm_up, executor, layout)
-        service.open(executor, _hello(config, source, layout))
-        await server.set_serving(worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name, True)
-        log.info("worker_ready", host=settings.host, port=port)
+        executor = loaded = await asyncio.to_thread(_load, layout, source, config, stopping.is_set, on_death)
+        service.open(loaded, _hello(config, source, layout))
+        await server.set_serving(_SERVICE, True)
+        log.info("worker_ready", host=config.worker.host, port=port)
         if ready is not None:
             ready(port)
-        await stopping.wait()
+        await _first(stopping, died)
+        if died.is_set():
+            raise EngineFaultError("the executor ended by a bug; the log tells where")
         log.info("worker_stopping")
+    except _LoadStoppedError:
+        log.info("worker_stopped_while_loading")
+    finally:
+        await server.set_serving(_SERVICE, False)
         service.close()
         await server.stop(1.0)
-    finally:
+        if executor is not None:
+            await asyncio.to_thread(executor.stop)
+
+
+class _LoadStoppedError(Exception):
+    """The worker was told to stop while it loaded its model."""
+
+
+def _load(
+    layout: Layout,
+    source: ModelSource,
+    config: MeshConfig,
+    stopped: Callable[[], bool],
+    on_death: Callable[[], None],
+) -> Executor:
+    """A started executor that has run its first steps. Raises StartupError; _LoadStoppedError soon after `stopped`."""
+
+    def progress(line: str) -> None:
+        if stopped():
+            raise _LoadStoppedError
+        log.info("loading", progress=line)
+
+    executor = build_executor(layout, source, config.worker, progress, on_death)
+    executor.start()
+    try:
+        warm_up(executor, layout)
+    except BaseException:
         executor.stop()
+        raise
+    return executor
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Returns when one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
 
 
 def budget_lines(config: MeshConfig) -> list[str]:
@@ -75,7 +126,3 @@ def _hello(config: MeshConfig, source: ModelSource, layout: Layout) -> worker_pb
         max_model_len=layout.model.max_model_len,
         vocab_size=layout.model.vocab_size,
     )
-
-
-def _log_progress(line: str) -> None:
-    log.info("loading", progress=line)

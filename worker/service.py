@@ -18,6 +18,9 @@ from .messages import Attach, Detach, Event
 
 log = structlog.get_logger()
 
+# A stream that says nothing must not stay.
+OPEN_SECONDS = 10.0
+
 
 class _Attachment:
     """One scheduler's stream: the events on their way to it, and whether and why it is over."""
@@ -109,7 +112,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _read_open(
         self, commands: AsyncIterator[worker_pb2.WorkerCommands], context: grpc.aio.ServicerContext
     ) -> int:
-        first = await anext(commands, worker_pb2.WorkerCommands())
+        try:
+            first = await asyncio.wait_for(anext(commands, worker_pb2.WorkerCommands()), OPEN_SECONDS)
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no Open within {OPEN_SECONDS:g} s")
+            raise AssertionError("context.abort returned") from None
         if [command.WhichOneof("command") for command in first.commands] != ["open"]:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Open alone")
         epoch: int = first.commands[0].open.scheduler_epoch
@@ -131,5 +138,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except ValueError as error:
             log.error("protocol_error", problem=str(error))
             attachment.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception:
+            log.exception("commands_unreadable")
+            attachment.close(grpc.StatusCode.INTERNAL, "the worker could not read the commands; its log tells why")
         finally:
             attachment.close()

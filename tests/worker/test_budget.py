@@ -12,7 +12,8 @@ from worker.budget import Budget, plan_budget
 from worker.server import budget_lines
 
 ARGUMENTS: dict[str, Any] = {
-    "weight_bytes": 1000,
+    "weight_bytes": 900,
+    "workspace_bytes": 100,
     "kv_block_bytes": 64,
     "block_size": 16,
     "kv_cache_memory": 640,
@@ -23,7 +24,7 @@ ARGUMENTS: dict[str, Any] = {
 
 def test_blocks_fill_the_memory_given_to_them() -> None:
     budget = plan_budget(**ARGUMENTS)
-    assert budget == Budget(1000, 64, 16, 10, 40)
+    assert budget == Budget(900, 100, 64, 16, 10, 40)
     assert (budget.kv_bytes, budget.num_tokens) == (640, 160)
     # 40 tokens take three blocks.
     assert budget.full_length_sequences == pytest.approx(10 / 3)
@@ -46,8 +47,9 @@ def test_more_than_there_is_is_refused_with_the_numbers() -> None:
 
 
 def test_the_report_of_the_embedded_model() -> None:
-    weights, cache, tokens = budget_lines(load_config(flags={"worker.kv_cache_memory": "256MiB"}))
+    weights, workspace, cache, tokens = budget_lines(load_config(flags={"worker.kv_cache_memory": "256MiB"}))
     assert weights.split()[:3] == ["weights", "313", "MiB"]
+    assert workspace.split()[0] == "workspace"
     assert "728 blocks of 16 tokens, 360.0 KiB each" in cache
     assert "11,648" in tokens
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +71,16 @@ def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
     made.executor.stop()
+
+
+def used_soon(bench: Bench, count: int) -> bool:
+    """Whether `count` blocks are in use within some seconds; the pool is read from outside its thread."""
+    pool = bench.executor._kv_cache.pool
+    for _ in range(400):
+        if pool.num_used == count:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def tokens_of(events: list[Event], sequence_id: int) -> list[int]:
@@ -195,6 +207,8 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone() -> None:
     assert ended[1].reason is EndReason.FAILED
     assert ended[2].reason is EndReason.LENGTH
     assert tokens_of(events, 2) == continuation([5], 4)
+    # What made the logits so is not found by the next prompt.
+    assert bench.counts().used == 0
     bench.executor.stop()
 
 
@@ -211,12 +225,47 @@ def test_a_scheduler_that_breaks_its_credits_hurts_one_sequence() -> None:
 
 def test_a_lost_scheduler_leaves_nothing(bench: Bench) -> None:
     bench.submit(NewSequence(1, tuple(range(20)), 3000), Plan(1, 10_000, (Chunk(1, 20),), (1,)))
+    while not isinstance(bench.events.get(timeout=20), StepResult):
+        pass
+    bench.submit(Detach(bench.events.put))
+    assert used_soon(bench, 0)
+
+
+def test_a_detach_that_comes_late_does_not_touch_the_next_scheduler(bench: Bench) -> None:
     first, second = bench.events.put, queue.SimpleQueue[Event]()
-    bench.submit(Attach(second.put), Detach(first), Release((1,), ReleaseCause.CANCEL))
-    released = second.get(timeout=20)
-    assert isinstance(released, Released)
-    assert not released.found
-    assert released.blocks.used == 0
+    bench.submit(Attach(second.put), NewSequence(1, (5,), 4), Detach(first), Plan(1, 9, (Chunk(1, 1),), (1,)))
+    bench.events = second
+    assert tokens_of(bench.until_done(1), 1) == continuation([5], 3)
+
+
+def test_a_bug_ends_the_executor_and_is_told() -> None:
+    died = threading.Event()
+    kv_cache = KVCache(CONFIG, 8, 8, torch.float32, torch.device("cpu"))
+    executor = Executor(RecallModel(), kv_cache, torch.device("cpu"), on_death=died.set)  # type: ignore[arg-type]
+    executor.start()
+    executor.submit(Attach(lambda _: 1 // 0))  # type: ignore[arg-type, return-value]
+    executor.submit(Plan(1, 1))
+    assert died.wait(20)
+    executor.stop()
+    assert not executor.alive
+
+
+def test_a_fork_writes_into_its_own_copy() -> None:
+    kv_cache = KVCache(CONFIG, 4, 8, torch.float32, torch.device("cpu"))
+    parent = kv_cache.new_table(b"")
+    kv_cache.reserve(parent, 3)
+    parent.commit([1, 2, 3])
+    k_cache, v_cache = kv_cache.layers[0]
+    k_cache[parent.blocks()[0]], v_cache[parent.blocks()[0]] = 7.0, 8.0
+    child = parent.fork()
+    kv_cache.reserve(child, 4)
+    (old,), (new,) = parent.blocks(), child.blocks()
+    assert old != new
+    assert bool((k_cache[new] == 7.0).all())
+    assert bool((v_cache[new] == 8.0).all())
+    child.release()
+    parent.release()
+    kv_cache.check()
 
 
 def test_unknown_ids_in_a_plan_are_ignored(bench: Bench) -> None:

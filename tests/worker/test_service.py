@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 import torch
 
+import worker.service
 from tercet import rpc
-from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+from tercet.mesh.v1 import sequence_pb2, worker_pb2, worker_pb2_grpc
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
 from worker.kv_cache import KVCache
@@ -73,8 +74,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.service = WorkerService()
-        kv_cache = KVCache(CONFIG, NUM_BLOCKS, 8, torch.float32, CPU)
-        self.executor = Executor(RecallModel(), kv_cache, CPU, check_every_step=True)  # type: ignore[arg-type]
+        self.kv_cache = KVCache(CONFIG, NUM_BLOCKS, 8, torch.float32, CPU)
+        self.executor = Executor(RecallModel(), self.kv_cache, CPU, check_every_step=True)  # type: ignore[arg-type]
         self.executor.start()
         self.server = rpc.Server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server.grpc_server)
@@ -114,6 +115,12 @@ def release(*ids: int) -> worker_pb2.WorkerCommand:
     return worker_pb2.WorkerCommand(release=worker_pb2.Release(sequence_ids=ids, cause=cause))
 
 
+def nan_temperature() -> worker_pb2.WorkerCommand:
+    command = new(1, [1], 5)
+    command.new_sequence.sampling.temperature = float("nan")
+    return command
+
+
 async def test_a_plan_runs_and_every_step_is_told(channel: grpc.aio.Channel) -> None:
     scheduler = Scheduler(channel)
     assert await scheduler.open(7) == HELLO
@@ -148,16 +155,19 @@ async def test_an_older_scheduler_is_turned_away(channel: grpc.aio.Channel) -> N
     assert (await newer.until("released"))[-1].released.sequence_id == 9
 
 
-async def test_a_lost_stream_frees_its_sequences(channel: grpc.aio.Channel) -> None:
+async def test_a_lost_stream_frees_its_sequences(bench: Bench, channel: grpc.aio.Channel) -> None:
     lost = Scheduler(channel)
     await lost.open(1)
     await lost.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
     await lost.until("step")
+    assert bench.kv_cache.pool.num_used > 0
     lost.call.cancel()
-    again = Scheduler(channel)
-    await again.open(1)
-    await again.send(release(1))
-    assert (await again.until("released"))[-1].released.blocks.used == 0
+    # Nobody attaches again: the end of the stream must do it alone.
+    for _ in range(400):
+        if bench.kv_cache.pool.num_used == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert bench.kv_cache.pool.num_used == 0
 
 
 async def test_half_closing_ends_the_stream(channel: grpc.aio.Channel) -> None:
@@ -189,11 +199,15 @@ async def test_the_first_message_must_be_open(
     [
         (worker_pb2.WorkerCommand(), "unexpected command"),
         (worker_pb2.WorkerCommand(open=worker_pb2.Open(scheduler_epoch=2)), "unexpected command"),
-        (new(1, [], 5), "sequence 1 has no tokens"),
-        (new(1, [1, 2], 2), "max_length"),
-        (new(1, [1, CONFIG.vocab_size], 5), "token id"),
-        (new(1, [1], CONFIG.max_model_len + 1), "max_length"),
         (plan(1, 0, {}, []), "num_steps"),
+        (
+            worker_pb2.WorkerCommand(
+                plan=worker_pb2.Plan(
+                    plan_seq=1, num_steps=1, chunks=[worker_pb2.Chunk(sequence_id=2, num_tokens=9)] * 2
+                )
+            ),
+            "two chunks of one sequence",
+        ),
     ],
 )
 async def test_nonsense_ends_the_stream_and_the_next_scheduler_is_served(
@@ -210,6 +224,37 @@ async def test_nonsense_ends_the_stream_and_the_next_scheduler_is_served(
     await again.send(new(1, [5], 3), plan(1, 9, {1: 1}, [1]))
     events = await again.until("plan_done")
     assert [token for event in events for token in event.step.token_ids] == continuation([5], 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (new(1, [], 5), "no tokens"),
+        (new(1, [1, 2], 2), "max_length"),
+        (new(1, [1, CONFIG.vocab_size], 5), "token id"),
+        (new(1, [1], CONFIG.max_model_len + 1), "max_length"),
+        (nan_temperature(), "sampling"),
+    ],
+)
+async def test_a_sequence_that_cannot_be_run_fails_alone(
+    channel: grpc.aio.Channel, command: worker_pb2.WorkerCommand, problem: str
+) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    await scheduler.send(command, new(2, [5], 3), plan(1, 9, {1: 1, 2: 1}, [1, 2]))
+    events = await scheduler.until("plan_done")
+    ended = {end.sequence_id: end for event in events for end in event.step.ended}
+    assert ended[1].reason == sequence_pb2.END_REASON_FAILED
+    assert problem in ended[1].failure.message
+    assert ended[2].reason == sequence_pb2.END_REASON_LENGTH
+    assert [token for event in events for token in event.step.token_ids] == continuation([5], 2)
+    assert events[-1].plan_done.blocks.used == 0
+
+
+async def test_a_stream_that_says_nothing_is_ended(channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.service, "OPEN_SECONDS", 0.05)
+    scheduler = Scheduler(channel)
+    assert (await scheduler.end())[0] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_while_the_model_loads_schedulers_are_told_to_come_back(bench: Bench) -> None:

@@ -70,6 +70,16 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device |
     return elements * dtype.itemsize + config.max_model_len * config.head_dim * torch.float32.itemsize
 
 
+def workspace_bytes(config: ModelConfig, dtype: torch.dtype, num_tokens: int, num_rows: int) -> int:
+    """Bytes of activations of a step of `num_tokens` tokens, and of float32 logits of `num_rows` of them.
+
+    Of a layer's products the two widest neighbours live at once, beside the residual and one branch.
+    """
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widest = max(qkv + config.num_heads * config.head_dim, 3 * config.intermediate_size)
+    return num_tokens * (2 * config.hidden_size + widest) * dtype.itemsize + num_rows * config.vocab_size * 4
+
+
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block of `block_size` slots: K and V of all layers."""
     return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
