@@ -1,13 +1,17 @@
-"""Fixtures of the kernels' tests."""
+"""Fixtures of the kernels' tests, and the embedded model with its reference."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from worker import _core
+
+if TYPE_CHECKING:
+    from tests.worker.smollm2 import SmolLM2
 
 BEST_ISA = _core.isa()
 
@@ -36,3 +40,12 @@ def num_threads() -> Iterator[int]:
     _core.set_num_threads(5)
     yield 5
     _core.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> SmolLM2:
+    """The embedded model, shared by all tests that do not change it."""
+    # Here, because importing transformers takes seconds that the kernels' tests need not wait.
+    from tests.worker.smollm2 import SmolLM2
+
+    return SmolLM2()

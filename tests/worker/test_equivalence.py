@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tercet.model_source import ModelFormat, ModelSource, resolve_model
+from tercet.model_source import ModelFormat, ModelSource
 from tests.worker.models import CASES, random_prompts, reference_greedy, save_tiny
+from tests.worker.smollm2 import COUNT, SmolLM2
 from worker.executor import Executor
 from worker.kv_cache import KVCache
 from worker.messages import Attach, Chunk, Event, NewSequence, Plan, PlanDone, StepResult
@@ -18,25 +19,30 @@ from worker.model.decoder import Model
 from worker.weights.loader import load_model
 
 CPU = torch.device("cpu")
-COUNT = 64
+BLOCK_SIZE = 16
+CHUNKS = (1, 7, 64)
 
 
 class Runs:
     """An executor that keeps its prefix cache between runs."""
 
     def __init__(self, model: Model) -> None:
-        self._executor = Executor(model, KVCache(model.config, 256, 16, torch.float32, CPU), CPU, check_every_step=True)
+        kv_cache = KVCache(model.config, 256, BLOCK_SIZE, torch.float32, CPU)
+        self._executor = Executor(model, kv_cache, CPU, check_every_step=True)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._executor.submit(Attach(self._events.put))
         self._executor.start()
         self._plan_seq = 0
-        self.num_cached: dict[int, int] = {}
 
-    def greedy(self, prompts: Mapping[int, Sequence[int]], count: int, chunk: int) -> dict[int, list[int]]:
-        """`count` tokens of each sequence, all in one batch, prefilled `chunk` tokens of each a step."""
+    def together(
+        self, prompts: Mapping[int, Sequence[int]], count: int, chunk: int
+    ) -> tuple[dict[int, list[int]], dict[int, int]]:
+        """`count` greedy tokens of each sequence, all in one batch, prefilled `chunk` tokens of each a step; and how
+        many tokens of each prompt were in the cache."""
         for sequence_id, prompt in prompts.items():
             self._executor.submit(NewSequence(sequence_id, tuple(prompt), len(prompt) + count))
         out: dict[int, list[int]] = {sequence_id: [] for sequence_id in prompts}
+        num_cached: dict[int, int] = {}
         left = set(prompts)
         while left:
             self._plan_seq += 1
@@ -46,13 +52,48 @@ class Runs:
                 if isinstance(event, StepResult):
                     for sequence_id, token_id in zip(event.sequence_ids, event.token_ids, strict=True):
                         out[sequence_id].append(token_id)
-                    self.num_cached |= {item.sequence_id: item.num_cached for item in event.prefills}
+                    num_cached |= {item.sequence_id: item.num_cached for item in event.prefills}
                     left -= {ended.sequence_id for ended in event.ended}
-        return out
+        return out, num_cached
+
+    def one_by_one(
+        self, prompts: Mapping[int, Sequence[int]], count: int, chunk: int
+    ) -> tuple[dict[int, list[int]], dict[int, int]]:
+        """The same, each sequence alone."""
+        out: dict[int, list[int]] = {}
+        num_cached: dict[int, int] = {}
+        for sequence_id, prompt in prompts.items():
+            tokens, cached = self.together({sequence_id: prompt}, count, chunk)
+            out |= tokens
+            num_cached |= cached
+        return out, num_cached
 
     def stop(self) -> None:
         """Ends the executor."""
         self._executor.stop()
+
+
+def check(
+    model: Model, prompts: Mapping[int, Sequence[int]], expected: Mapping[int, Sequence[int]], chunk: int
+) -> None:
+    """All together on an empty cache, each alone with hits; each alone on an empty cache, all together with hits."""
+    # Whole blocks, but never the last token, which has to be computed.
+    hits = {sequence_id: (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for sequence_id, prompt in prompts.items()}
+    misses = dict.fromkeys(prompts, 0)
+    # Alone with nothing in the cache is the same again for a prompt of less than a block.
+    long = {sequence_id: prompt for sequence_id, prompt in prompts.items() if hits[sequence_id]}
+    assert len(long) > 1
+    runs = Runs(model)
+    assert runs.together(prompts, COUNT, chunk) == (expected, misses)
+    assert runs.one_by_one(long, COUNT, chunk) == (
+        {key: expected[key] for key in long},
+        {key: hits[key] for key in long},
+    )
+    runs.stop()
+    runs = Runs(model)
+    assert runs.one_by_one(prompts, COUNT, chunk) == (expected, misses)
+    assert runs.together(prompts, COUNT, chunk) == (expected, hits)
+    runs.stop()
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3"])
@@ -62,25 +103,11 @@ def test_tiny_models(tmp_path: Path, case: str) -> None:
     model = load_model(ModelSource(ModelFormat.HUGGING_FACE, tmp_path), torch.float32, CPU)
     prompts = dict(enumerate(random_prompts([1, 5, 17, 64, 90])))
     expected = {index: reference_greedy(reference, prompt, COUNT) for index, prompt in prompts.items()}
-    for chunk in (1, 7, 64):
-        runs = Runs(model)
-        assert runs.greedy(prompts, COUNT, chunk) == expected
-        assert not any(runs.num_cached.values())
-        # Again, now with their prefixes in the cache: together, and one alone.
-        assert runs.greedy(prompts, COUNT, chunk) == expected
-        assert runs.num_cached == {0: 0, 1: 0, 2: 16, 3: 48, 4: 80}
-        assert runs.greedy({9: prompts[4]}, COUNT, chunk) == {9: expected[4]}
-        runs.stop()
+    for chunk in CHUNKS:
+        check(model, prompts, expected, chunk)
 
 
 @pytest.mark.model
-def test_the_embedded_model() -> None:
-    model = load_model(resolve_model("embedded"), torch.float32, CPU)
-    prompts = dict(enumerate(random_prompts([40, 7, 33, 18], vocab_size=49152)))
-    runs = Runs(model)
-    alone = {index: runs.greedy({index: prompt}, COUNT, 64)[index] for index, prompt in prompts.items()}
-    assert not any(runs.num_cached.values())
-    for chunk in (7, 64):
-        assert runs.greedy(prompts, COUNT, chunk) == alone
-        assert runs.num_cached == {0: 32, 1: 0, 2: 32, 3: 16}
-    runs.stop()
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_embedded_model(smollm2: SmolLM2, chunk: int) -> None:
+    check(smollm2.model, smollm2.prompts, smollm2.chosen, chunk)
