@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -57,7 +60,8 @@ class Mesh:
             "TERCET_SCHEDULER_PORT": str(self.ports["scheduler"]),
             "TERCET_SCHEDULER_WORKERS": f"127.0.0.1:{self.ports['worker']}",
             "TERCET_WORKER_PORT": str(self.ports["worker"]),
-            "TERCET_WORKER_KV_CACHE_MEMORY": "128MiB",
+            # 546 blocks: the model's whole context fits, which is what a question without a limit may need.
+            "TERCET_WORKER_KV_CACHE_MEMORY": "192MiB",
             "TERCET_LOG_FORMAT": "json",
             **(settings or {}),
         }
@@ -121,9 +125,17 @@ class Mesh:
             f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self._log_folder.glob("*.log")
         )
 
-    def log_events(self, name: str) -> str:
-        """All that a service has logged."""
-        return (self._log_folder / f"{name}.log").read_text()
+    def records(self, name: str, event: str, **fields: Any) -> list[dict[str, Any]]:
+        """The log lines of a service about an event, as far as they have these fields and values."""
+        found = []
+        for line in (self._log_folder / f"{name}.log").read_text(errors="replace").splitlines():
+            # A line may be half written, and libraries write lines of their own.
+            with contextlib.suppress(json.JSONDecodeError):
+                record = json.loads(line)
+                wanted = {"event": event, **fields}.items()
+                if isinstance(record, dict) and all(record.get(key) == value for key, value in wanted):
+                    found.append(record)
+        return found
 
     def stop(self) -> dict[str, int]:
         """Stops what runs; returns exit statuses."""
