@@ -14,3 +14,4 @@ class CancelCause(enum.Enum):
     OPERATOR = "operator"
     SLOW_CONSUMER = "slow_consumer"
     SHUTDOWN = "shutdown"
+    FAULT = "fault"

@@ -1,29 +1,19 @@
-"""The life of one request in the gateway: admitted to the gateway, tokenized, submitted, read, ended, logged."""
+"""The life of one request in the gateway: tokenized, submitted, read, ended, logged."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import (
-    DeadlineError,
-    DrainingError,
-    DuplicateRequestError,
-    QueueFullError,
-    RequestCancelledError,
-    RequestError,
-    SlowConsumerError,
-)
-from tercet.ids import new_request_id
+from tercet.errors import DeadlineError, RequestCancelledError, RequestError, SlowConsumerError
 
 from .cancel import CancelCause
-from .link import RETRY_AFTER_S, Link
+from .link import Link
 from .mesh_messages import Submission
 from .served_model import ServedModel
 from .stream import Account, Chunk, Finish, Stream
@@ -39,6 +29,17 @@ _DEADLINE_SLACK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
+class Means:
+    """What all requests of a gateway work with. `clock` gives seconds, `draw_seed` a seed where the client sent none."""
+
+    settings: GatewaySettings
+    link: Link
+    tokenizing: Tokenizing
+    clock: Callable[[], float]
+    draw_seed: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """What the client learns when its request is admitted."""
 
@@ -51,10 +52,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the client learns at the end. Times are seconds since the request's arrival; queue_s is in `account`."""
+    """What the client learns at the end. Times are seconds since the request's arrival; queue_s is in `account`, which
+    is None if the mesh did not say in time."""
 
     finish: Finish
-    account: Account
+    account: Account | None
     prompt_tokens: int
     completion_tokens: int
     admission_s: float
@@ -63,43 +65,50 @@ class Summary:
 
 
 class Generation:
-    """One admitted request. Whoever has it must `close` it, however it ends."""
+    """One admitted request. Whoever has it must `close` it, however it ends; `on_close` is called then, once."""
 
     def __init__(
-        self, owner: Generations, request: GenerationRequest, request_id: str, deadline_at: float | None
+        self,
+        means: Means,
+        request: GenerationRequest,
+        request_id: str,
+        deadline_at: float | None,
+        on_close: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
         self.admission: Admission | None = None
         self.stream: Stream | None = None
         self.error: RequestError | None = None
-        self._owner = owner
+        self._means = means
         self._request = request
-        self._clock = owner.clock
-        self._arrived_at = owner.clock()
+        self._on_close = on_close
+        self._clock = means.clock
+        self._arrived_at = means.clock()
         self._admitted_at: float | None = None
         self._deadline_at = deadline_at
         self._key: int | None = None
         self._prompt_tokens = 0
-        self._outcome: str | None = None
+        # The whole output is on its way to the client.
+        self._completed = False
         self._closed = False
 
     async def open(self) -> Admission:
         """Tokenizes, submits, and waits until the scheduler has admitted. Raises the RequestError that refuses."""
-        request, model, link = self._request, self._request.model, self._owner.link
+        request, model, link = self._request, self._request.model, self._means.link
         # Before any work: a mesh that cannot serve says so at once.
         pool = link.pool(model.name, model.revision)
-        _, ids = await self._owner.tokenizing.encode(model, request.input)
+        _, ids = await self._means.tokenizing.encode(model, request.input)
         self._prompt_tokens = len(ids)
         limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
         max_tokens = _max_tokens(request, len(ids), limit)
         ends = () if request.stop.ignore_eos else model.eos_token_ids
-        seed = self._owner.draw_seed() if request.sampling.seed is None else request.sampling.seed
+        seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
             model.tokenizer.detokenizer(ids),
             stop_strings=request.stop.strings,
             stop_token_ids=frozenset(request.stop.token_ids),
-            max_tokens_held=self._owner.settings.max_stream_tokens,
+            max_tokens_held=self._means.settings.max_stream_tokens,
             clock=self._clock,
         )
         self._key = link.submit(
@@ -136,10 +145,9 @@ class Generation:
         assert stream.finish is not None
         assert self._admitted_at is not None
         ended_at = self._clock()
-        try:
+        account: Account | None = None
+        with contextlib.suppress(asyncio.TimeoutError):
             account = await asyncio.wait_for(stream.wait_account(), ACCOUNT_WAIT_S)
-        except asyncio.TimeoutError:
-            account = Account()
         # The output was complete before the wait for the account; that wait is not the client's time.
         summary = Summary(
             finish=stream.finish,
@@ -150,7 +158,7 @@ class Generation:
             first_token_s=(stream.first_token_at or ended_at) - self._arrived_at,
             total_s=ended_at - self._arrived_at,
         )
-        self._outcome = "completed"
+        self._completed = True
         return summary
 
     def end(self, error: RequestError, cause: CancelCause) -> bool:
@@ -161,7 +169,7 @@ class Generation:
         if self.stream is not None:
             self.stream.fail(error)
         if self._key is not None:
-            self._owner.link.cancel(self._key, cause)
+            self._means.link.cancel(self._key, cause)
         return True
 
     def close(self, error: RequestError | None = None) -> None:
@@ -171,18 +179,16 @@ class Generation:
             return
         self._closed = True
         self.error = self.error or error
-        stream, gone, reason = self.stream, False, ""
-        if stream is not None and not stream.ended:
-            gone = error is None
-            cause = self._cause(error)
+        stream, cause = self.stream, self._cause(error)
+        running = stream is not None and not stream.ended
+        if stream is not None and running:
             if self._key is not None:
-                self._owner.link.cancel(self._key, cause)
+                self._means.link.cancel(self._key, cause)
             stream.fail(error or RequestCancelledError("the client went away"))
-            self._outcome, reason = "cancelled", cause.value
-        if not gone:
-            reason = self._reason()
-        self._owner.forget(self)
-        self._log(reason, gone)
+        gone = running and error is None
+        outcome, reason = ("cancelled", cause.value) if gone else self._ending()
+        self._on_close(self)
+        self._log(outcome, reason, gone)
 
     def _cause(self, error: RequestError | None) -> CancelCause:
         """Why a request is cancelled that is closed before its end."""
@@ -191,37 +197,35 @@ class Generation:
         late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
         return CancelCause.DEADLINE if late else CancelCause.CLIENT
 
-    def _reason(self) -> str:
+    def _ending(self) -> tuple[str, str]:
+        """Outcome and reason, for the log, of a request that its client did not leave while it ran."""
         stream = self.stream
         error = self.error or (stream.error if stream is not None else None)
+        if isinstance(error, (RequestCancelledError, DeadlineError, SlowConsumerError)):
+            return "cancelled", error.reason
         if error is not None:
-            self._outcome = "failed" if self.admission is not None else "refused"
-            if isinstance(error, (RequestCancelledError, DeadlineError, SlowConsumerError)):
-                self._outcome = "cancelled"
-            return error.reason
+            return ("refused" if self.admission is None else "failed"), error.reason
         if stream is None or stream.finish is None:
-            self._outcome = self._outcome or "cancelled"
-            return CancelCause.CLIENT.value
+            return "cancelled", CancelCause.CLIENT.value
         # An output that is complete but could not be handed over was cancelled by its client.
-        self._outcome = self._outcome or "cancelled"
-        return stream.finish.reason.value
+        return ("completed" if self._completed else "cancelled"), stream.finish.reason.value
 
-    def _log(self, reason: str, gone: bool) -> None:
+    def _log(self, outcome: str, reason: str, gone: bool) -> None:
         stream, now = self.stream, self._clock()
-        account = (stream.account if stream is not None else None) or Account()
+        account = stream.account if stream is not None else None
         first = stream.first_token_at if stream is not None else None
         log.info(
             "request_ended",
             request_id=self.request_id,
             model=self._request.model.name,
-            outcome=self._outcome,
+            outcome=outcome,
             reason=reason,
             client_gone=gone,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=account.cached_tokens,
+            cached_tokens=None if account is None else account.cached_tokens,
             completion_tokens=stream.num_tokens if stream is not None else 0,
             admission_s=None if self._admitted_at is None else round(self._admitted_at - self._arrived_at, 6),
-            queue_s=account.queue_s,
+            queue_s=None if account is None else account.queue_s,
             ttft_s=None if first is None else round(first - self._arrived_at, 6),
             total_s=round(now - self._arrived_at, 6),
         )
@@ -236,92 +240,6 @@ class Generation:
         if self._deadline_at is None:
             return None
         return max(1, int((self._deadline_at - self._clock()) * 1000))
-
-
-class Generations:
-    """The running requests of this gateway, by id. At most `settings.max_concurrent_requests`."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        link: Link,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
-    ) -> None:
-        self.settings = settings
-        self.link = link
-        self.clock = clock
-        self.draw_seed = draw_seed
-        self.tokenizing = Tokenizing(settings.max_prompt_bytes)
-        self.draining = False
-        self._running: dict[str, Generation] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def start(self, request: GenerationRequest, time_left_s: float | None) -> Generation:
-        """Takes a request in. `time_left_s` is the time to the client's deadline.
-
-        Raises DrainingError, DuplicateRequestError, QueueFullError, DeadlineError.
-        """
-        self.refuse_if_draining()
-        if time_left_s is not None and time_left_s <= 0:
-            raise DeadlineError("the deadline has passed")
-        request_id = request.request_id or new_request_id()
-        if request_id in self._running:
-            raise DuplicateRequestError(
-                f"a request with id {request_id!r} is running", metadata={"request_id": request_id}
-            )
-        if len(self._running) >= self.settings.max_concurrent_requests:
-            raise QueueFullError(
-                f"{len(self._running)} requests are running; the gateway takes no more",
-                metadata={"max_concurrent_requests": str(self.settings.max_concurrent_requests)},
-                retry_after_s=RETRY_AFTER_S,
-            )
-        deadline_at = None if time_left_s is None else self.clock() + time_left_s
-        generation = Generation(self, request, request_id, deadline_at)
-        self._running[request_id] = generation
-        self._idle.clear()
-        return generation
-
-    def cancel(self, request_id: str) -> bool:
-        """Cancels a running request for an operator. Whether there was one."""
-        generation = self._running.get(request_id)
-        error = RequestCancelledError("an operator cancelled the request")
-        return generation is not None and generation.end(error, CancelCause.OPERATOR)
-
-    def refuse_if_draining(self) -> None:
-        """Raises DrainingError once the gateway stops."""
-        if self.draining:
-            raise draining_error()
-
-    async def drain(self, grace_s: float) -> None:
-        """Takes no more requests, waits for the running ones, and after `grace_s` seconds ends those that are left."""
-        self.draining = True
-        await self._wait_idle(grace_s)
-        for generation in list(self._running.values()):
-            generation.end(draining_error(), CancelCause.SHUTDOWN)
-        await self._wait_idle(ACCOUNT_WAIT_S)
-
-    def forget(self, generation: Generation) -> None:
-        """Takes a closed request out."""
-        self._running.pop(generation.request_id, None)
-        if not self._running:
-            self._idle.set()
-
-    async def _wait_idle(self, timeout_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            log.info("drain_incomplete", requests=len(self._running))
-
-
-def draining_error() -> DrainingError:
-    """The refusal of a gateway that stops."""
-    return DrainingError("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int) -> int:

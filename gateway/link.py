@@ -6,7 +6,6 @@ Knows no text.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,13 +14,14 @@ import grpc.aio
 import structlog
 
 from tercet import errors, rpc
+from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.v1 import operations_pb2
 
 from .cancel import CancelCause
-from .mesh_messages import CANCEL_REASONS, Pool, Submission, to_error, to_pools, to_sequence_end, to_submit
-from .stream import Account, Stream
+from .mesh_messages import CANCEL_REASONS, Pool, Submission, to_account, to_pools, to_sequence_end, to_submit
+from .stream import Stream
 
 log = structlog.get_logger()
 
@@ -139,36 +139,47 @@ class Link:
         self._outgoing.put_nowait(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id=self._gateway_id)))
         # Until a scheduler listens, the call waits in the channel, which dials by itself.
         call = self._stub.Attach(wait_for_ready=True)
+        reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call, self._outgoing))
-        was_up = False
-        reason = "stream ended"
+        was_up, reason = False, ""
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                self._receive(message)
-                was_up = was_up or self.up
-            reason = f"{(await call.code()).name}: {await call.details()}"
-        except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-        except _ProtocolError as error:
-            reason = str(error)
-        except asyncio.CancelledError:
-            reason = "gateway_stops"
-            raise
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            # Half a link is none: when writing fails, nothing more is heard either. Of two ends, the reader's says why.
+            reason = reader.result() if reader.done() else writer.result()
         finally:
+            was_up = self.up
+            reader.cancel()
             writer.cancel()
             # Without this the call outlives its scope; grpc does not end it when it is dropped.
             call.cancel()
-            if was_up and reason != "gateway_stops":
+            if was_up and reason:
                 log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._in_flight))
             self._lose()
-            await asyncio.gather(writer, return_exceptions=True)
+            await asyncio.gather(reader, writer, return_exceptions=True)
         return was_up
 
-    async def _write(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[pb.GatewayMessage]) -> None:
-        # A write to a dead stream raises; the reader sees the same death and tells why.
-        with contextlib.suppress(grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await call.write(await outgoing.get())
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> str:
+        """Takes what comes until the stream ends. Returns why it ended."""
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._receive(message)
+            return f"{(await call.code()).name}: {await call.details()}"
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except _ProtocolError as error:
+            return str(error)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[pb.GatewayMessage]) -> str:
+        """Sends what is put in the queue until that fails. Returns why it failed."""
+        while True:
+            message = await outgoing.get()
+            try:
+                await call.write(message)
+            except (grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                return f"cannot write: {type(error).__name__}: {error}"
+            except Exception as error:
+                log.exception("write_failed", kind=message.WhichOneof("message"))
+                return f"cannot write: {type(error).__name__}"
 
     def _lose(self) -> None:
         lost = list(self._in_flight.values())
@@ -177,7 +188,7 @@ class Link:
         changed, self.up, self.pools = self.up, False, {}
         for request in lost:
             request.stream.fail(self._lost("the connection to the scheduler was lost"))
-            request.stream.close_account(Account())
+            request.stream.close_account(None)
         if changed:
             self._on_change()
 
@@ -220,7 +231,7 @@ class Link:
         request = self._in_flight.get(refused.request_key)
         if request is None:
             return
-        request.stream.fail(to_error(refused.failure))
+        request.stream.fail(failure_from_proto(refused.failure))
         request.ended = True
         # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
         if request.cause is None:
@@ -233,12 +244,22 @@ class Link:
         stopped: list[tuple[_InFlight, CancelCause]] = []
         for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
             request = by_sequence.get(sequence_id)
-            if request is not None and (cause := request.stream.push(token_id)) is not None:
+            if request is None:
+                continue
+            try:
+                cause = request.stream.push(token_id)
+            except Exception:
+                _fault(request)
+                cause = CancelCause.FAULT
+            if cause is not None:
                 stopped.append((request, cause))
         for end in batch.ends:
             request = by_sequence.get(end.sequence_id)
             if request is not None:
-                request.stream.end(to_sequence_end(end))
+                try:
+                    request.stream.end(to_sequence_end(end))
+                except Exception:
+                    _fault(request)
                 self._forget_sequences(request)
                 request.ended = True
                 if request.cause is None:
@@ -252,23 +273,28 @@ class Link:
         if request is None:
             return
         self._forget_sequences(request)
+        account = to_account(done.account) if done.HasField("account") else None
         log.info(
             "cancel_done",
             request_id=request.request_id,
             cause=request.cause.value if request.cause else None,
             found=done.found,
-            blocks_used=done.blocks_used,
-            blocks_freed=done.blocks_freed,
+            blocks_used=account.blocks_used if account else None,
+            blocks_freed=account.blocks_freed if account else None,
         )
-        request.stream.close_account(
-            Account(done.cached_tokens, done.blocks_used, done.blocks_freed, done.queue_us / 1e6)
-        )
+        request.stream.close_account(account)
         # Nothing more will come for it; a stream that waits for more must not wait for ever.
         request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
 
     def _forget_sequences(self, request: _InFlight) -> None:
         for sequence_id in request.sequence_ids:
             self._by_sequence.pop(sequence_id, None)
+
+
+def _fault(request: _InFlight) -> None:
+    """A bug met one request's output: that request fails, the others on the link go on."""
+    log.exception("output_failed", request_id=request.request_id)
+    request.stream.fail(errors.EngineFaultError("the gateway failed to turn the output into text"))
 
 
 class _ProtocolError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tercet import errors
+from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 
@@ -47,6 +47,7 @@ CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
     CancelCause.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
     CancelCause.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
     CancelCause.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
+    CancelCause.FAULT: sequence_pb2.CANCEL_REASON_FAULT,
 }
 
 _END_REASONS: Mapping[int, EndReason] = {
@@ -83,16 +84,15 @@ def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
     reason = _END_REASONS.get(end.reason, EndReason.FAILED)
     return SequenceEnd(
         reason=reason,
-        account=Account(end.cached_tokens, end.blocks_used, end.blocks_freed, end.queue_us / 1e6),
+        account=to_account(end.account),
         stop_token_id=end.stop_token_id if reason is EndReason.STOP else None,
-        failure=to_error(end.failure) if end.HasField("failure") else None,
+        failure=failure_from_proto(end.failure) if end.HasField("failure") else None,
     )
 
 
-def to_error(failure: sequence_pb2.Failure) -> errors.RequestError:
-    """The typed error that a peer sent."""
-    retry_after_s = failure.retry_after_ms / 1000 if failure.HasField("retry_after_ms") else None
-    return errors.from_reason(failure.reason, failure.message, dict(failure.metadata), retry_after_s)
+def to_account(account: pb.Account) -> Account:
+    """What a sequence held."""
+    return Account(account.cached_tokens, account.blocks_used, account.blocks_freed, account.queue_us / 1e6)
 
 
 def to_pools(update: pb.PoolUpdate) -> dict[str, Pool]:

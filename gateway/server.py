@@ -13,7 +13,7 @@ from tercet.config import MeshConfig
 from tercet.ids import new_process_id
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
-from .generation import Generations
+from .generations import Generations
 from .link import Link
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services

@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from tercet import errors, rpc
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
-from .generation import Admission, Generation, Generations, Summary
+from .generation import Admission, Generation, Summary
+from .generations import Generations
 from .link import Link
 from .served_model import Catalogue, ServedModel
 from .stream import Chunk, EndReason
@@ -282,15 +283,16 @@ def _finished(summary: Summary) -> inference_pb2.Finished:
         outputs=[end],
         usage=inference_pb2.Usage(
             prompt_tokens=summary.prompt_tokens,
-            cached_tokens=account.cached_tokens,
+            cached_tokens=account.cached_tokens if account else None,
             completion_tokens=summary.completion_tokens,
-            kv_blocks_used=account.blocks_used,
-            kv_blocks_freed=account.blocks_freed,
+            kv_blocks_used=account.blocks_used if account else None,
+            kv_blocks_freed=account.blocks_freed if account else None,
+            incomplete=account is None,
         ),
         timings=inference_pb2.Timings(
             admission_seconds=summary.admission_s,
             time_to_first_token_seconds=summary.first_token_s,
             total_seconds=summary.total_s,
-            queue_seconds=account.queue_s,
+            queue_seconds=account.queue_s if account else None,
         ),
     )

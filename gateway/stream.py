@@ -43,10 +43,10 @@ class EndReason(enum.Enum):
 class Account:
     """What a sequence held: tokens, blocks, and seconds from admission to its prefill."""
 
-    cached_tokens: int = 0
-    blocks_used: int = 0
-    blocks_freed: int = 0
-    queue_s: float = 0.0
+    cached_tokens: int
+    blocks_used: int
+    blocks_freed: int
+    queue_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,9 @@ class Stream:
         self.first_token_at: float | None = None
         self.finish: Finish | None = None
         self.error: RequestError | None = None
+        # What the sequence held, and whether the last word on that has come: it may be that nobody knows.
         self.account: Account | None = None
+        self.account_closed = False
         # Set while the handler waits in a place that only this call can get it out of.
         self.interrupt: Callable[[], object] | None = None
 
@@ -156,10 +158,10 @@ class Stream:
             own = end.reason is EndReason.STOP and end.stop_token_id in self._stop_token_ids
             self._finish(Finish(end.reason, stop_token_id=end.stop_token_id if own else None))
 
-    def close_account(self, account: Account) -> None:
-        """What the sequence held is known; the first word counts."""
-        if self.account is None:
-            self.account = account
+    def close_account(self, account: Account | None) -> None:
+        """What the sequence held, None if that will never be known; the first word counts."""
+        if not self.account_closed:
+            self.account, self.account_closed = account, True
             self._wake.set()
 
     def fail(self, error: RequestError) -> None:
@@ -196,9 +198,9 @@ class Stream:
         self._ready_text.clear()
         return chunk
 
-    async def wait_account(self) -> Account:
-        """What the sequence held. The caller bounds the wait."""
-        while self.account is None:
+    async def wait_account(self) -> Account | None:
+        """What the sequence held, None if nobody knows. The caller bounds the wait."""
+        while not self.account_closed:
             await self._wait()
         return self.account
 

@@ -97,6 +97,16 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What a sequence, or a whole request, held: tokens, blocks, and microseconds from admission to its prefill."""
+
+    cached_tokens: int
+    blocks_used: int
+    blocks_freed: int
+    queue_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEnd:
     """The last word on a sequence."""
 
@@ -104,10 +114,7 @@ class SequenceEnd:
     reason: EndReason
     stop_token_id: int
     failure: RequestError | None
-    cached_tokens: int
-    blocks_used: int
-    blocks_freed: int
-    queue_us: int
+    account: Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +128,14 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class CancelDone:
-    """A cancel has taken effect."""
+    """A cancel has taken effect. `account` is None if the request had ended before or was unknown."""
 
     request_key: int
-    found: bool
-    blocks_used: int = 0
-    blocks_freed: int = 0
-    cached_tokens: int = 0
-    queue_us: int = 0
+    account: Account | None = None
+
+    @property
+    def found(self) -> bool:
+        return self.account is not None
 
 
 GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone

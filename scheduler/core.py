@@ -182,7 +182,7 @@ class Core:
     def _cancel_received(self, event: CancelReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
         if request is None:
-            self._mesh.send(event.gateway, CancelDone(event.request_key, found=False))
+            self._mesh.send(event.gateway, CancelDone(event.request_key))
             return
         self._mesh.log("cancel_received", request_id=request.submission.request_id, reason=event.reason.name)
         request.cancels += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tercet import errors
 
-from .actions import CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
+from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .admission import NO_WORKER_RETRY_SECONDS
 from .events import CancelReason, EndReason
 from .fleet import Pool
@@ -92,10 +92,12 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
         reason=outcome.reason,
         stop_token_id=outcome.stop_token_id,
         failure=outcome.failure,
-        cached_tokens=sequence.cached_tokens,
-        blocks_used=outcome.blocks_used,
-        blocks_freed=outcome.blocks_freed,
-        queue_us=round(sequence.queue_seconds * 1e6),
+        account=Account(
+            cached_tokens=sequence.cached_tokens,
+            blocks_used=outcome.blocks_used,
+            blocks_freed=outcome.blocks_freed,
+            queue_us=round(sequence.queue_seconds * 1e6),
+        ),
     )
 
 
@@ -116,11 +118,11 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     cached = sum(sequence.cached_tokens for sequence in request.sequences)
     queue = max(sequence.queue_seconds for sequence in request.sequences)
     if request.cancels:
-        done = CancelDone(submission.request_key, True, used, freed, cached, round(queue * 1e6))
-        mesh.send(request.gateway, done)
+        account = Account(cached, used, freed, round(queue * 1e6))
+        mesh.send(request.gateway, CancelDone(submission.request_key, account))
         # Each cancel is answered, but only the first found the request running.
         for _ in range(request.cancels - 1):
-            mesh.send(request.gateway, CancelDone(submission.request_key, False))
+            mesh.send(request.gateway, CancelDone(submission.request_key))
     failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
     cancelled = request.sequences[0].cancel_reason
     mesh.log(

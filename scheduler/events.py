@@ -22,6 +22,7 @@ class CancelReason(IntEnum):
     SLOW_CONSUMER = 5
     LINK_LOST = 6
     SHUTDOWN = 7
+    FAULT = 8
 
 
 class EndReason(IntEnum):

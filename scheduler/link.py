@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from tercet import errors, ids, rpc
+from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
 from .actions import NewSequence, Plan, Release, WorkerCommand
@@ -30,7 +31,7 @@ from .events import (
 )
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
-from .wire import enum_value, failure_from_proto, sampling_to_proto
+from .wire import enum_value, sampling_to_proto
 
 HELLO_TIMEOUT_SECONDS = 10.0
 BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.0)

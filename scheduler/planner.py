@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .credits import blocks_for
+
 
 class Running(NamedTuple):
     """A sequence on the worker as the next plan will find it. A NamedTuple because hundreds are made for every plan."""
@@ -125,7 +127,7 @@ def make_plan(
         if count <= 0:
             backlog = True
             break
-        need = _blocks(candidate.tokens + 1, candidate.max_length, size)
+        need = blocks_for(min(candidate.tokens + 1, candidate.max_length), size)
         # Everyone who runs keeps room to grow by a block, or the newcomer would soon be preempted again.
         headroom = len(running) + len(start)
         if need + headroom > left and credits.sequences + len(start) > 0:
@@ -152,10 +154,6 @@ def make_plan(
     )
 
 
-def _blocks(tokens: int, max_length: int, block_size: int) -> int:
-    return -(-min(tokens, max_length) // block_size)
-
-
 def _growth(running: Sequence[Running], steps: int, block_size: int) -> int:
     """Blocks beyond their reservations that `steps` further steps can take."""
     total = 0
@@ -163,6 +161,7 @@ def _growth(running: Sequence[Running], steps: int, block_size: int) -> int:
         tokens = each.tokens + steps
         if tokens > each.max_length:
             tokens = each.max_length
+        # blocks_for, in line: this runs for every sequence, several times a plan.
         total += -(-tokens // block_size) - each.reserved
     return total
 
@@ -182,7 +181,7 @@ def _affordable(
 
 
 def _start_blocks(start: Sequence[Candidate], steps: int, block_size: int) -> int:
-    return sum(_blocks(each.tokens + steps, each.max_length, block_size) for each in start)
+    return sum(blocks_for(min(each.tokens + steps, each.max_length), block_size) for each in start)
 
 
 def _steps(running: Sequence[Running], start: Sequence[Candidate], chunks: dict[int, int], most: int) -> int:
@@ -206,5 +205,5 @@ def _victims(running: Sequence[Running], shortage: int, block_size: int) -> tupl
         if shortage <= 0:
             break
         victims.append(each.sequence_id)
-        shortage -= _blocks(each.tokens + 1, each.max_length, block_size)
+        shortage -= blocks_for(min(each.tokens + 1, each.max_length), block_size)
     return tuple(victims)

@@ -21,11 +21,15 @@ MAX_LOSSES = 3
 
 def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
     """A worker said hello: it has nothing yet."""
+    before = mesh.fleet.known.get(event.address)
     pool = mesh.fleet.add(Worker(event.link, event.address, event.info, now))
     mesh.log(
         "worker_attached",
         address=event.address,
         worker_id=event.info.worker_id,
+        epoch=event.info.epoch,
+        # Not only its stream is new: what it had cached is gone, too.
+        restarted=before is not None and before.epoch != event.info.epoch,
         model=event.info.model,
         blocks=event.info.num_blocks,
     )

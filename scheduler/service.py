@@ -13,15 +13,16 @@ import grpc.aio
 import structlog
 
 from tercet import errors, rpc
+from tercet.failure import failure_to_proto
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
 from tercet.v1 import operations_pb2
 
-from .actions import Accepted, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
+from .actions import Accepted, Account, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
 from .events import CancelReason, CancelReceived, GatewayAttached, Submission, Submitted
 from .fleet import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
-from .wire import enum_value, failure_to_proto, sampling_from_proto
+from .wire import enum_value, sampling_from_proto
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -51,14 +52,25 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 task.cancel()
             results = await asyncio.gather(reader, writer, return_exceptions=True)
         for problem in results:
-            if isinstance(problem, OutboxClosedError) and problem.overflowed:
-                await rpc.abort(context, errors.SlowConsumerError("the gateway does not read its stream"))
+            await self._end_for(problem, context, gateway)
 
     async def GetFleet(
         self, _request: operations_pb2.GetFleetRequest, _context: grpc.aio.ServicerContext
     ) -> operations_pb2.Fleet:
         """The mesh now."""
         return fleet_to_proto(self._loop.view())
+
+    async def _end_for(self, problem: BaseException | None, context: grpc.aio.ServicerContext, gateway: int) -> None:
+        """Ends the stream with the status that `problem`, which ended one of its tasks, calls for; none, with OK."""
+        if problem is None or isinstance(problem, asyncio.CancelledError):
+            # The gateway said that it has no more, or it is the other task that ended first.
+            return
+        if isinstance(problem, OutboxClosedError):
+            if problem.overflowed:
+                await rpc.abort(context, errors.SlowConsumerError("the gateway does not read its stream"))
+        else:
+            self._log.error("gateway_stream_failed", gateway=gateway, exc_info=problem)
+            await rpc.abort(context, errors.EngineFaultError(f"the scheduler failed: {type(problem).__name__}"))
 
     async def _read(self, context: grpc.aio.ServicerContext, gateway: int) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -115,10 +127,7 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
         done = scheduler_pb2.CancelDone(
             request_key=message.request_key,
             found=message.found,
-            blocks_used=message.blocks_used,
-            blocks_freed=message.blocks_freed,
-            cached_tokens=message.cached_tokens,
-            queue_us=message.queue_us,
+            account=None if message.account is None else _account_to_proto(message.account),
         )
         return scheduler_pb2.SchedulerMessage(cancel_done=done)
     assert isinstance(message, PoolUpdate)
@@ -140,10 +149,16 @@ def _end_to_proto(end: SequenceEnd) -> scheduler_pb2.SequenceEnd:
         reason=sequence_pb2.EndReason.Name(end.reason),
         stop_token_id=end.stop_token_id,
         failure=None if end.failure is None else failure_to_proto(end.failure),
-        cached_tokens=end.cached_tokens,
-        blocks_used=end.blocks_used,
-        blocks_freed=end.blocks_freed,
-        queue_us=end.queue_us,
+        account=_account_to_proto(end.account),
+    )
+
+
+def _account_to_proto(account: Account) -> scheduler_pb2.Account:
+    return scheduler_pb2.Account(
+        cached_tokens=account.cached_tokens,
+        blocks_used=account.blocks_used,
+        blocks_freed=account.blocks_freed,
+        queue_us=account.queue_us,
     )
 
 

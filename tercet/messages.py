@@ -63,23 +63,23 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and KV blocks a request consumed."""
+    """Tokens and KV blocks a request consumed. What the mesh did not say in time is None."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     completion_tokens: int
-    kv_blocks_used: int
-    kv_blocks_freed: int
+    kv_blocks_used: int | None
+    kv_blocks_freed: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went, in seconds, as the gateway and scheduler saw it."""
+    """Where the time of a request went, in seconds, as the gateway and scheduler saw it; None: not said in time."""
 
     admission_seconds: float
     time_to_first_token_seconds: float
     total_seconds: float
-    queue_seconds: float
+    queue_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,20 +263,21 @@ _FINISH_REASONS: Mapping[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb
 
 def _finished(end: pb.OutputEnd, usage: pb.Usage, timings: pb.Timings) -> Finished:
     matched = end.WhichOneof("stop")
+    known = not usage.incomplete
     return Finished(
         finish_reason=_FINISH_REASONS.get(end.reason, "stop"),
         stop=getattr(end, matched) if matched else None,
         usage=Usage(
             prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
+            cached_tokens=usage.cached_tokens if known else None,
             completion_tokens=usage.completion_tokens,
-            kv_blocks_used=usage.kv_blocks_used,
-            kv_blocks_freed=usage.kv_blocks_freed,
+            kv_blocks_used=usage.kv_blocks_used if known else None,
+            kv_blocks_freed=usage.kv_blocks_freed if known else None,
         ),
         timings=Timings(
             admission_seconds=timings.admission_seconds,
             time_to_first_token_seconds=timings.time_to_first_token_seconds,
             total_seconds=timings.total_seconds,
-            queue_seconds=timings.queue_seconds,
+            queue_seconds=timings.queue_seconds if known else None,
         ),
     )

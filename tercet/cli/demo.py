@@ -75,7 +75,9 @@ def summary(answer: Answer, fleet: FleetInfo) -> str:
     rate = f"{(usage.completion_tokens - 1) / decode_s:.1f}" if usage.completion_tokens > 1 and decode_s > 0 else "-"
     in_use = sum(worker.blocks_used for worker in fleet.workers)
     total = sum(worker.blocks_total for worker in fleet.workers)
+    known = usage.kv_blocks_used is not None
+    held = f"{usage.kv_blocks_used} used, {usage.kv_blocks_freed} freed" if known else "how many is not known"
     return (
         f"{usage.completion_tokens} tokens · first token after {first_s * 1000:.0f} ms · {rate} tokens/s · "
-        f"KV blocks: {usage.kv_blocks_used} used, {usage.kv_blocks_freed} freed, {in_use} of {total} in use now"
+        f"KV blocks: {held}, {in_use} of {total} in use now"
     )

@@ -96,8 +96,8 @@ class FakeSequence:
 
 
 def sequence_end(reason: int, **fields: Any) -> pb.SequenceEnd:
-    values = {"cached_tokens": 3, "blocks_used": 5, "blocks_freed": 4, "queue_us": 2000, **fields}
-    return pb.SequenceEnd(reason=reason, **values)
+    account = pb.Account(cached_tokens=3, blocks_used=5, blocks_freed=4, queue_us=2000)
+    return pb.SequenceEnd(reason=reason, account=account, **fields)
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
@@ -203,9 +203,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         sequence.cancel_reason = cancel.reason
         sequence.cancelled.set()
         if self.answer_cancels:
-            done = pb.CancelDone(
-                request_key=cancel.request_key, found=not sequence.ended, blocks_used=9, blocks_freed=8, cached_tokens=7
-            )
+            done = pb.CancelDone(request_key=cancel.request_key, found=not sequence.ended)
+            if done.found:
+                done.account.CopyFrom(pb.Account(blocks_used=9, blocks_freed=8, cached_tokens=7))
             await self.send(pb.SchedulerMessage(cancel_done=done))
 
 

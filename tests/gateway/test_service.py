@@ -160,13 +160,16 @@ async def test_stop_string_over_tokens_cancels_downward(
     assert model.tokenizer.decode(token_ids) == "one END"
     assert finished.outputs[0] == pb.OutputEnd(reason=STOP, stop_string="END")
     assert scheduler.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_STOP_STRING
+    # What is not known is said to be unknown, not zero.
+    assert finished.usage.incomplete is not answers
     assert finished.usage.kv_blocks_used == (9 if answers else 0)
     assert finished.usage.kv_blocks_freed == (8 if answers else 0)
 
 
 async def test_stop_string_beats_length_in_one_message(gateway: Any, scheduler: Any, model: Any) -> None:
     async def play(sequence: Any) -> None:
-        end = scheduler_pb2.SequenceEnd(reason=sequence_pb2.END_REASON_LENGTH, blocks_used=2, blocks_freed=2)
+        account = scheduler_pb2.Account(blocks_used=2, blocks_freed=2)
+        end = scheduler_pb2.SequenceEnd(reason=sequence_pb2.END_REASON_LENGTH, account=account)
         await sequence.tokens(*model.tokenizer.encode("aSTOP", add_bos=False), end=end)
 
     scheduler.play = play
@@ -175,7 +178,7 @@ async def test_stop_string_beats_length_in_one_message(gateway: Any, scheduler: 
     )
     assert once.outputs[0].text == "a"
     assert once.outputs[0].end == pb.OutputEnd(reason=STOP, stop_string="STOP")
-    assert once.usage.kv_blocks_used == 2
+    assert (once.usage.incomplete, once.usage.kv_blocks_used) == (False, 2)
     assert scheduler.sequences[0].cancel_reason is None
 
 

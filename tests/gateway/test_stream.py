@@ -38,6 +38,7 @@ def make(stop_strings: list[str] | None = None, max_tokens_held: int = 1000, sto
     )
 
 
+NOTHING = Account(0, 0, 0, 0.0)
 END = SequenceEnd(EndReason.LENGTH, Account(1, 2, 3, 0.5))
 
 
@@ -149,9 +150,9 @@ async def test_the_first_end_counts() -> None:
 
 async def test_end_reasons() -> None:
     for end, error in [
-        (SequenceEnd(EndReason.FAILED, Account(), failure=WorkerLostError("gone")), WorkerLostError),
-        (SequenceEnd(EndReason.FAILED, Account()), EngineFaultError),
-        (SequenceEnd(EndReason.CANCELLED, Account()), RequestCancelledError),
+        (SequenceEnd(EndReason.FAILED, NOTHING, failure=WorkerLostError("gone")), WorkerLostError),
+        (SequenceEnd(EndReason.FAILED, NOTHING), EngineFaultError),
+        (SequenceEnd(EndReason.CANCELLED, NOTHING), RequestCancelledError),
     ]:
         stream = make()
         stream.end(end)
@@ -159,7 +160,7 @@ async def test_end_reasons() -> None:
             await stream.read()
     for stop_token_ids, named in [((), None), ((7,), 7)]:
         stream = make(stop_token_ids=stop_token_ids)
-        stream.end(SequenceEnd(EndReason.STOP, Account(), stop_token_id=7))
+        stream.end(SequenceEnd(EndReason.STOP, NOTHING, stop_token_id=7))
         assert stream.finish == Finish(EndReason.STOP, stop_token_id=named)
 
 
@@ -168,9 +169,9 @@ async def test_account_is_the_first_one_given() -> None:
     assert stream.push(0) is CancelCause.STOP_STRING
     waiting = asyncio.ensure_future(stream.wait_account())
     await asyncio.sleep(0)
-    stream.close_account(Account(1, 9, 8))
+    stream.close_account(Account(1, 9, 8, 0.0))
     stream.end(END)
-    assert await waiting == Account(1, 9, 8)
+    assert await waiting == Account(1, 9, 8, 0.0)
     assert stream.finish == Finish(EndReason.STOP, stop_string="a")
 
 

@@ -26,7 +26,7 @@ def test_one_request_gets_its_tokens_and_its_end() -> None:
     judge(call)
     assert len(call.tokens) == 20
     assert call.ends[0].reason is EndReason.LENGTH
-    assert call.ends[0].blocks_used == 6
+    assert call.ends[0].account.blocks_used == 6
 
 
 @pytest.mark.parametrize("num_steps", [1, 8, 32])
@@ -101,8 +101,8 @@ def test_prefix_hits_are_reported_and_change_no_text() -> None:
     other = mesh.submit(gateway, submission(3, prompt, 4, prefix_salt=b"other"))
     settle(mesh)
     judge(call)
-    assert call.ends[0].cached_tokens == 28
-    assert other.ends[0].cached_tokens == 0
+    assert call.ends[0].account.cached_tokens == 28
+    assert other.ends[0].account.cached_tokens == 0
 
 
 def test_a_queued_request_is_cancelled_at_once_and_never_sent() -> None:
@@ -111,8 +111,8 @@ def test_a_queued_request_is_cancelled_at_once_and_never_sent() -> None:
     call = mesh.submit(gateway, submission(2))
     mesh.cancel(gateway, call)
     (done,) = call.cancels_done
-    assert done.found
-    assert done.blocks_used == 0
+    assert done.account is not None
+    assert done.account.blocks_used == 0
     settle(mesh)
     assert not call.tokens
 
@@ -126,7 +126,9 @@ def test_every_cancel_is_answered_and_only_the_first_finds_it() -> None:
     settle(mesh)
     mesh.cancel(gateway, call)
     assert [done.found for done in call.cancels_done] == [True, False, False]
-    assert call.cancels_done[0].blocks_used > 0
+    account = call.cancels_done[0].account
+    assert account is not None
+    assert account.blocks_used > 0
     assert not call.ends
     events = [log.event for log in mesh.logs]
     assert events.index("cancel_received") < events.index("release_sent") < events.index("released")

@@ -19,6 +19,7 @@ from scheduler.events import (
     PlanEnded,
     StepReported,
     WorkerAttached,
+    WorkerLost,
 )
 from scheduler.reports import MAX_LOSSES
 from tercet.errors import EngineFaultError
@@ -80,6 +81,16 @@ def test_without_a_worker_the_grace_ends_with_what_was_emitted() -> None:
     assert failure.retry_after_s is None
     assert queued.ends[0].failure is not None
     assert queued.ends[0].failure.reason == "NO_WORKER"
+
+
+def test_a_restarted_worker_is_told_from_a_new_stream_to_the_same() -> None:
+    mesh, _ = prepared(infos=[worker_info()])
+    mesh.post(WorkerLost(1))
+    mesh.post(WorkerAttached(2, "host:1", worker_info()))
+    mesh.post(WorkerLost(2))
+    mesh.post(WorkerAttached(3, "host:1", worker_info(epoch=2)))
+    attached = [log.fields for log in mesh.logs if log.event == "worker_attached"]
+    assert [(fields["epoch"], fields["restarted"]) for fields in attached] == [(1, False), (1, False), (2, True)]
 
 
 def test_a_request_that_brings_down_every_worker_ends_and_the_mesh_goes_on() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from simulated_worker import VOCAB, run_alone, worker_info
@@ -135,7 +136,7 @@ async def test_a_request_streams(worker: WorkerServer) -> None:
         assert tokens == run_alone((1, 2, 3), 20, (), 0)[0]
         assert end.sequence_id == accepted.sequence_ids[0]
         assert end.reason == sequence_pb2.END_REASON_LENGTH
-        assert end.blocks_used == end.blocks_freed == 6
+        assert end.account.blocks_used == end.account.blocks_freed == 6
 
 
 async def test_many_requests_at_once_keep_apart(worker: WorkerServer) -> None:
@@ -167,7 +168,7 @@ async def test_cancel_frees_the_blocks(worker: WorkerServer) -> None:
         while (message := await asyncio.wait_for(gateway.call.read(), 20)).WhichOneof("message") == "tokens":
             assert not message.tokens.ends
         assert message.cancel_done.found
-        assert message.cancel_done.blocks_freed > 0
+        assert message.cancel_done.account.blocks_freed > 0
         assert worker.worker is not None
         assert worker.worker.pool.counts.used == 0
         await gateway.cancel(1)
@@ -253,6 +254,30 @@ async def test_without_any_worker_requests_are_refused() -> None:
         refused = await gateway.read("refused")
         assert refused.failure.reason == "NO_WORKER"
         assert refused.failure.HasField("retry_after_ms")
+
+
+@pytest.mark.parametrize("what", ["submission_from_proto", "message_to_proto"])
+async def test_a_bug_at_one_stream_is_logged_and_ends_that_stream_alone(
+    worker: WorkerServer, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("a bug")
+
+    async with mesh(worker) as (other, port), Gateway(port) as gateway:
+        await gateway.pools_live(1)
+        with structlog.testing.capture_logs() as logs, monkeypatch.context() as patch:
+            patch.setattr(f"scheduler.service.{what}", fail)
+            await gateway.submit(1, [1, 2, 3])
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while await asyncio.wait_for(gateway.call.read(), 20) is not grpc.aio.EOF:
+                    pass
+                await gateway.finish()
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        (event,) = [event for event in logs if event["event"] == "gateway_stream_failed"]
+        assert isinstance(event["exc_info"], ValueError)
+        await other.submit(1, [1, 2, 3])
+        await other.read("accepted")
+        assert (await other.finish())[1].reason == sequence_pb2.END_REASON_LENGTH
 
 
 async def test_the_fleet_is_visible(worker: WorkerServer) -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from tercet import errors
 from tercet.client import Accepted, ChatMessage, Client, Delta, Finished, Options, generate_blocking
+from tercet.messages import from_event
 from tercet.ports import free_ports
+from tercet.v1 import inference_pb2 as pb
 
 
 def _cancelled(gateway) -> bool:
@@ -24,6 +26,16 @@ async def test_events_come_in_order_and_describe_the_request(gateway):
     assert sent.sampling.temperature == 0.5
     assert list(sent.stop.strings) == ["!"]
     assert sent.stop.max_tokens == 7
+
+
+async def test_what_the_mesh_did_not_say_in_time_is_none_and_not_zero(gateway):
+    finished = gateway._finished(4)
+    known = from_event(pb.GenerateEvent(finished=finished))
+    assert (known.usage.cached_tokens, known.usage.kv_blocks_used, known.timings.queue_seconds) == (0, 2, 0.0)
+    finished.usage.incomplete = True
+    usage, timings = (unknown := from_event(pb.GenerateEvent(finished=finished))).usage, unknown.timings
+    assert (usage.prompt_tokens, usage.completion_tokens, timings.total_seconds) == (3, 4, 1.5)
+    assert [usage.cached_tokens, usage.kv_blocks_used, usage.kv_blocks_freed, timings.queue_seconds] == [None] * 4
 
 
 async def test_what_is_not_given_is_not_sent(gateway):

@@ -1,0 +1,106 @@
+"""All running requests of the gateway: takes them in, finds them by id, drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tercet.config import GatewaySettings
+from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, QueueFullError, RequestCancelledError
+from tercet.ids import new_request_id
+
+from .cancel import CancelCause
+from .generation import ACCOUNT_WAIT_S, Generation, Means
+from .link import RETRY_AFTER_S, Link
+from .tokenizing import Tokenizing
+from .validate import GenerationRequest
+
+log = structlog.get_logger()
+
+
+class Generations:
+    """The running requests of this gateway, by id. At most `settings.max_concurrent_requests`."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        link: Link,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self.settings = settings
+        self.tokenizing = Tokenizing(settings.max_prompt_bytes)
+        self._means = Means(settings, link, self.tokenizing, clock, draw_seed)
+        self.draining = False
+        self._running: dict[str, Generation] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, request: GenerationRequest, time_left_s: float | None) -> Generation:
+        """Takes a request in. `time_left_s` is the time to the client's deadline.
+
+        Raises DrainingError, DuplicateRequestError, QueueFullError, DeadlineError.
+        """
+        self.refuse_if_draining()
+        if time_left_s is not None and time_left_s <= 0:
+            raise DeadlineError("the deadline has passed")
+        request_id = request.request_id or new_request_id()
+        if request_id in self._running:
+            raise DuplicateRequestError(
+                f"a request with id {request_id!r} is running", metadata={"request_id": request_id}
+            )
+        if len(self._running) >= self.settings.max_concurrent_requests:
+            raise QueueFullError(
+                f"{len(self._running)} requests are running; the gateway takes no more",
+                metadata={"max_concurrent_requests": str(self.settings.max_concurrent_requests)},
+                retry_after_s=RETRY_AFTER_S,
+            )
+        deadline_at = None if time_left_s is None else self._means.clock() + time_left_s
+        generation = Generation(self._means, request, request_id, deadline_at, self._forget)
+        self._running[request_id] = generation
+        self._idle.clear()
+        return generation
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancels a running request for an operator. Whether there was one."""
+        generation = self._running.get(request_id)
+        error = RequestCancelledError("an operator cancelled the request")
+        return generation is not None and generation.end(error, CancelCause.OPERATOR)
+
+    def refuse_if_draining(self) -> None:
+        """Raises DrainingError once the gateway stops."""
+        if self.draining:
+            raise draining_error()
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no more requests, waits for the running ones, and after `grace_s` seconds ends those that are left."""
+        self.draining = True
+        await self._wait_idle(grace_s)
+        for generation in list(self._running.values()):
+            generation.end(draining_error(), CancelCause.SHUTDOWN)
+        await self._wait_idle(ACCOUNT_WAIT_S)
+
+    def _forget(self, generation: Generation) -> None:
+        """Takes a closed request out."""
+        self._running.pop(generation.request_id, None)
+        if not self._running:
+            self._idle.set()
+
+    async def _wait_idle(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            log.info("drain_incomplete", requests=len(self._running))
+
+
+def draining_error() -> DrainingError:
+    """The refusal of a gateway that stops."""
+    return DrainingError("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,109 @@
+"""The stream to the scheduler when one side of it, or one request on it, breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import structlog
+from grpc.aio._call import StreamStreamCall
+
+from gateway.detokenizer import Detokenizer
+from tercet.mesh.v1 import sequence_pb2
+from tercet.v1 import inference_pb2 as pb
+
+BAD_TOKEN = 200
+
+
+async def rest(call: Any) -> list[pb.GenerateEvent]:
+    """What is left of a stream. Raises its status if that is not OK."""
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    if await call.code() is not grpc.StatusCode.OK:
+        trailers = await call.initial_metadata(), await call.trailing_metadata()
+        raise grpc.aio.AioRpcError(await call.code(), *trailers, await call.details())
+    return events
+
+
+@pytest.mark.parametrize("method", ["push", "finish"])
+async def test_a_bug_at_one_output_fails_that_request_alone(
+    gateway: Any, scheduler: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[Detokenizer] = []
+    push, finish = Detokenizer.push, Detokenizer.finish
+
+    def fail(self: Detokenizer, token_id: int) -> str:
+        if token_id == BAD_TOKEN:
+            broken.append(self)
+            if method == "push":
+                raise ValueError("a bug")
+        return push(self, token_id)
+
+    def fail_late(self: Detokenizer) -> str:
+        if self in broken:
+            raise ValueError("a bug")
+        return finish(self)
+
+    monkeypatch.setattr(Detokenizer, "push", fail)
+    monkeypatch.setattr(Detokenizer, "finish", fail_late)
+    go_on = asyncio.Event()
+
+    async def play(sequence: Any) -> None:
+        await sequence.tokens(5)
+        await go_on.wait()
+        if sequence is scheduler.sequences[1]:
+            await sequence.tokens(BAD_TOKEN, 5)
+            if method == "push":
+                await sequence.cancelled.wait()
+                return
+        await sequence.tokens(6)
+        await sequence.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    with structlog.testing.capture_logs() as logs:
+        beside = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+        await beside.read()
+        failing = gateway.inference.Generate(pb.GenerateRequest(prompt="y", request_id="failing"))
+        await failing.read()
+        go_on.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rest(failing)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        if method == "push":
+            await scheduler.sequences[1].cancelled.wait()
+            assert scheduler.sequences[1].cancel_reason == sequence_pb2.CANCEL_REASON_FAULT
+        else:
+            assert scheduler.sequences[1].cancel_reason is None
+        assert (await rest(beside))[-1].HasField("finished")
+    assert not gateway.task.done()
+    (fault,) = [event for event in logs if event["event"] == "output_failed"]
+    assert fault["request_id"] == "failing"
+
+
+async def test_a_link_that_cannot_write_is_lost_and_found_again(
+    gateway: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.play = lambda sequence: sequence.cancelled.wait()
+    running = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    await running.read()
+
+    async def fail(self: Any, message: Any) -> None:
+        raise asyncio.InvalidStateError("the call is over")
+
+    with structlog.testing.capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(StreamStreamCall, "write", fail)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="y")), 20)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(running)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    (lost,) = [event for event in logs if event["event"] == "scheduler_lost"]
+    assert "the call is over" in lost["reason"]
+    scheduler.play = scheduler.echo
+    await gateway.until_ready()
+    assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
