@@ -13,6 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from tercet import errors
+from tercet.ports import check_port_free
 
 # A prompt is bounded by validation, with a typed error; this only has to lie above it.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -30,7 +31,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
     # A long prefill sends nothing; clients that ping every 10 s must survive it.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 
@@ -73,6 +74,9 @@ class Server:
         names = [service.full_name for file in files for service in file.services_by_name.values()]
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection([*names, health_name, reflection.SERVICE_NAME], self.grpc_server)
+        if port:
+            # Before the core tries, which would write its own account of a failure to standard error.
+            check_port_free(key, host, port)
         try:
             bound: int = self.grpc_server.add_insecure_port(f"{_bracket(host)}:{port}")
         except RuntimeError as error:

@@ -67,7 +67,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor: Executor | None = None
         self._hello = worker_pb2.Hello()
         self._attached: _Attachment | None = None
-        self._epoch = 0
 
     def open(self, executor: Executor, hello: worker_pb2.Hello) -> None:
         """Lets schedulers attach to a started executor."""
@@ -92,7 +91,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if self._attached is not None:
             self._attached.close(grpc.StatusCode.ABORTED, "a newer scheduler attached")
         attachment = self._attached = _Attachment(epoch)
-        self._epoch = epoch
         log.info("scheduler_attached", epoch=epoch, peer=context.peer())
         executor.submit(Attach(attachment.emit))
         reader = asyncio.create_task(self._read(commands, attachment, executor))
@@ -120,8 +118,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if [command.WhichOneof("command") for command in first.commands] != ["open"]:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Open alone")
         epoch: int = first.commands[0].open.scheduler_epoch
-        if epoch < self._epoch:
-            problem = f"scheduler epoch {epoch} is older than {self._epoch}, which this worker has obeyed"
+        # Only while the newer one is there: its epoch may come from a clock that was wrong.
+        if self._attached is not None and epoch < self._attached.epoch:
+            problem = f"scheduler epoch {epoch} is older than {self._attached.epoch}, which this worker obeys"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         return epoch
 

@@ -1,13 +1,15 @@
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
 from google.rpc import status_pb2
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tercet import errors
-from tercet.rpc import Server, abort, open_channel
+from tercet.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Server, abort, open_channel
 from tercet.v1 import models_pb2, models_pb2_grpc
 
 
@@ -102,3 +104,9 @@ async def test_stop_says_not_serving_and_ends(running):
     again = Server()
     assert await again.start("127.0.0.1", port, [models_pb2.DESCRIPTOR], key="gateway.port") == port
     await again.stop(0)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in [*SERVER_OPTIONS, *CHANNEL_OPTIONS]}))
+def test_the_core_knows_every_option(name):
+    # A name that it does not know is ignored without a word.
+    assert name.encode() in Path(cygrpc.__file__).read_bytes()

@@ -155,6 +155,14 @@ async def test_an_older_scheduler_is_turned_away(channel: grpc.aio.Channel) -> N
     assert (await newer.until("released"))[-1].released.sequence_id == 9
 
 
+async def test_an_epoch_that_was_too_large_does_not_lock_the_worker(channel: grpc.aio.Channel) -> None:
+    strange, honest = Scheduler(channel), Scheduler(channel)
+    await strange.open(2**64 - 1)
+    await strange.call.done_writing()
+    assert (await strange.end())[0] is grpc.StatusCode.OK
+    assert await honest.open(7) == HELLO
+
+
 async def test_a_lost_stream_frees_its_sequences(bench: Bench, channel: grpc.aio.Channel) -> None:
     lost = Scheduler(channel)
     await lost.open(1)
