@@ -37,7 +37,10 @@ class BlockPool:
     @property
     def num_used(self) -> int: ...
     def check(self) -> None:
-        """Verifies every invariant of the pool and of all its tables; O(blocks). Raises PoolCorrupt."""
+        """Verifies every invariant of the pool and of all its tables; O(blocks). Raises PoolCorrupt.
+
+        Releases the GIL: no other thread may use or drop a table of this pool meanwhile.
+        """
 
 class BlockTable:
     """The KV blocks of one sequence: `match_prefix` once, then [`reserve`, write the KV, `commit`]..., then `release`.

@@ -61,7 +61,7 @@ void bind_blocks(py::module_& m) {
       .def_property_readonly("num_free", &BlockPool::num_free)
       .def_property_readonly("num_cached", &BlockPool::num_cached)
       .def_property_readonly("num_used", &BlockPool::num_used)
-      .def("check", &BlockPool::check);
+      .def("check", &BlockPool::check, py::call_guard<py::gil_scoped_release>());
 
   // An int32 array is read in place; any other sequence of ints is converted.
   py::class_<BlockTable>(m, "BlockTable")

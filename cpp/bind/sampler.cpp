@@ -39,11 +39,12 @@ void sample(std::uintptr_t logits_address, py::ssize_t num_rows, int vocab_size,
   const std::int64_t* positions = column(position, "position", num_rows);
   const auto* logits = reinterpret_cast<const float*>(logits_address);
   auto* token_ids = reinterpret_cast<std::int64_t*>(token_ids_address);
+  const SampleRow sample_row = row_sampler();
   py::gil_scoped_release no_gil;
-  parallel(num_rows > 1, num_rows, 1, [&](Range rows) {
+  parallel_with_scratch(num_rows > 1, num_rows, 1, sampler_scratch_floats(vocab_size), [&](Range rows, float* scratch) {
     for (std::int64_t b = rows.begin; b < rows.end; ++b) {
       token_ids[b] = sample_row(logits + b * vocab_size, vocab_size,
-                                {temperatures[b], top_ks[b], top_ps[b], min_ps[b], seeds[b], positions[b]});
+                                {temperatures[b], top_ks[b], top_ps[b], min_ps[b], seeds[b], positions[b]}, scratch);
     }
   });
 }

@@ -127,12 +127,6 @@ void merge(AttentionState into, AttentionState next, int64_t num_rows, int64_t p
   }
 }
 
-float* thread_scratch(int64_t num_floats) {
-  static thread_local std::vector<float> scratch;
-  if (static_cast<int64_t>(scratch.size()) < num_floats) scratch.resize(num_floats);
-  return scratch.data();
-}
-
 // One call's tiles, dealt out in pieces. A tile whose segments fall to several pieces is put together when all are
 // done; its segments are merged in the order of keys either way.
 class AttentionRun {
@@ -161,9 +155,13 @@ class AttentionRun {
 
   int64_t num_pieces() const { return static_cast<int64_t>(bounds_.size()) - 1; }
 
-  void compute(int64_t piece) {
+  // Floats that `compute` needs.
+  int64_t scratch_floats() const {
+    return 2 * state_floats(max_rows_) + attention_scratch_floats(max_rows_, call_.head_dim);
+  }
+
+  void compute(int64_t piece, float* scratch) const {
     const Range units = {bounds_[piece], bounds_[piece + 1]};
-    float* scratch = thread_scratch(2 * state_floats(max_rows_) + attention_scratch_floats(max_rows_, call_.head_dim));
     const auto starts_after = [](int64_t unit, const Work& work) { return unit < work.first_unit; };
     auto work = std::upper_bound(works_.begin(), works_.end(), units.begin, starts_after) - 1;
     for (; work != works_.end() && work->first_unit < units.end; ++work) {
@@ -179,7 +177,7 @@ class AttentionRun {
     }
   }
 
-  void join_cut_tiles() {
+  void join_cut_tiles() const {
     for (const Work& work : works_) {
       if (work.cut_at < 0) continue;
       const AttentionState whole = cut_state(work, work.first_unit);
@@ -199,7 +197,7 @@ class AttentionRun {
                     num_rows(work));
   }
 
-  void compute_whole(const Work& work, float* scratch) {
+  void compute_whole(const Work& work, float* scratch) const {
     const int64_t rows = num_rows(work);
     const AttentionState whole = state_at(scratch, rows);
     const AttentionState part = state_at(scratch + state_floats(rows), rows);
@@ -227,9 +225,10 @@ void paged_attention(const AttentionCall& call, Isa isa) {
   check(call);
   if (call.num_tokens == 0) return;
   AttentionRun run(call, kernels(isa));
-  parallel(run.num_pieces() > 1, run.num_pieces(), 1, [&](Range pieces) {
-    for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) run.compute(piece);
-  });
+  parallel_with_scratch(run.num_pieces() > 1, run.num_pieces(), 1, run.scratch_floats(),
+                        [&](Range pieces, float* scratch) {
+                          for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) run.compute(piece, scratch);
+                        });
   run.join_cut_tiles();
 }
 

@@ -20,15 +20,17 @@ struct ChunkRows {
 template <typename T>
 void find_rows(const AttentionCall& call, const AttentionTile& tile, int64_t first_key, int64_t num_keys,
                ChunkRows<T>& rows) {
-  const int32_t* block = call.block_tables + tile.sequence * call.table_width + first_key / call.block_size;
+  const int32_t* table = call.block_tables + tile.sequence * call.table_width;
+  // A place and not a pointer: without keys to find it may lie far past the table.
+  int64_t place = first_key / call.block_size;
   int64_t offset = first_key % call.block_size;
   for (int64_t key = 0; key < num_keys; ++key) {
-    const int64_t at = ((*block * call.num_kv_heads + tile.kv_head) * call.block_size + offset) * call.head_dim;
+    const int64_t at = ((table[place] * call.num_kv_heads + tile.kv_head) * call.block_size + offset) * call.head_dim;
     rows.keys[key] = static_cast<const T*>(call.k_cache) + at;
     rows.values[key] = static_cast<const T*>(call.v_cache) + at;
     if (++offset == call.block_size) {
       offset = 0;
-      ++block;
+      ++place;
     }
   }
 }

@@ -1,16 +1,13 @@
 #include "tercet/sampler.h"
 
-#include <vector>
-
 #include "sampler_isa.h"
 #include "tercet/cpu.h"
 
 namespace tercet {
-namespace {
 
-using SampleRow = std::int64_t (*)(const float*, int, const SamplingParams&, float*);
+int sampler_scratch_floats(int vocab_size) { return sampler_scratch_size(vocab_size); }
 
-SampleRow best_sample_row() {
+SampleRow row_sampler() {
   switch (detect_isa()) {
 #ifdef TERCET_HAVE_AVX512
     case Isa::avx512bf16:
@@ -24,15 +21,6 @@ SampleRow best_sample_row() {
     default:
       return sample_row_portable;
   }
-}
-
-}  // namespace
-
-std::int64_t sample_row(const float* logits, int vocab_size, const SamplingParams& params) {
-  static const SampleRow best = best_sample_row();
-  thread_local std::vector<float> scratch;
-  scratch.resize(static_cast<std::size_t>(sampler_scratch_size(vocab_size)));
-  return best(logits, vocab_size, params, scratch.data());
 }
 
 }  // namespace tercet

@@ -16,8 +16,7 @@ constexpr int sampler_scratch_size(int vocab_size) {
   return (vocab_size + kSamplerStrip - 1) / kSamplerStrip * kSamplerStrip;
 }
 
-// As sample_row; `scratch` has sampler_scratch_size(vocab_size) elements and comes back with any content. All give the
-// same result to the bit.
+// Each a SampleRow.
 std::int64_t sample_row_portable(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);
 std::int64_t sample_row_avx2(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);
 std::int64_t sample_row_avx512(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);

@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -33,9 +35,35 @@ int num_cpus_allowed() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
+using Job = void (*)(void* context, Range piece, void* scratch);
+
+// Memory that a thread uses for one job after another. Its content is worthless between them.
+class Scratch {
+ public:
+  // Throws std::bad_alloc.
+  void reserve(std::size_t bytes) {
+    if (bytes <= size_) return;
+    const std::size_t whole_lines = (bytes + 63) / 64 * 64;
+    data_.reset();
+    size_ = 0;
+    data_.reset(whole_lines < bytes ? nullptr : std::aligned_alloc(64, whole_lines));
+    if (data_ == nullptr) throw std::bad_alloc();
+    size_ = whole_lines;
+  }
+
+  void* data() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* data) const { std::free(data); }
+  };
+  std::unique_ptr<void, Free> data_;
+  std::size_t size_ = 0;
+};
+
 class ThreadPool {
  public:
-  explicit ThreadPool(int size) : size_(size), cursors_(new Cursor[size]) {
+  explicit ThreadPool(int size) : size_(size), cursors_(new Cursor[size]), scratches_(new Scratch[size]) {
     try {
       for (int thread = 1; thread < size; ++thread) workers_.emplace_back([this, thread] { work(thread); });
     } catch (...) {
@@ -48,7 +76,9 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  void run(int64_t count, int64_t grain, void (*job)(void*, Range), void* context) {
+  void run(int64_t count, int64_t grain, std::size_t scratch_bytes, Job job, void* context) {
+    // No job runs now, so nobody uses what is replaced here.
+    for (int t = 0; t < size_; ++t) scratches_[t].reserve(scratch_bytes);
     // Whoever reads this count rather than the last job's finds that job's cursors closed.
     count_.store(count, std::memory_order_release);
     grain_.store(grain, std::memory_order_relaxed);
@@ -128,7 +158,7 @@ class ThreadPool {
                                           std::memory_order_acquire)) {
           continue;
         }
-        job(context, {begin, next});
+        job(context, {begin, next}, scratches_[thread].data());
         num_left_.fetch_sub(next - begin, std::memory_order_release);
         at = cursor.load(std::memory_order_acquire);
       }
@@ -150,13 +180,14 @@ class ThreadPool {
 
   const int size_;
   std::unique_ptr<Cursor[]> cursors_;
+  std::unique_ptr<Scratch[]> scratches_;  // of each thread
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int64_t> num_left_{0};
   alignas(64) std::atomic<int> num_sleeping_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> count_{0};
   std::atomic<int64_t> grain_{1};
-  std::atomic<void (*)(void*, Range)> job_{nullptr};
+  std::atomic<Job> job_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
@@ -176,15 +207,16 @@ SharedPool& shared_pool() {
 
 }  // namespace
 
-void run_on_pool(int64_t count, int64_t grain, void (*job)(void*, Range), void* context) {
+void run_on_pool(bool shared, int64_t count, int64_t grain, std::size_t scratch_bytes, Job job, void* context) {
   if (count <= 0) return;
-  SharedPool& shared = shared_pool();
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  if (shared.pool->size() == 1 || count <= grain) {
-    job(context, {0, count});
-  } else {
-    shared.pool->run(count, grain, job, context);
+  if (shared && count > grain) {
+    SharedPool& all = shared_pool();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.pool->size() > 1) return all.pool->run(count, grain, scratch_bytes, job, context);
   }
+  static thread_local Scratch scratch;
+  scratch.reserve(scratch_bytes);
+  job(context, {0, count}, scratch.data());
 }
 
 int num_threads() {

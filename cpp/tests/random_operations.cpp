@@ -164,7 +164,8 @@ void sample_randomly(std::uint64_t seed) {
                                 random.number(0, 2) / 2.0f,
                                 static_cast<std::uint64_t>(random.number(0, 1 << 30)) << 33,
                                 std::int64_t{1} << random.number(0, 40)};
-    const std::int64_t chosen = sample_row(logits.data(), vocab_size, params);
+    std::vector<float> scratch(static_cast<std::size_t>(sampler_scratch_floats(vocab_size)));
+    const std::int64_t chosen = row_sampler()(logits.data(), vocab_size, params, scratch.data());
     expect(chosen >= -1 && chosen < vocab_size, "a token outside the vocabulary");
     expect(chosen < 0 || logits[chosen] > -std::numeric_limits<float>::infinity(), "a masked token was chosen");
   }

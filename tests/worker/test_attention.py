@@ -273,3 +273,32 @@ def test_what_does_not_fit_is_refused() -> None:
         changed(query_starts=torch.tensor([0], dtype=int32))
     with pytest.raises(ValueError, match="do not fit each other"):
         write_kv(q[:, :1], q[:, :1], k_cache, v_cache, batch.slots)
+
+
+def test_tensors_of_several_devices_are_refused() -> None:
+    """The kernels read addresses: a tensor that lies elsewhere must not get there."""
+    sequences = make_sequences([20], (4, 2), 16, 8, torch.float32)
+    q, batch = sequences.batch([(0, 0, 20)])
+    caches = sequences.k_cache, sequences.v_cache
+    for moved in range(2):
+        mixed = [cache.to("meta") if i == moved else cache for i, cache in enumerate(caches)]
+        with pytest.raises(ValueError, match=f"one device: .*{'kv'[moved]}_cache on meta"):
+            paged_attention(q, mixed[0], mixed[1], batch, 1.0)
+    with pytest.raises(ValueError, match="one device: q on meta, k_cache on cpu"):
+        paged_attention(q.to("meta"), *caches, batch, 1.0)
+    fields = {name: getattr(batch, name) for name in ("query_starts", "context_lens", "block_tables", "slots")}
+    for name, tensor in fields.items():
+        with pytest.raises(ValueError, match=f"one device: .*{name} on meta"):
+            AttentionBatch(**{**fields, name: tensor.to("meta")})
+    elsewhere = {name: fields[name].to("meta") for name in ("block_tables", "slots")}
+    AttentionBatch(**{**fields, **elsewhere})
+    with pytest.raises(ValueError, match=r"one device: .*context_lens on cpu"):
+        AttentionBatch(**{**fields, **elsewhere, "query_starts": batch.query_starts.to("meta")})
+    elsewhere_batch = AttentionBatch(**{name: tensor.to("meta") for name, tensor in fields.items()})
+    with pytest.raises(ValueError, match=r"one device: .*batch on meta"):
+        paged_attention(q, *caches, elsewhere_batch, 1.0)
+
+    arguments = {"k": q[:, :2], "v": q[:, 2:], "k_cache": caches[0], "v_cache": caches[1], "slots": batch.slots}
+    for name, tensor in arguments.items():
+        with pytest.raises(ValueError, match=f"one device: .*{name} on meta"):
+            write_kv(**{**arguments, name: tensor.to("meta")})

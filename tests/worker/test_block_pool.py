@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 
 from worker._core import BlockPool, BlockTable, OutOfBlocks
@@ -143,3 +146,34 @@ def test_ten_thousand_sequences_leave_nothing_in_use() -> None:
     for start in range(10_000):
         filled(pool, [start + i for i in range(start % 30 + 1)])
     assert counts(pool)[2] == 0
+
+
+def test_check_lets_other_threads_run() -> None:
+    """It takes as long as the pool is large. Threads here only change when one waits, or releases the interpreter."""
+    pool = BlockPool(20_000, 1)
+    table = filled(pool, list(range(20_000)))
+    started, ended = threading.Event(), threading.Event()
+
+    def check() -> None:
+        started.set()
+        pool.check()
+        ended.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        # Under load this thread may miss a whole check, but not so many.
+        for _ in range(100):
+            started.clear()
+            ended.clear()
+            checker = threading.Thread(target=check)
+            checker.start()
+            started.wait()
+            overlapped = not ended.is_set()
+            checker.join()
+            if overlapped:
+                break
+    finally:
+        sys.setswitchinterval(interval)
+    assert overlapped
+    assert table.release() == 20_000

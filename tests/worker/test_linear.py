@@ -125,3 +125,14 @@ def test_shapes_that_do_not_fit() -> None:
         linear(torch.zeros(2, 8, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="out_dtype"):
         linear(torch.zeros(2, 8), torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensors_of_several_devices_are_refused(dtype: torch.dtype) -> None:
+    weight, bias, x = torch.zeros(4, 8, dtype=dtype), torch.zeros(4, dtype=dtype), torch.zeros(2, 8, dtype=dtype)
+    with pytest.raises(ValueError, match=r"one device: .*bias on meta"):
+        Linear(weight, bias.to("meta"))
+    with pytest.raises(ValueError, match="on meta"):
+        Linear(weight)(x.to("meta"))
+    with pytest.raises(ValueError, match="one device: x on cpu, weight on meta"):
+        Linear(weight.to("meta"))(x)

@@ -157,7 +157,7 @@ def test_every_tensor_of_a_pass_is_on_the_models_device() -> None:
     logits = model.forward(positions, positions, kv, batch, torch.tensor([4], device=device))
     assert (logits.device, logits.shape, logits.dtype) == (device, (1, TINY.vocab_size), torch.float32)
     model.cos_sin = model.cos_sin.new_zeros(model.cos_sin.shape, device="cpu")
-    with pytest.raises(RuntimeError, match="device"):
+    with pytest.raises(ValueError, match="one device"):
         model.forward(positions, positions, kv, batch, torch.tensor([4], device=device))
 
 

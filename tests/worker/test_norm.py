@@ -82,3 +82,13 @@ def test_shapes_that_do_not_fit() -> None:
         rms_norm(x, torch.ones(8, dtype=torch.bfloat16), 1e-5)
     with pytest.raises(ValueError, match="do not fit"):
         rms_norm(x, torch.ones(8), 1e-5, torch.zeros(3, 8))
+
+
+def test_tensors_of_several_devices_are_refused() -> None:
+    x, weight, residual = torch.zeros(2, 8), torch.ones(8), torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="one device: x on meta"):
+        rms_norm(x.to("meta"), weight, 1e-5, residual)
+    with pytest.raises(ValueError, match=r"one device: .*weight on meta"):
+        rms_norm(x, weight.to("meta"), 1e-5)
+    with pytest.raises(ValueError, match=r"one device: .*residual on meta"):
+        rms_norm(x, weight, 1e-5, residual.to("meta"))

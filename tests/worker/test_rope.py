@@ -85,3 +85,15 @@ def test_shapes_that_do_not_fit() -> None:
         apply_rope(q, k, positions, cos_sin[:, :4])
     with pytest.raises(ValueError, match="do not fit"):
         apply_rope(q, k.bfloat16(), positions, cos_sin)
+
+
+def test_tensors_of_several_devices_are_refused() -> None:
+    arguments = {
+        "q": torch.ones(2, 4, 8),
+        "k": torch.ones(2, 1, 8),
+        "positions": torch.zeros(2, dtype=torch.int64),
+        "cos_sin": torch.ones(3, 8),
+    }
+    for name, tensor in arguments.items():
+        with pytest.raises(ValueError, match=f"one device: .*{name} on meta"):
+            apply_rope(**{**arguments, name: tensor.to("meta")})

@@ -305,6 +305,15 @@ def test_every_instruction_set_chooses_the_same() -> None:
     assert outputs.pop().count(b",") == 63
 
 
+def test_an_instruction_set_that_is_not_there_is_an_error_for_many_rows_too() -> None:
+    """Rows are chosen on the pool's threads, where an exception would end the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EVERY_ISA], env={**os.environ, "TERCET_ISA": "avx9000"}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: TERCET_ISA: 'avx9000' cannot be used here" in done.stderr
+
+
 class TestContract:
     """What the face refuses."""
 

@@ -15,17 +15,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
     Raises ValueError on another shape.
     """
-    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up must be [T, 2I], is {list(gate_up.shape)}")
+    shape = gate_up.shape
+    if len(shape) != 2 or shape[1] % 2:
+        raise ValueError(f"gate_up must be [T, 2I], is {list(shape)}")
     if not on_core(gate_up):
         return silu_mul_reference(gate_up)
-    if gate_up.stride(1) != 1:
+    row_stride, element_stride = gate_up.stride()
+    if element_stride != 1:
         gate_up = gate_up.contiguous()
-    num_rows, width = gate_up.shape
-    out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
-    _core.silu_mul(
-        gate_up.dtype is torch.bfloat16, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), num_rows, width // 2
-    )
+        row_stride = shape[1]
+    num_rows, dim = shape[0], shape[1] // 2
+    out = gate_up.new_empty(num_rows, dim)
+    _core.silu_mul(gate_up.dtype is torch.bfloat16, gate_up.data_ptr(), row_stride, out.data_ptr(), num_rows, dim)
     return out
 
 

@@ -5,28 +5,31 @@ Dim letters: B sequences, T tokens in the batch, H query heads, G KV heads, D he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import on_core, wide_dtype
+from .dtypes import check_one_device, on_core, wide_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the T tokens of a step stand. Tensors are contiguous and live on the cache's device.
+    """Where the T tokens of a step stand. Tensors are contiguous and live on the cache's device; the first two may
+    also both be on the CPU. They are checked once for all layers of the step: nobody may replace their storage later.
 
     Query token i of sequence b is token query_starts[b] + i of the batch and stands at position
     context_lens[b] - (query_starts[b + 1] - query_starts[b]) + i; it sees positions up to its own.
-    Raises ValueError on other dtypes or shapes.
+    Raises ValueError on other dtypes or shapes, or more than one device.
     """
 
     query_starts: Tensor  # int32 [B + 1], cumulative query tokens
     context_lens: Tensor  # int32 [B], tokens in the KV cache, this step's included
     block_tables: Tensor  # int32 [B, max_blocks]; entries past a sequence's context are not read
     slots: Tensor  # int64 [T], block * S + offset of each token
+    # For `_core.paged_attention`, which is called once a layer: num_sequences to table_width.
+    core_arguments: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         num_sequences = self.context_lens.shape[0]
@@ -34,6 +37,21 @@ class AttentionBatch:
         _check("context_lens", self.context_lens, torch.int32, 1, num_sequences)
         _check("block_tables", self.block_tables, torch.int32, 2, num_sequences)
         _check("slots", self.slots, torch.int64, 1, self.slots.shape[0])
+        on_host = self.query_starts.is_cpu and self.context_lens.is_cpu
+        check_one_device(
+            query_starts=None if on_host else self.query_starts,
+            context_lens=None if on_host else self.context_lens,
+            block_tables=self.block_tables,
+            slots=self.slots,
+        )
+        arguments = (
+            num_sequences,
+            self.query_starts.data_ptr(),
+            self.context_lens.data_ptr(),
+            self.block_tables.data_ptr(),
+            self.block_tables.shape[1],
+        )
+        object.__setattr__(self, "core_arguments", arguments)
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, num_dims: int, length: int) -> None:
@@ -49,34 +67,38 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
 
     Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never read. On the CPU in
     bfloat16 or float32 a token's result is bitwise the same alone and in any batch, for every chunking of its prefill
-    and every number of threads. Raises ValueError on shapes, lengths or blocks that do not fit each other.
+    and every number of threads. Raises ValueError on shapes, devices, lengths or blocks that do not fit
+    each other.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, cache_dim = k_cache.shape
+    slots = batch.slots
     if (
         v_cache.shape != k_cache.shape
         or cache_dim != head_dim
         or num_heads % num_kv_heads
-        or batch.slots.shape[0] != num_tokens
-        or not q.dtype == k_cache.dtype == v_cache.dtype
+        or slots.shape[0] != num_tokens
+        or not q.dtype is k_cache.dtype is v_cache.dtype
     ):
         raise ValueError(
             f"q {q.dtype} {list(q.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, v_cache {v_cache.dtype} "
-            f"{list(v_cache.shape)} and {batch.slots.shape[0]} slots do not fit each other"
+            f"{list(v_cache.shape)} and {slots.shape[0]} slots do not fit each other"
         )
-    if not on_core(q):
+    if not (on_core(q) and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu):
+        check_one_device(q=q, k_cache=k_cache, v_cache=v_cache, batch=slots)
         return paged_attention_reference(q, k_cache, v_cache, batch, scale)
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
-    if q.stride(2) != 1:
+    token_stride, head_stride, element_stride = q.stride()
+    if element_stride != 1:
         q = q.contiguous()
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
-    block_tables = batch.block_tables
+        token_stride, head_stride, _ = q.stride()
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _core.paged_attention(
         q.dtype is torch.bfloat16,
         q.data_ptr(),
-        q.stride(0),
-        q.stride(1),
+        token_stride,
+        head_stride,
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         out.data_ptr(),
@@ -86,11 +108,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
         head_dim,
         num_blocks,
         block_size,
-        block_tables.shape[0],
-        batch.query_starts.data_ptr(),
-        batch.context_lens.data_ptr(),
-        block_tables.data_ptr(),
-        block_tables.shape[1],
+        *batch.core_arguments,
         scale,
     )
     return out
@@ -99,37 +117,43 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """Writes k, v [T, G, D] into k_cache, v_cache [N, G, S, D] at `slots` int64 [T] (block * S + offset).
 
-    Raises ValueError on shapes that do not fit each other, IndexError (before any write) on a slot outside the cache.
+    Raises ValueError on shapes or devices that do not fit each other, IndexError (before any write) on a slot outside
+    the cache.
     """
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
-    num_tokens = k.shape[0]
+    shape = k.shape
+    num_tokens = shape[0]
     if (
-        not k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
+        shape != (num_tokens, num_kv_heads, head_dim)
+        or v.shape != shape
         or v_cache.shape != k_cache.shape
         or slots.shape != (num_tokens,)
-        or not k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
+        or not k.dtype is v.dtype is k_cache.dtype is v_cache.dtype
     ):
         raise ValueError(
             f"k {k.dtype} {list(k.shape)}, v {v.dtype} {list(v.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, "
             f"v_cache {v_cache.dtype} {list(v_cache.shape)} and slots {list(slots.shape)} do not fit each other"
         )
-    if not on_core(k):
+    if not (on_core(k) and v.is_cpu and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu):
+        check_one_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
         write_kv_reference(k, v, k_cache, v_cache, slots)
         return
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
     if k.stride(2) != 1 or v.stride(2) != 1:
         k, v = k.contiguous(), v.contiguous()
-    if slots.dtype != torch.int64 or not slots.is_contiguous():
+    k_token_stride, k_head_stride, _ = k.stride()
+    v_token_stride, v_head_stride, _ = v.stride()
+    if slots.dtype is not torch.int64 or not slots.is_contiguous():
         slots = slots.to(torch.int64).contiguous()
     _core.write_kv(
         k.dtype is torch.bfloat16,
         k.data_ptr(),
-        k.stride(0),
-        k.stride(1),
+        k_token_stride,
+        k_head_stride,
         v.data_ptr(),
-        v.stride(0),
-        v.stride(1),
+        v_token_stride,
+        v_head_stride,
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         num_tokens,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _core
+from .dtypes import check_one_device
 
 
 def linear_reference(
@@ -31,7 +32,8 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight [N_out, K], bias [N_out] of the same dtype and device. Raises ValueError on other shapes."""
+        """weight [N_out, K], bias [N_out] of the same dtype and device. Raises ValueError otherwise."""
+        check_one_device(weight=weight, bias=bias)
         if weight.dim() != 2 or 0 in weight.shape:
             raise ValueError(f"weight must be [N_out, K] and not empty, is {list(weight.shape)}")
         self.out_features, self.in_features = weight.shape
@@ -63,21 +65,28 @@ class Linear:
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, K] -> [T, N_out] of `out_dtype`: x's, which is the default, or float32.
 
-        Raises ValueError on another shape or dtype.
+        Raises ValueError on another shape or dtype, or if x is not on the weight's device.
         """
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype != self.dtype:
-            raise ValueError(f"x must be {self.dtype} [T, {self.in_features}], is {x.dtype} {list(x.shape)}")
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != self.in_features or x.dtype is not self.dtype:
+            raise ValueError(f"x must be {self.dtype} [T, {self.in_features}], is {x.dtype} {list(shape)}")
         if self._packed is None:
             assert self._weight is not None
+            check_one_device(x=x, weight=self._weight)
             return linear_reference(x, self._weight, self._bias, out_dtype)
-        out_dtype = out_dtype or self.dtype
-        if out_dtype not in (self.dtype, torch.float32):
+        if not x.is_cpu:
+            raise ValueError(f"x must be on the CPU, where the weight is, is on {x.device}")
+        if out_dtype is None:
+            out_dtype = self.dtype
+        elif out_dtype is not self.dtype and out_dtype is not torch.float32:
             raise ValueError(f"out_dtype must be {self.dtype} or torch.float32, is {out_dtype}")
         if self._num_padding:
             x = functional.pad(x, (0, self._num_padding))
-        if x.stride(1) != 1:
+        row_stride, element_stride = x.stride()
+        if element_stride != 1:
             x = x.contiguous()
-        num_rows = x.shape[0]
-        out = torch.empty((num_rows, self.out_features), dtype=out_dtype)
-        self._packed.linear(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out_dtype is torch.bfloat16)
+            row_stride = x.stride(0)
+        num_rows = shape[0]
+        out = x.new_empty(num_rows, self.out_features, dtype=out_dtype)
+        self._packed.linear(x.data_ptr(), row_stride, num_rows, out.data_ptr(), out_dtype is torch.bfloat16)
         return out

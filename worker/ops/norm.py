@@ -6,43 +6,45 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import on_core, wide_dtype
+from .dtypes import check_one_device, on_core, wide_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """x [..., D] normalised over D, times weight [D]; rows may be strided, the last dimension may not.
 
     With `residual` (x's shape): residual += x in place first, and the sum is what is normalised.
-    Sums are in float32; a row's result depends on that row alone. Raises ValueError on shapes or dtypes that do not
-    fit each other.
+    Sums are in float32; a row's result depends on that row alone. Raises ValueError on shapes, dtypes or devices that
+    do not fit each other.
     """
-    dim = x.shape[-1]
+    shape, dtype = x.shape, x.dtype
     if (
-        weight.shape != (dim,)
-        or weight.dtype != x.dtype
-        or (residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype))
+        weight.shape != shape[-1:]
+        or weight.dtype is not dtype
+        or (residual is not None and (residual.shape != shape or residual.dtype is not dtype))
     ):
         raise ValueError(
-            f"x {x.dtype} {list(x.shape)}, weight {weight.dtype} {list(weight.shape)} and residual "
+            f"x {dtype} {list(shape)}, weight {weight.dtype} {list(weight.shape)} and residual "
             f"{residual if residual is None else (residual.dtype, list(residual.shape))} do not fit each other"
         )
-    if not on_core(x) or x.dim() > 3 or not (residual is None or residual.stride(-1) == 1):
+    if not (
+        on_core(x)
+        and weight.is_cpu
+        and 1 <= len(shape) <= 3
+        and (residual is None or (residual.is_cpu and residual.stride(-1) == 1))
+    ):
+        check_one_device(x=x, weight=weight, residual=residual)
         return rms_norm_reference(x, weight, eps, residual)
     if x.stride(-1) != 1:
         x = x.contiguous()
     if not weight.is_contiguous():
         weight = weight.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
-    num_outer, inner_of_x, num_inner = x.shape[0] if x.dim() > 1 else 1, 0, 1
-    outer_of_x = x.stride(0)
-    inner_of_residual = outer_of_residual = 0
-    if residual is not None:
-        outer_of_residual = residual.stride(0)
-    if x.dim() == 3:
-        num_inner, inner_of_x = x.shape[1], x.stride(1)
-        inner_of_residual = 0 if residual is None else residual.stride(1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    # Rows lie in up to two dimensions: num_outer times num_inner.
+    num_outer, num_inner = shape[0] if len(shape) > 1 else 1, shape[1] if len(shape) == 3 else 1
+    outer_of_x, inner_of_x = _row_strides(x)
+    outer_of_residual, inner_of_residual = (0, 0) if residual is None else _row_strides(residual)
     _core.rms_norm(
-        x.dtype is torch.bfloat16,
+        dtype is torch.bfloat16,
         x.data_ptr(),
         outer_of_x,
         inner_of_x,
@@ -53,10 +55,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         out.data_ptr(),
         num_outer,
         num_inner,
-        dim,
+        shape[-1],
         eps,
     )
     return out
+
+
+def _row_strides(x: Tensor) -> tuple[int, int]:
+    strides = x.stride()
+    return strides[0], strides[1] if len(strides) == 3 else 0
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:

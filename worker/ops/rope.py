@@ -6,52 +6,63 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import on_core, wide_dtype
+from .dtypes import check_one_device, on_core, wide_dtype
 
 
 def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """Rotates q [T, H, D] and k [T, G, D] in place; both may be views of a fused row [T, (H + 2G) * D].
 
     positions int64 [T] index the rows of cos_sin [P, D] float32 (cosines first, then sines). Element d pairs with
-    element d + D/2 ("rotate half"). Raises ValueError on shapes that do not fit each other, IndexError (before any
-    write) on a position outside the table.
+    element d + D/2 ("rotate half"). Raises ValueError on shapes, dtypes or devices that do not fit each other,
+    IndexError (before any write) on a position outside the table.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
+    num_positions, *table_dims = cos_sin.shape
     if (
         k.shape != (num_tokens, num_kv_heads, head_dim)
         or positions.shape != (num_tokens,)
-        or cos_sin.shape[1:] != (head_dim,)
+        or table_dims != [head_dim]
         or head_dim % 2
-        or k.dtype != q.dtype
+        or k.dtype is not q.dtype
     ):
         raise ValueError(
             f"q {q.dtype} {list(q.shape)}, k {k.dtype} {list(k.shape)}, positions {list(positions.shape)} and cos_sin "
             f"{list(cos_sin.shape)} do not fit each other"
         )
+    q_token_stride, q_head_stride, q_stride = q.stride()
+    k_token_stride, k_head_stride, k_stride = k.stride()
     # In place, so a layout that the kernel cannot take is the twin's rather than a copy's.
-    if not on_core(q) or q.stride(2) != 1 or k.stride(2) != 1 or cos_sin.dtype != torch.float32:
+    if not (
+        on_core(q)
+        and k.is_cpu
+        and positions.is_cpu
+        and cos_sin.is_cpu
+        and q_stride == k_stride == 1
+        and cos_sin.dtype is torch.float32
+    ):
+        check_one_device(q=q, k=k, positions=positions, cos_sin=cos_sin)
         apply_rope_reference(q, k, positions, cos_sin)
         return
-    if positions.dtype != torch.int64 or not positions.is_contiguous():
+    if positions.dtype is not torch.int64 or not positions.is_contiguous():
         positions = positions.to(torch.int64).contiguous()
     if not cos_sin.is_contiguous():
         cos_sin = cos_sin.contiguous()
     _core.apply_rope(
         q.dtype is torch.bfloat16,
         q.data_ptr(),
-        q.stride(0),
-        q.stride(1),
+        q_token_stride,
+        q_head_stride,
         num_heads,
         k.data_ptr(),
-        k.stride(0),
-        k.stride(1),
+        k_token_stride,
+        k_head_stride,
         num_kv_heads,
         num_tokens,
         head_dim,
         positions.data_ptr(),
         cos_sin.data_ptr(),
-        cos_sin.shape[0],
+        num_positions,
     )
 
 

@@ -28,7 +28,12 @@ struct SamplingParams {
 };
 
 // The token id chosen of logits [V], or nothing that can be chosen: -1 if a logit is NaN or +inf, or all are -inf.
-// Depends on its arguments alone.
-std::int64_t sample_row(const float* logits, int vocab_size, const SamplingParams& params);
+// Depends on its arguments alone. `scratch` has sampler_scratch_floats(V) elements and comes back with any content.
+using SampleRow = std::int64_t (*)(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);
+
+int sampler_scratch_floats(int vocab_size);
+
+// sample_row for the best instruction set here; all give the same result to the bit. Throws as detect_isa() does.
+SampleRow row_sampler();
 
 }  // namespace tercet
