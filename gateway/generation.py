@@ -30,7 +30,7 @@ _DEADLINE_SLACK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all requests of a gateway work with. `clock` gives seconds, `draw_seed` a seed where the client sent none."""
+    """What all requests of a gateway work with. `clock` gives seconds, `draw_seed` a seed if the client sent none."""
 
     settings: GatewaySettings
     link: Link

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 import structlog
 
 from tercet import errors, rpc
-from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.v1 import operations_pb2
 
 from .cancel import CancelCause
-from .mesh_messages import CANCEL_REASONS, Pool, Submission, to_account, to_pools, to_sequence_end, to_submit
+from .mesh_messages import Pool, Submission, to_pools
+from .sent_requests import ProtocolError, SentRequests
 from .stream import Stream
 
 log = structlog.get_logger()
@@ -29,18 +28,6 @@ RETRY_AFTER_S = 1.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A request between Submit and its last message."""
-
-    key: int
-    request_id: str
-    stream: Stream
-    sequence_ids: list[int] = field(default_factory=list)
-    ended: bool = False
-    cause: CancelCause | None = None
 
 
 class Link:
@@ -58,9 +45,8 @@ class Link:
         self._channel = rpc.open_channel(address)
         self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
-        self._in_flight: dict[int, _InFlight] = {}
-        self._by_sequence: dict[int, _InFlight] = {}
-        self._next_key = 1
+        # The queue is another one after each dial.
+        self._requests = SentRequests(lambda message: self._outgoing.put_nowait(message))
         self._epoch = 0
 
     async def run(self) -> None:
@@ -73,11 +59,6 @@ class Link:
                 await asyncio.sleep(backoff_s)
         finally:
             await self._channel.close()
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests whose last message has not come, cancelled ones included."""
-        return len(self._in_flight)
 
     def pool(self, model: str, revision: str) -> Pool:
         """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError."""
@@ -108,20 +89,11 @@ class Link:
         """Sends a request; its answers go to `stream`. Returns its key. Raises SchedulerLostError."""
         if not self.up:
             raise self._lost("there is no connection to the scheduler")
-        key = self._next_key
-        self._next_key += 1
-        self._in_flight[key] = _InFlight(key, submission.request_id, stream)
-        self._outgoing.put_nowait(pb.GatewayMessage(submit=to_submit(key, submission)))
-        return key
+        return self._requests.submit(submission, stream)
 
     def cancel(self, key: int, cause: CancelCause) -> None:
         """Tells the scheduler to stop, once; nothing if the request has ended."""
-        request = self._in_flight.get(key)
-        if request is None or request.ended or request.cause is not None:
-            return
-        request.cause = cause
-        self._outgoing.put_nowait(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=CANCEL_REASONS[cause])))
-        log.info("cancel_sent", request_id=request.request_id, cause=cause.value)
+        self._requests.cancel(key, cause)
 
     async def fleet(self) -> operations_pb2.Fleet:
         """The scheduler's view of the mesh. Raises SchedulerLostError."""
@@ -153,7 +125,7 @@ class Link:
             # Without this the call outlives its scope; grpc does not end it when it is dropped.
             call.cancel()
             if was_up and reason:
-                log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._in_flight))
+                log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._requests))
             self._lose()
             await asyncio.gather(reader, writer, return_exceptions=True)
         return was_up
@@ -166,7 +138,7 @@ class Link:
             return f"{(await call.code()).name}: {await call.details()}"
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
-        except _ProtocolError as error:
+        except ProtocolError as error:
             return str(error)
 
     async def _write(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[pb.GatewayMessage]) -> str:
@@ -182,13 +154,8 @@ class Link:
                 return f"cannot write: {type(error).__name__}"
 
     def _lose(self) -> None:
-        lost = list(self._in_flight.values())
-        self._in_flight.clear()
-        self._by_sequence.clear()
         changed, self.up, self.pools = self.up, False, {}
-        for request in lost:
-            request.stream.fail(self._lost("the connection to the scheduler was lost"))
-            request.stream.close_account(None)
+        self._requests.lose(lambda: self._lost("the connection to the scheduler was lost"))
         if changed:
             self._on_change()
 
@@ -200,102 +167,20 @@ class Link:
     def _receive(self, message: pb.SchedulerMessage) -> None:
         which = message.WhichOneof("message")
         if which == "tokens":
-            self._take_tokens(message.tokens)
+            self._requests.take_tokens(message.tokens)
         elif which == "accepted":
-            self._take_accepted(message.accepted)
+            self._requests.take_accepted(message.accepted)
         elif which == "refused":
-            self._take_refused(message.refused)
+            self._requests.take_refused(message.refused)
         elif which == "cancel_done":
-            self._take_cancel_done(message.cancel_done)
+            self._requests.take_cancel_done(message.cancel_done)
         elif which == "pools":
             self.pools = to_pools(message.pools)
             self._on_change()
         elif which == "hello":
             if message.hello.epoch < self._epoch:
-                raise _ProtocolError(f"epoch {message.hello.epoch} is older than {self._epoch}")
+                raise ProtocolError(f"epoch {message.hello.epoch} is older than {self._epoch}")
             self._epoch = message.hello.epoch
             self.up = True
             log.info("scheduler_attached", address=self._address, epoch=self._epoch)
             self._on_change()
-
-    def _take_accepted(self, accepted: pb.RequestAccepted) -> None:
-        request = self._in_flight.get(accepted.request_key)
-        if request is None:
-            return
-        request.sequence_ids = list(accepted.sequence_ids)
-        for sequence_id in request.sequence_ids:
-            self._by_sequence[sequence_id] = request
-        request.stream.accept(accepted.queue_position)
-
-    def _take_refused(self, refused: pb.RequestRefused) -> None:
-        request = self._in_flight.get(refused.request_key)
-        if request is None:
-            return
-        request.stream.fail(failure_from_proto(refused.failure))
-        request.ended = True
-        # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
-        if request.cause is None:
-            del self._in_flight[request.key]
-
-    def _take_tokens(self, batch: pb.TokenBatch) -> None:
-        if len(batch.sequence_ids) != len(batch.token_ids):
-            raise _ProtocolError("the columns of a token batch differ in length")
-        by_sequence = self._by_sequence
-        stopped: list[tuple[_InFlight, CancelCause]] = []
-        for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
-            request = by_sequence.get(sequence_id)
-            if request is None:
-                continue
-            try:
-                cause = request.stream.push(token_id)
-            except Exception:
-                _fault(request)
-                cause = CancelCause.FAULT
-            if cause is not None:
-                stopped.append((request, cause))
-        for end in batch.ends:
-            request = by_sequence.get(end.sequence_id)
-            if request is not None:
-                try:
-                    request.stream.end(to_sequence_end(end))
-                except Exception:
-                    _fault(request)
-                self._forget_sequences(request)
-                request.ended = True
-                if request.cause is None:
-                    del self._in_flight[request.key]
-        # Last, so that a sequence which ended with the same token is not cancelled as well.
-        for request, cause in stopped:
-            self.cancel(request.key, cause)
-
-    def _take_cancel_done(self, done: pb.CancelDone) -> None:
-        request = self._in_flight.pop(done.request_key, None)
-        if request is None:
-            return
-        self._forget_sequences(request)
-        account = to_account(done.account) if done.HasField("account") else None
-        log.info(
-            "cancel_done",
-            request_id=request.request_id,
-            cause=request.cause.value if request.cause else None,
-            found=done.found,
-            blocks_used=account.blocks_used if account else None,
-            blocks_freed=account.blocks_freed if account else None,
-        )
-        request.stream.close_account(account)
-        # Nothing more will come for it; a stream that waits for more must not wait for ever.
-        request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
-
-    def _forget_sequences(self, request: _InFlight) -> None:
-        for sequence_id in request.sequence_ids:
-            self._by_sequence.pop(sequence_id, None)
-
-
-def _fault(request: _InFlight) -> None:
-    """A bug met one request's output: that request fails, the others on the link go on."""
-    log.exception("output_failed", request_id=request.request_id)
-    request.stream.fail(errors.EngineFaultError("the gateway failed to turn the output into text"))
-
-
-class _ProtocolError(Exception):
-    """The scheduler said what it must not; the stream is of no use any more."""
