@@ -64,7 +64,7 @@ check-proto:
 	@BUF=$(BIN)/buf .ci/proto-breaking
 
 check-sanitizers:
-	@echo "== address and undefined-behaviour sanitizers"
+	@echo "== address, undefined-behaviour and thread sanitizers"
 	@$(BIN)/python cpp/build.py --sanitize
 
 fix: $(READY) ## Format all and repair what ruff can repair

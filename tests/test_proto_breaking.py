@@ -20,14 +20,10 @@ pytestmark = pytest.mark.skipif(
 
 
 class Repository:
-    """A clone of the contracts in a fresh history."""
+    """A git repository with the contracts and their check."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(ROOT / "proto", folder / "proto")
-        shutil.copy(ROOT / "buf.yaml", folder)
-        (folder / ".ci").mkdir()
-        shutil.copy(ROOT / ".ci" / "proto-breaking", folder / ".ci")
 
     def git(self, *arguments: str) -> None:
         identity = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
@@ -46,6 +42,11 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
+    """The contracts as they are, with no history yet."""
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    shutil.copy(ROOT / "buf.yaml", tmp_path)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "proto-breaking", tmp_path / ".ci")
     made = Repository(tmp_path)
     made.git("init", "--quiet")
     return made
@@ -56,9 +57,10 @@ ADD = ("bool chat = 7;", "bool chat = 7;\n  // New.\n  bool fresh = 8;")
 
 
 def test_without_an_earlier_version_it_says_so(repository):
-    assert repository.check()[0] == 0
-    repository.git("add", ".")
-    repository.git("commit", "--message", "one")
+    code, said = repository.check()
+    assert (code, "not a git repository with commits" in said) == (0, True)
+    repository.git("add", "buf.yaml")
+    repository.git("commit", "--message", "no contracts yet")
     code, said = repository.check()
     assert (code, "no earlier version" in said) == (0, True)
 
@@ -74,6 +76,54 @@ def test_a_change_is_compared_with_the_version_before_it(repository, edit, break
     code, said = repository.check()
     assert (code != 0) is breaks, said
     assert ("chat" in said) is breaks
+
+
+def test_a_break_is_not_forgiven_by_the_next_commit(repository):
+    repository.git("add", ".")
+    repository.git("commit", "--message", "one")
+    repository.edit(*BREAK)
+    repository.git("commit", "--all", "--message", "two")
+    repository.edit("message ", "// Another change.\nmessage ")
+    repository.git("commit", "--all", "--message", "three")
+    code, said = repository.check()
+    assert code != 0
+    assert "(one)" in said, said
+
+
+def test_what_was_added_after_the_first_version_is_kept_too(repository):
+    repository.git("add", ".")
+    repository.git("commit", "--message", "one")
+    repository.edit(*ADD)
+    repository.git("commit", "--all", "--message", "two")
+    repository.edit(ADD[1], ADD[0])
+    repository.git("commit", "--all", "--message", "three")
+    code, said = repository.check()
+    assert (code != 0, "fresh" in said, "(two)" in said) == (True, True, True), said
+
+
+def test_the_private_contract_may_change(repository):
+    file = repository.folder / "proto/tercet/mesh/v1/worker.proto"
+    repository.git("add", ".")
+    repository.git("commit", "--message", "one")
+    text = file.read_text(encoding="utf-8")
+    assert "uint64 plan_seq = 1;" in text
+    file.write_text(text.replace("uint64 plan_seq = 1;", "uint64 plan_seq = 100;"), encoding="utf-8")
+    assert repository.check()[0] == 0
+
+
+def test_a_clone_without_its_history_is_told_what_is_missing(repository, tmp_path_factory):
+    repository.git("add", ".")
+    repository.git("commit", "--message", "one")
+    repository.edit(*BREAK)
+    repository.git("commit", "--all", "--message", "two")
+    shallow = tmp_path_factory.mktemp("clones") / "shallow"
+    repository.git("clone", "--quiet", "--depth", "1", repository.folder.as_uri(), str(shallow))
+    clone = Repository(shallow)
+    code, said = clone.check()
+    assert (code, "git fetch --unshallow" in said) == (1, True), said
+    clone.git("fetch", "--quiet", "--unshallow", "--tags")
+    code, said = clone.check()
+    assert (code != 0, "chat" in said) == (True, True), said
 
 
 def test_a_release_is_what_later_versions_are_compared_with(repository):
