@@ -7,16 +7,12 @@ from .dispatch import reserve
 from .ending import fail_lost, fail_waiting, finish, finish_cancelled
 from .events import PlanEnded, SequenceReleased, StepReported, WorkerAttached, WorkerLost
 from .fleet import Pool, Worker
-from .sequence import RUNNING, SequenceOutcome, State
+from .sequence import MAX_LOSSES, RUNNING, SequenceOutcome, State
 from .state import MeshState
 
 # Plans in a row that run no step though there is work, before the stream is started afresh. One or two are usual: they
 # were sent before what they were for had ended.
 MAX_BARREN_PLANS = 8
-
-# Workers in a row that a sequence may lose without a new token: it may be what brings them down, and the next one would
-# go the same way.
-MAX_LOSSES = 3
 
 
 def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:

@@ -42,6 +42,10 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
 # States in which the sequence takes part in plans.
 RUNNING = frozenset({State.PREFILL, State.DECODE})
 
+# Workers that a sequence may lose in a row without a new token: it may be what brings them down, and the next one would
+# go the same way.
+MAX_LOSSES = 3
+
 
 class IllegalTransitionError(Exception):
     """A bug: the lifecycle has no such arrow."""
@@ -119,6 +123,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the next loss of a worker ends it. It gets that worker for itself, so that only the guilty end."""
+        return self.losses == MAX_LOSSES - 1 and len(self.token_ids) == self.length_at_loss
 
     @property
     def queue_seconds(self) -> float:

@@ -80,7 +80,7 @@ def test_random_lives(data: st.DataObject) -> None:
     for key in range(draw(st.integers(1, 25))):
         mesh.at(rng.random() * (0.02 if burst else 1.0), lambda key=key: arrive(key))
     if draw(st.booleans()):
-        for _ in range(draw(st.integers(1, 3))):
+        for _ in range(draw(st.integers(1, 6))):
             mesh.at(rng.random(), crash)
     if draw(st.booleans()):
         mesh.at(rng.random(), lambda: mesh.lose_gateway(gateways[1]))

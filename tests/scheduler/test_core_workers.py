@@ -21,7 +21,7 @@ from scheduler.events import (
     WorkerAttached,
     WorkerLost,
 )
-from scheduler.reports import MAX_LOSSES
+from scheduler.sequence import MAX_LOSSES
 from tercet.errors import EngineFaultError
 
 
@@ -93,13 +93,17 @@ def test_a_restarted_worker_is_told_from_a_new_stream_to_the_same() -> None:
     assert [(fields["epoch"], fields["restarted"]) for fields in attached] == [(1, False), (1, False), (2, True)]
 
 
-def test_a_request_that_brings_down_every_worker_ends_and_the_mesh_goes_on() -> None:
-    mesh, gateway = prepared()
-    poison = mesh.submit(gateway, submission(1, (13,)))
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_request_that_brings_down_every_worker_ends_and_no_other_does(before: int, behind: int) -> None:
+    mesh, gateway = prepared(num_steps=2)
+    innocent = [mesh.submit(gateway, submission(key, (key, 2))) for key in range(1, before + 1)]
+    poison = mesh.submit(gateway, submission(10, (13, 13)))
+    innocent += [mesh.submit(gateway, submission(key, (key, 2))) for key in range(11, behind + 11)]
     begin = mesh._boundary
 
     def crash(worker: SimulatedWorker) -> None:
-        if poison.over or not worker.sequences:
+        if not any(state.new.token_ids[:2] == (13, 13) for state in worker.sequences.values()):
             begin(worker)
         elif worker.link in mesh.workers:
             assert worker.link <= MAX_LOSSES
@@ -114,10 +118,11 @@ def test_a_request_that_brings_down_every_worker_ends_and_the_mesh_goes_on() -> 
     assert (failure.reason, failure.retry_after_s) == ("WORKER_LOST", None)
     assert failure.metadata["placements"] == str(MAX_LOSSES)
     assert failure.metadata["tokens_emitted"] == "0"
-    after = mesh.submit(gateway, submission(2))
+    innocent.append(mesh.submit(gateway, submission(20)))
     settle(mesh)
-    judge(after)
-    assert after.ends[0].reason is EndReason.LENGTH
+    for call in innocent:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
 
 
 def test_a_request_that_advances_outlives_any_number_of_workers() -> None:
