@@ -210,6 +210,8 @@ class Executor:
         self._send(result)
         if self._steps_run >= plan.num_steps:
             self._finish_plan(revoked=False)
+        # Last: whoever waits for the tokens need not wait for the log.
+        log.debug("step", plan_seq=result.plan_seq, step=result.step, tokens=len(tokens), step_us=result.step_us)
 
     def _rows(self, plan: Plan, ended: list[Ended]) -> list[Row]:
         """What this step computes, decodes first; blocks are reserved. A sequence without room goes to `ended`."""
