@@ -25,7 +25,6 @@ class Driver:
 
     def run(self, requests: Sequence[Request]) -> tuple[float, int]:
         """Seconds until the last token, and tokens generated."""
-        self._executor.submit(Attach(self._events.put))
         started = time.perf_counter()
         waiting = list(enumerate(requests, self._next_id))[::-1]
         self._next_id += len(requests)

@@ -8,10 +8,8 @@ The JSON has the fields of the peers' reports, so that they can be laid side by 
 from __future__ import annotations
 
 import json
-import random
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
@@ -19,13 +17,14 @@ import torch
 
 import tercet
 from bench.drive import Driver
-from bench.workload import PRESETS, Request, Shape, mixed, prompts, work_for
+from bench.measure import measure
+from bench.workload import PRESETS, Shape, work_for
 from tercet.config import WorkerSettings
 from worker import _core
 from worker.budget import plan_budget
 from worker.engine import Layout, executor_for
 from worker.model.config import ModelConfig, RopeConfig
-from worker.model.tensors import kv_block_bytes, weight_bytes
+from worker.model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from worker.weights.loader import random_model
 
 MAX_MODEL_LEN = 4096
@@ -74,7 +73,7 @@ def main(
     result: dict[str, Any] = {"engine": f"tercet {tercet.__version__}", "torch": torch.__version__, "preset": preset}
     result["device"] = device if not on_cpu else f"cpu {_core.isa()} x{_core.num_threads()}"
     result["start_s"] = time.perf_counter() - started
-    result |= measure(driver, preset)
+    result |= measure(driver.run, work_for(preset), PRESETS[preset].vocab_size)
     print(json.dumps(result))
     if out is not None:
         out.write_text(json.dumps(result))
@@ -87,6 +86,7 @@ def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> 
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     budget = plan_budget(
         weight_bytes=weight_bytes(model, dtype, device),
+        workspace_bytes=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
         kv_block_bytes=kv_block_bytes(model, block_size, dtype),
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
@@ -98,48 +98,6 @@ def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> 
     executor = executor_for(random_model(model, dtype, device, seed=0), Layout(model, device, dtype, budget), settings)
     executor.start()
     return Driver(executor, settings.max_num_batched_tokens, settings.max_num_seqs)
-
-
-def measure(driver: Driver, preset: str) -> dict[str, Any]:
-    """All figures of a preset."""
-    work, vocab_size = work_for(preset), PRESETS[preset].vocab_size
-    rng = random.Random(1)
-
-    def run(count: int, length: int, max_tokens: int) -> float:
-        return driver.run([Request(prompt, max_tokens) for prompt in prompts(count, length, vocab_size, rng)])[0]
-
-    run(4, 32, 8)
-    few, many = work.outputs
-    decode = {}
-    for context, batches in work.decode:
-        for batch in batches:
-            # The difference of two lengths leaves the prefill out; the better of two runs leaves noise out.
-            short = min(run(batch, context, few) for _ in range(2))
-            long = min(run(batch, context, many) for _ in range(2))
-            step = (long - short) / (many - few)
-            decode[f"ctx{context}_b{batch}"] = {"step_ms": step * 1e3, "tok_s": batch / step}
-            print(f"decode context {context} batch {batch}: {step * 1e3:.2f} ms, {batch / step:.0f} tok/s", flush=True)
-    count, length = work.prefill
-    prefill = count * length / min(run(count, length, 1) for _ in range(3))
-    print(f"prefill {count} x {length}: {prefill:.0f} tok/s", flush=True)
-    first = median(run(1, work.first_token_prompt, 1) for _ in range(9)) * 1e3
-    print(f"first token of a {work.first_token_prompt}-token prompt: {first:.1f} ms", flush=True)
-    requests = mixed(work, vocab_size)
-    seconds, generated = driver.run(requests)
-    print(f"mix of {len(requests)}: {len(requests) / seconds:.2f} req/s, {generated / seconds:.0f} tok/s", flush=True)
-    return {
-        "decode": decode,
-        "prefill_tok_s": prefill,
-        "ttft_1req_ms": first,
-        "mixed": {
-            "requests": len(requests),
-            "seconds": seconds,
-            "req_s": len(requests) / seconds,
-            "out_tok_s": generated / seconds,
-            "in_tokens": sum(len(request.prompt) for request in requests),
-            "out_tokens": generated,
-        },
-    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU kernels on SmolLM2-135M's shapes beside PyTorch's own: GB/s where memory decides, GFLOP/s where arithmetic does.
 
-    python bench/kernels_cpu.py [--threads N] [--repeat N]
+    python -m bench.kernels_cpu [--threads N] [--repeat N]
 
 Each figure is the best of its repeats, on weights too large together for the caches: this measures a machine that
 others use as well, and the best is what they disturb least.
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.engine import model_config
+from bench.workload import PRESETS
 from worker import _core
-from worker.ops.activation import silu_mul
-from worker.ops.attention import AttentionBatch, paged_attention, write_kv
+from worker.ops.attention import AttentionBatch, paged_attention
 from worker.ops.linear import Linear
-from worker.ops.norm import rms_norm
-from worker.ops.rope import apply_rope
+from worker.weights.loader import random_model
 
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 9, 3, 64, 16
@@ -132,38 +132,12 @@ def bench_attention(repeat: int) -> None:
         print(line)
 
 
-class Model:
-    """A decoder of SmolLM2-135M's shapes with random weights: what a step costs with Python between the kernels."""
-
-    def __init__(self) -> None:
-        def weights(shape: tuple[int, int]) -> Linear:
-            return Linear(torch.randn(shape, dtype=DTYPE) * shape[1] ** -0.5)
-
-        self.layers = [{name: weights(shape) for name, shape in SHAPES.items()} for _ in range(LAYERS)]
-        self.norm = torch.ones(HIDDEN, dtype=DTYPE)
-        self.head = weights((VOCABULARY, HIDDEN))
-        self.cos_sin = torch.randn(8192, HEAD_DIM)
-
-    def step(self, residual: Tensor, cache: Cache, rows: Tensor) -> Tensor:
-        """residual [T, hidden] -> logits of `rows`."""
-        num_tokens = residual.shape[0]
-        x = rms_norm(residual, self.norm, 1e-5)
-        for layer, (k_cache, v_cache) in zip(self.layers, cache.layers, strict=True):
-            heads = layer["qkv"](x).view(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
-            q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-            apply_rope(q, k, cache.positions, self.cos_sin)
-            write_kv(k, v, k_cache, v_cache, cache.batch.slots)
-            attended = paged_attention(q, k_cache, v_cache, cache.batch, HEAD_DIM**-0.5)
-            x = rms_norm(layer["o"](attended.view(num_tokens, HIDDEN)), self.norm, 1e-5, residual)
-            x = rms_norm(layer["down"](silu_mul(layer["gate_up"](x))), self.norm, 1e-5, residual)
-        return self.head(x[rows], torch.float32)
-
-
 def bench_model(repeat: int) -> None:
+    """The decoder with Python between the kernels, without an executor."""
     # As in the engine: torch's own threads would wait actively for work while the kernels' need the CPUs.
     torch.set_num_threads(1)
     print(f"\n{'whole model':<22}{'ms a step':>11}{'tokens/s':>10}")
-    model = Model()
+    model = random_model(model_config(PRESETS["tiny"]), DTYPE, torch.device("cpu"), seed=0)
     cases = {
         "decode b1, ctx 1": ([1], [1]), "decode b1, ctx 256": ([256], [1]), "decode b1, ctx 1k": ([1024], [1]),
         "decode b8, ctx 256": ([256] * 8, [1] * 8), "decode b16, ctx 256": ([256] * 16, [1] * 16),
@@ -172,11 +146,13 @@ def bench_model(repeat: int) -> None:
     for name, (context_lens, query_lens) in cases.items():
         cache = Cache(context_lens, query_lens)
         num_tokens = sum(query_lens)
+        token_ids = torch.randint(VOCABULARY, (num_tokens,))
         rows = cache.batch.query_starts[1:].long() - 1
-        residual = torch.randn(num_tokens, HIDDEN, dtype=DTYPE)
-        seconds = best_seconds(
-            lambda residual=residual, cache=cache, rows=rows: model.step(residual.clone(), cache, rows), repeat
-        )
+
+        def step(token_ids: Tensor = token_ids, cache: Cache = cache, rows: Tensor = rows) -> None:
+            model.forward(token_ids, cache.positions, cache.layers, cache.batch, rows)
+
+        seconds = best_seconds(step, repeat)
         print(f"{name:<22}{seconds * 1e3:>11.2f}{num_tokens / seconds:>10.0f}")
 
 

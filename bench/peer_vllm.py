@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from bench.workload import PRESETS, Request, mixed, prompts, work_for
+from bench.measure import measure
+from bench.workload import PRESETS, Request, work_for
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="WARNING", VLLM_NO_USAGE_STATS="1")
 
@@ -28,9 +28,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     started = time.perf_counter()
-    import vllm
+    import vllm  # type: ignore[import-not-found, unused-ignore]
 
-    shape, work = PRESETS[arguments.preset], work_for(arguments.preset)
     small = arguments.preset == "tiny"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hf_config(arguments.preset)))
@@ -47,7 +46,7 @@ def main() -> None:
     result: dict[str, Any] = {"engine": f"vllm {vllm.__version__}", "preset": arguments.preset}
     result["start_s"] = time.perf_counter() - started
 
-    def generate(requests: list[Request]) -> tuple[float, int]:
+    def generate(requests: Sequence[Request]) -> tuple[float, int]:
         sampling = [
             vllm.SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False)
             for request in requests
@@ -57,35 +56,7 @@ def main() -> None:
         outputs = engine.generate(inputs, sampling, use_tqdm=False)
         return time.perf_counter() - begun, sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    rng = random.Random(1)
-
-    def run(count: int, length: int, max_tokens: int) -> float:
-        return generate([Request(prompt, max_tokens) for prompt in prompts(count, length, shape.vocab_size, rng)])[0]
-
-    run(4, 32, 8)
-    few, many = work.outputs
-    decode = {}
-    for context, batches in work.decode:
-        for batch in batches:
-            short = min(run(batch, context, few) for _ in range(2))
-            long = min(run(batch, context, many) for _ in range(2))
-            step = (long - short) / (many - few)
-            decode[f"ctx{context}_b{batch}"] = {"step_ms": step * 1e3, "tok_s": batch / step}
-            print(f"decode context {context} batch {batch}: {step * 1e3:.2f} ms, {batch / step:.0f} tok/s", flush=True)
-    result["decode"] = decode
-    count, length = work.prefill
-    result["prefill_tok_s"] = count * length / min(run(count, length, 1) for _ in range(3))
-    result["ttft_1req_ms"] = median(run(1, work.first_token_prompt, 1) for _ in range(9)) * 1e3
-    requests = mixed(work, shape.vocab_size)
-    seconds, generated = generate(requests)
-    result["mixed"] = {
-        "requests": len(requests),
-        "seconds": seconds,
-        "req_s": len(requests) / seconds,
-        "out_tok_s": generated / seconds,
-        "in_tokens": sum(len(request.prompt) for request in requests),
-        "out_tokens": generated,
-    }
+    result |= measure(generate, work_for(arguments.preset), PRESETS[arguments.preset].vocab_size)
     print(json.dumps(result))
     if arguments.out:
         arguments.out.write_text(json.dumps(result))

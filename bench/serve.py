@@ -1,23 +1,25 @@
 """Measures a whole mesh on this host: gateway, scheduler and worker as processes, the client beside them.
 
     python -m bench.serve --out serve.json
+    python -m bench.serve --preset 8b --model /path/to/model --device cuda
 
-The work is that of bench/engine.py's tiny preset, on the embedded model: decode rates at several batches, prefill, the
-first token of one request, a mix of lengths. The first token is measured in turn on an executor of this process; the
-difference is what gateway and scheduler add; it is given as the gateway's clock and as the client's clock has it.
+The work is that of bench/engine.py with the same preset, with prompts of token ids; the model is whatever `--model`
+says. First, on a mesh of its own whose worker logs its steps, one request at a time: the time to the first token less
+the time of the step that computed it is what gateway, scheduler and streams add, request by request. Both are taken on
+the clock of one machine in one run, so that noise in the step drops out. Then decode rates, prefill and the mix.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import click
@@ -25,132 +27,127 @@ import torch
 import uvloop
 
 import tercet
-from bench.drive import Driver
-from bench.workload import SMALL, Request, mixed, prompts
+from bench.measure import measure
+from bench.workload import PRESETS, Request, Work, prompts, work_for
 from tercet.cli.demo import private
 from tercet.client import Client, Delta, Finished
 from tercet.config import MeshConfig, load_config
 from tercet.mesh_processes import MeshProcesses
-from tercet.model_source import resolve_model
-from worker.engine import build_executor, plan_layout
 
-FIRST_TOKEN_RUNS = 40
+FIRST_TOKEN_RUNS = 60
 
 
 @click.command()
 @click.option("--model", default="embedded", help="as the setting model.model")
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny", help="whose work to do")
+@click.option("--device", default="cpu", help="as the setting worker.device")
 @click.option("--num-scheduler-steps", default=8, help="as the setting scheduler.num_scheduler_steps")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write")
-def main(model: str, num_scheduler_steps: int, out: Path | None) -> None:
+def main(model: str, preset: str, device: str, num_scheduler_steps: int, out: Path | None) -> None:
     """Runs the work and prints each figure as it is known."""
+    on_cpu = device == "cpu"
     flags = {
         "model.model": model,
-        "worker.max_num_seqs": 32,
+        "worker.device": device,
+        "worker.kv_cache_memory": 1 << 30 if on_cpu else 40 << 30,
+        "worker.max_num_batched_tokens": 512 if on_cpu else 8192,
+        "worker.max_num_seqs": 32 if on_cpu else 256,
         "worker.enable_prefix_caching": False,
         "scheduler.num_scheduler_steps": num_scheduler_steps,
     }
-    config = load_config(flags=flags)
+    config, work = private(load_config(flags=flags)), work_for(preset)
     result: dict[str, Any] = {"engine": f"tercet {tercet.__version__} mesh", "torch": torch.__version__}
-    with tempfile.TemporaryDirectory() as folder, _executor(config) as driver:
-        result |= uvloop.run(_through_mesh(private(config), Path(folder), driver))
+    result |= {"preset": preset, "model": model, "device": device}
+    added = uvloop.run(_first_tokens(config, work.first_token_prompt))
+    result |= uvloop.run(_all_work(config, work)) | added
     print(json.dumps(result))
     if out is not None:
         out.write_text(json.dumps(result))
 
 
-@contextlib.contextmanager
-def _executor(config: MeshConfig) -> Iterator[Driver]:
-    """The mesh's worker without a mesh: an executor of this process."""
-    source = resolve_model(config.model.model)
-    layout = plan_layout(config, source)
-    executor = build_executor(layout, source, config.worker, lambda _: None)
-    executor.start()
-    yield Driver(executor, config.worker.max_num_batched_tokens, config.worker.max_num_seqs)
-    executor.stop()
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timed:
+    """One request: seconds to its first token on the client's clock and on the gateway's, and its tokens."""
+
+    first_at_client: float
+    first_at_gateway: float
+    tokens: int
 
 
-async def _through_mesh(config: MeshConfig, folder: Path, driver: Driver) -> dict[str, Any]:
-    started = time.perf_counter()
-    async with (
-        MeshProcesses(config, on_change=lambda _: None, log_dir=folder) as mesh,
-        Client(mesh.address) as client,
+async def _ask(client: Client, request: Request) -> Timed:
+    started, first, at_gateway, tokens = time.perf_counter(), 0.0, 0.0, 0
+    async for event in client.generate(
+        list(request.prompt), temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True
     ):
-        start_s = time.perf_counter() - started
-        print(f"ready after {start_s:.1f} s", flush=True)
-        return {"start_s": start_s, **await _measure(client, (await client.model()).vocab_size, driver)}
+        if isinstance(event, Delta):
+            first = first or time.perf_counter() - started
+            tokens += len(event.token_ids)
+        elif isinstance(event, Finished):
+            at_gateway = event.timings.time_to_first_token_seconds
+    return Timed(first, at_gateway, tokens)
 
 
-async def _measure(client: Client, vocab_size: int, driver: Driver) -> dict[str, Any]:
-    rng = random.Random(1)
-
-    async def one(request: Request) -> tuple[float, float, int]:
-        """Seconds to the first token as the client and as the gateway sees it, and tokens."""
-        started, first, at_gateway, tokens = time.perf_counter(), 0.0, 0.0, 0
-        async for event in client.generate(
-            list(request.prompt), temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True
+async def _first_tokens(config: MeshConfig, length: int) -> dict[str, Any]:
+    """What the mesh adds to the step that computes a prompt of `length` tokens and its first token."""
+    config = dataclasses.replace(config, log=dataclasses.replace(config.log, level="debug", format="json"))
+    rng = random.Random(2)
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder)) as mesh,
+            Client(mesh.address) as client,
         ):
-            if isinstance(event, Delta):
-                first = first or time.perf_counter() - started
-                tokens += len(event.token_ids)
-            elif isinstance(event, Finished):
-                at_gateway = event.timings.time_to_first_token_seconds
-        return first, at_gateway, tokens
-
-    async def together(requests: list[Request]) -> tuple[float, int]:
-        started = time.perf_counter()
-        done = await asyncio.gather(*map(one, requests))
-        return time.perf_counter() - started, sum(tokens for _, _, tokens in done)
-
-    async def run(count: int, length: int, max_tokens: int) -> float:
-        requests = [Request(prompt, max_tokens) for prompt in prompts(count, length, vocab_size, rng)]
-        return (await together(requests))[0]
-
-    await run(4, 32, 8)
-    # In turn, so that all see the same machine.
-    alone, client_ms, gateway_ms = [], [], []
-    for prompt in prompts(FIRST_TOKEN_RUNS, SMALL.first_token_prompt, vocab_size, rng):
-        alone.append(driver.run([Request(prompt, 1)])[0] * 1e3)
-        at_client, at_gateway, _ = await one(Request(prompt, 1))
-        client_ms.append(at_client * 1e3)
-        gateway_ms.append(at_gateway * 1e3)
-    added = median(through - by_itself for through, by_itself in zip(gateway_ms, alone, strict=True))
-    added_client = median(through - by_itself for through, by_itself in zip(client_ms, alone, strict=True))
+            vocab_size = (await client.model()).vocab_size
+            for prompt in prompts(5, length, vocab_size, rng):
+                await _ask(client, Request(prompt, 1))
+            timed = [
+                await _ask(client, Request(prompt, 1)) for prompt in prompts(FIRST_TOKEN_RUNS, length, vocab_size, rng)
+            ]
+        records = [
+            json.loads(line) for line in (Path(folder) / "worker.log").read_text().splitlines() if line[:1] == "{"
+        ]
+    # Each request was one step: a prompt that fits a step, and one token.
+    steps = [record["step_us"] / 1e3 for record in records if record["event"] == "step"][-FIRST_TOKEN_RUNS:]
+    at_gateway = [one.first_at_gateway * 1e3 - step for one, step in zip(timed, steps, strict=True)]
+    at_client = [one.first_at_client * 1e3 - step for one, step in zip(timed, steps, strict=True)]
+    deciles = quantiles(at_gateway, n=10)
+    result = {
+        "ttft_1req_ms": median(one.first_at_client for one in timed) * 1e3,
+        "ttft_1req_executor_ms": median(steps),
+        "ttft_added_ms": median(at_gateway),
+        "ttft_added_p10_ms": deciles[0],
+        "ttft_added_p90_ms": deciles[-1],
+        "ttft_added_with_client_ms": median(at_client),
+    }
     print(
-        f"first token of a {SMALL.first_token_prompt}-token prompt: executor {median(alone):.2f} ms; gateway and "
-        f"scheduler add {added:.2f} ms, with the client's own call {added_client:.2f} ms",
+        f"first token of a {length}-token prompt: step {median(steps):.2f} ms; gateway, scheduler and streams add "
+        f"{median(at_gateway):.2f} ms (p10 {deciles[0]:.2f}, p90 {deciles[-1]:.2f}), with the client's own call "
+        f"{median(at_client):.2f} ms",
         flush=True,
     )
-    few, many = SMALL.outputs
-    decode = {}
-    for context, batches in SMALL.decode:
-        for batch in batches:
-            short = min([await run(batch, context, few) for _ in range(2)])
-            long = min([await run(batch, context, many) for _ in range(2)])
-            step = (long - short) / (many - few)
-            decode[f"ctx{context}_b{batch}"] = {"step_ms": step * 1e3, "tok_s": batch / step}
-            print(f"decode context {context} batch {batch}: {step * 1e3:.2f} ms, {batch / step:.0f} tok/s", flush=True)
-    count, length = SMALL.prefill
-    prefill = count * length / min([await run(count, length, 1) for _ in range(3)])
-    print(f"prefill {count} x {length}: {prefill:.0f} tok/s", flush=True)
-    requests = mixed(SMALL, vocab_size)
-    seconds, tokens = await together(requests)
-    print(f"mix of {len(requests)}: {len(requests) / seconds:.2f} req/s, {tokens / seconds:.0f} tok/s", flush=True)
-    return {
-        "decode": decode,
-        "prefill_tok_s": prefill,
-        "ttft_1req_ms": median(client_ms),
-        "ttft_1req_executor_ms": median(alone),
-        "ttft_added_ms": added,
-        "ttft_added_with_client_ms": added_client,
-        "mixed": {
-            "requests": len(requests),
-            "seconds": seconds,
-            "req_s": len(requests) / seconds,
-            "out_tok_s": tokens / seconds,
-            "in_tokens": sum(len(request.prompt) for request in requests),
-            "out_tokens": tokens,
-        },
-    }
+    return result
+
+
+async def _all_work(config: MeshConfig, work: Work) -> dict[str, Any]:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder)) as mesh,
+            Client(mesh.address) as client,
+        ):
+            start_s = time.perf_counter() - started
+            print(f"ready after {start_s:.1f} s", flush=True)
+            vocab_size = (await client.model()).vocab_size
+            loop = asyncio.get_running_loop()
+
+            async def together(requests: Sequence[Request]) -> tuple[float, int]:
+                begun = time.perf_counter()
+                done = await asyncio.gather(*(_ask(client, request) for request in requests))
+                return time.perf_counter() - begun, sum(one.tokens for one in done)
+
+            def run(requests: Sequence[Request]) -> tuple[float, int]:
+                return asyncio.run_coroutine_threadsafe(together(requests), loop).result()
+
+            return {"start_s": start_s, **await asyncio.to_thread(measure, run, work, vocab_size)}
 
 
 if __name__ == "__main__":
