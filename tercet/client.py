@@ -12,7 +12,9 @@ server, and leaving the client's scope cancels every one that is still open. gRP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -89,20 +91,24 @@ class Generation:
     ) -> None:
         self.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
         """Accepted, any number of Delta, Finished. Raises errors.RequestError."""
         try:
-            while (message := await _typed(self._call.read(), self._address)) is not grpc.aio.EOF:
+            while (message := await self._read()) is not grpc.aio.EOF:
                 event = from_event(message)
                 if event is not None:
                     yield event
+        finally:
+            self.cancel()
+
+    async def _read(self) -> Any:
+        try:
+            return await _typed(self._call.read(), self._address)
         except asyncio.CancelledError:
             # gRPC raises the same for a cancelled call and a cancelled task; only the latter may pass as such.
             if self._cancelled:
                 raise errors.RequestCancelledError("cancelled by its client") from None
             raise
-        finally:
-            self.cancel()
 
     async def answer(self, on_text: Callable[[str], None] | None = None) -> Answer:
         """Reads to the end, calling `on_text` with each piece of text as it comes. Raises errors.RequestError."""
@@ -110,16 +116,18 @@ class Generation:
         finished: Finished | None = None
         texts: list[str] = []
         token_ids: list[int] = []
-        async for event in self:
-            if isinstance(event, Delta):
-                texts.append(event.text)
-                token_ids.extend(event.token_ids)
-                if on_text is not None:
-                    on_text(event.text)
-            elif isinstance(event, Accepted):
-                accepted = event
-            else:
-                finished = event
+        # An iteration that `on_text` breaks off ends here, not whenever the event loop finds it.
+        async with contextlib.aclosing(self.__aiter__()) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    texts.append(event.text)
+                    token_ids.extend(event.token_ids)
+                    if on_text is not None:
+                        on_text(event.text)
+                elif isinstance(event, Accepted):
+                    accepted = event
+                else:
+                    finished = event
         if accepted is None or finished is None:
             raise errors.GatewayLostError(f"the stream from {self._address} ended without its last event")
         return Answer("".join(texts), tuple(token_ids), accepted, finished)
@@ -153,7 +161,10 @@ class Client:
     def generate(
         self, prompt: Prompt, options: Options | None = None, *, timeout_s: float | None = None, **more: Any
     ) -> Generation:
-        """Starts a request: text, token ids, or chat messages. Options as one object, or by name (see Options)."""
+        """Starts a request: text, token ids, or chat messages. Options as one object, or by name (see Options).
+
+        Raises TypeError for a prompt that is none of these or a name that is no option.
+        """
         request = to_request(prompt, _options(options, more))
         call = inference_pb2_grpc.InferenceStub(self._live()).Generate(request, timeout=timeout_s)
         self._open.add(call)
@@ -239,6 +250,12 @@ def generate_blocking(
 def _options(options: Options | None, more: dict[str, Any]) -> Options:
     if options is not None and more:
         raise TypeError("give Options, or options by name, not both")
+    if not isinstance(options, Options | None):
+        raise TypeError(f"options must be Options, is {type(options).__name__}")
+    known = [item.name for item in dataclasses.fields(Options)]
+    for name in more:
+        if name not in known:
+            raise TypeError(f"{name!r} is not an option; options are {', '.join(known)}")
     return options or Options(**more)
 
 

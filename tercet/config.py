@@ -1,21 +1,23 @@
 """The settings of a mesh: one TOML file, environment and flags, validated once into frozen dataclasses.
 
 Later wins: defaults, the TOML file, environment (``TERCET_WORKER_MAX_NUM_SEQS``), flags. Every problem is a
-ConfigError that names the key.
+ConfigError that names the key; all are reported at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import sys
-import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tercet.errors import ConfigError
+from tercet.setting_value import convert
 from tercet.telemetry import LogFormat, LogLevel
 
 if sys.version_info >= (3, 11):
@@ -25,12 +27,28 @@ else:
 
 ENV_PREFIX = "TERCET"
 
+# Who set the environment of a child of `tercet up`; which instructions the C++ extension may use.
+PARENT_PID_VARIABLE = f"{ENV_PREFIX}_PARENT_PID"
+ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
+_NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, ISA_VARIABLE})
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-def setting(default: Any, help: str, check: Callable[[Any], str | None] | None = None) -> Any:
-    """A field of a section. `check` returns what is wrong with a value, or None."""
-    return field(default=default, metadata={"help": help, "check": check})
+class ConfigErrors(ConfigError):
+    """Several settings are wrong. `problems` has each, `key` is the first one's; the text has a line for each."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        super().__init__(problems[0].key, "")
+        self.args = ("\n".join(map(str, problems)),)
+        self.problems = tuple(problems)
+
+
+def setting(
+    default: Any, help: str, check: Callable[[Any], str | None] | None = None, *, in_bytes: bool = False
+) -> Any:
+    """A field of a section. `check` returns what is wrong with a value, or None. `in_bytes`: takes KiB, MiB, GiB."""
+    return field(default=default, metadata={"help": help, "check": check, "in_bytes": in_bytes})
 
 
 # Counts that travel between services are 32-bit there.
@@ -47,6 +65,10 @@ def _at_least(low: float) -> Callable[[Any], str | None]:
 
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else f"must be a port, 0 to 65535, is {value}"
+
+
+def _not_empty(value: str) -> str | None:
+    return None if value.strip() else "must not be empty"
 
 
 def _address(value: str) -> str | None:
@@ -72,7 +94,9 @@ def _block_size(value: int) -> str | None:
 class ModelSettings:
     """Which model the mesh serves. Read by gateway (tokenizer, template) and worker (weights)."""
 
-    model: str = setting("embedded", "a .gguf file, a Hugging Face directory, or 'embedded' (SmolLM2-135M-Instruct)")
+    model: str = setting(
+        "embedded", "a .gguf file, a Hugging Face directory, or 'embedded' (SmolLM2-135M-Instruct)", _not_empty
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "names clients may use; the first is canonical. Default: the file's"
     )
@@ -84,10 +108,12 @@ class ModelSettings:
 class GatewaySettings:
     """The edge: text, clients' streams."""
 
-    host: str = setting("127.0.0.1", "address to listen on")
+    host: str = setting("127.0.0.1", "address to listen on", _not_empty)
     port: int = setting(50051, "port to listen on; 0 picks a free one", _port)
     scheduler: str = setting("127.0.0.1:50052", "host:port of the scheduler", _address)
-    max_prompt_bytes: int = setting(2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", _count(1))
+    max_prompt_bytes: int = setting(
+        2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", _count(1), in_bytes=True
+    )
     max_stream_tokens: int = setting(
         4096, "tokens kept for a client that does not read before SLOW_CONSUMER", _count(1)
     )
@@ -99,7 +125,7 @@ class GatewaySettings:
 class SchedulerSettings:
     """Order and time."""
 
-    host: str = setting("127.0.0.1", "address to listen on")
+    host: str = setting("127.0.0.1", "address to listen on", _not_empty)
     port: int = setting(50052, "port to listen on; 0 picks a free one", _port)
     workers: tuple[str, ...] = setting(("127.0.0.1:50053",), "host:port of each worker", _addresses)
     num_scheduler_steps: int = setting(8, "most decode steps per plan", _count(1))
@@ -120,12 +146,12 @@ class SchedulerSettings:
 class WorkerSettings:
     """One device."""
 
-    host: str = setting("127.0.0.1", "address to listen on")
+    host: str = setting("127.0.0.1", "address to listen on", _not_empty)
     port: int = setting(50053, "port to listen on; 0 picks a free one", _port)
     device: str = setting("cpu", "cpu, cuda or cuda:N")
     dtype: Dtype = setting("auto", "type of weights and activations; auto: bfloat16")
     block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", _block_size)
-    kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", _at_least(1))
+    kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", _at_least(1), in_bytes=True)
     max_num_seqs: int = setting(64, "most sequences in a step", _count(1))
     max_num_batched_tokens: int = setting(512, "most tokens in a step", _count(1))
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of ended sequences for later prompts")
@@ -167,19 +193,34 @@ def load_config(
 ) -> MeshConfig:
     """Merges the sources and validates.
 
-    `env` is a process environment; only TERCET_<SECTION>_<KEY> names are read. `flags` maps dotted keys, such as
-    ``worker.max_num_seqs``, to values; strings are converted as those of the environment. Raises ConfigError.
+    `env` is a process environment; names that begin with TERCET_ must be settings. `flags` maps dotted keys, such as
+    ``worker.max_num_seqs``, to values; strings are converted as those of the environment. Raises ConfigError for one
+    problem, ConfigErrors for several.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    problems: list[ConfigError] = []
     if path is not None:
-        _merge_file(values, path)
-    _merge_env(values, env or {})
+        with _noted(problems):
+            _merge_file(values, path, problems)
+    for variable, text in (env or {}).items():
+        if variable.startswith(f"{ENV_PREFIX}_") and variable not in _NOT_SETTINGS:
+            with _noted(problems):
+                section, name = _key_of_variable(variable)
+                values[section][name] = text
     for key, value in (flags or {}).items():
-        section, _, name = key.partition(".")
-        _field_of(section, name, key)
-        values[section][name] = value
-    built = {name: _build(name, cls, values[name]) for name, cls in _SECTIONS.items()}
+        with _noted(problems):
+            section, _, name = key.partition(".")
+            _field_of(section, name, key)
+            values[section][name] = value
+    built = {name: _build(name, cls, values[name], problems) for name, cls in _SECTIONS.items()}
+    raise_all(problems)
     return MeshConfig(**built)
+
+
+def raise_all(problems: Sequence[ConfigError]) -> None:
+    """Raises the only one of `problems`, or ConfigErrors with several; returns if there is none."""
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
 
 
 def setting_keys() -> dict[str, dataclasses.Field[Any]]:
@@ -194,11 +235,25 @@ def to_environment(config: MeshConfig) -> dict[str, str]:
         section, _, name = key.partition(".")
         value = getattr(getattr(config, section), name)
         text = ",".join(value) if isinstance(value, tuple) else str(value)
-        out[f"{ENV_PREFIX}_{section}_{name}".upper()] = text
+        out[variable_of(key)] = text
     return out
 
 
-def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
+def variable_of(key: str) -> str:
+    """The environment variable of a dotted key."""
+    return f"{ENV_PREFIX}_{key.replace('.', '_')}".upper()
+
+
+@contextlib.contextmanager
+def _noted(problems: list[ConfigError]) -> Iterator[None]:
+    """Collects a ConfigError instead of letting it end the reading."""
+    try:
+        yield
+    except ConfigError as error:
+        problems.append(error)
+
+
+def _merge_file(values: dict[str, dict[str, Any]], path: Path, problems: list[ConfigError]) -> None:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -207,21 +262,27 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
         raise ConfigError("config", f"{path} is not valid TOML: {error}") from error
     for section, body in data.items():
         if section not in _SECTIONS:
-            raise ConfigError(section, f"unknown section in {path}; known: {', '.join(_SECTIONS)}")
+            problems.append(ConfigError(section, f"unknown section in {path}; known: {', '.join(_SECTIONS)}"))
+            continue
         if not isinstance(body, dict):
-            raise ConfigError(section, f"must be a table in {path}")
+            problems.append(ConfigError(section, f"must be a table in {path}"))
+            continue
         for name, value in body.items():
-            _field_of(section, name, f"{section}.{name}")
-            values[section][name] = value
+            with _noted(problems):
+                _field_of(section, name, f"{section}.{name}")
+                values[section][name] = value
 
 
-def _merge_env(values: dict[str, dict[str, Any]], env: Mapping[str, str]) -> None:
-    for variable, value in env.items():
-        prefix, _, rest = variable.partition("_")
-        section, _, name = rest.lower().partition("_")
-        if prefix == ENV_PREFIX and section in _SECTIONS:
-            _field_of(section, name, variable)
-            values[section][name] = value
+def _key_of_variable(variable: str) -> tuple[str, str]:
+    """Section and name that an environment variable sets. Raises ConfigError naming the variable."""
+    section, _, name = variable.removeprefix(f"{ENV_PREFIX}_").lower().partition("_")
+    try:
+        _field_of(section, name, variable)
+    except ConfigError as error:
+        near = difflib.get_close_matches(variable.upper(), map(variable_of, setting_keys()), n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(variable, str(error).removeprefix(f"{variable}: ") + hint) from None
+    return section, name
 
 
 def _field_of(section: str, name: str, key: str) -> dataclasses.Field[Any]:
@@ -233,65 +294,18 @@ def _field_of(section: str, name: str, key: str) -> dataclasses.Field[Any]:
     return known[name]
 
 
-def _build(section: str, cls: type[Section], values: Mapping[str, Any]) -> Section:
+def _build(section: str, cls: type[Section], values: Mapping[str, Any], problems: list[ConfigError]) -> Section:
+    """The section from its values; what is wrong goes to `problems`, and the default takes its place."""
     hints = typing.get_type_hints(cls)
     converted: dict[str, Any] = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         if item.name not in values:
             continue
         key = f"{section}.{item.name}"
-        value = _convert(key, hints[item.name], values[item.name])
-        check = item.metadata.get("check")
-        if check is not None and (problem := check(value)) is not None:
-            raise ConfigError(key, problem)
-        converted[item.name] = value
+        with _noted(problems):
+            value = convert(key, hints[item.name], values[item.name], in_bytes=item.metadata["in_bytes"])
+            check = item.metadata["check"]
+            if check is not None and (problem := check(value)) is not None:
+                raise ConfigError(key, problem)
+            converted[item.name] = value
     return cls(**converted)
-
-
-def _convert(key: str, hint: Any, value: Any) -> Any:
-    """`value` as the type `hint`; strings of environment and flags are parsed, TOML values must have the type."""
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise ConfigError(key, f"must be one of {', '.join(choices)}, is {value!r}")
-        return value
-    if origin is tuple:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
-            raise ConfigError(key, f"must be a list of strings, is {value!r}")
-        return tuple(value)
-    if hint is str and isinstance(value, str):
-        return value
-    if hint is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in _BOOLEANS:
-            return _BOOLEANS[value.lower()]
-        raise ConfigError(key, f"must be true or false, is {value!r}")
-    if hint in (int, float) and not isinstance(value, bool):
-        if isinstance(value, (int, hint)):
-            return hint(value)
-        if isinstance(value, str):
-            try:
-                return hint(_scaled(value)) if hint is int else hint(value)
-            except ValueError:
-                pass
-    raise ConfigError(key, f"must be {_TYPE_NAMES[hint]}, is {value!r}")
-
-
-_BOOLEANS: Mapping[str, bool] = types.MappingProxyType(
-    {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-)
-_TYPE_NAMES = {int: "a whole number (suffixes KiB, MiB, GiB allowed)", float: "a number", str: "a string"}
-_SCALES = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-
-
-def _scaled(text: str) -> int:
-    """``512MiB`` and ``512`` as whole numbers. Raises ValueError."""
-    lowered = text.strip().lower()
-    for suffix, scale in _SCALES.items():
-        if lowered.endswith(suffix):
-            return int(float(lowered[: -len(suffix)]) * scale)
-    return int(lowered)

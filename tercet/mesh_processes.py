@@ -24,10 +24,11 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tercet
-from tercet.config import ENV_PREFIX, MeshConfig, setting_keys, to_environment
-from tercet.errors import StartupError
+from tercet.config import PARENT_PID_VARIABLE, MeshConfig, raise_all, setting_keys, to_environment, variable_of
+from tercet.errors import ConfigError, StartupError
 from tercet.ports import check_port_free, free_ports
 from tercet.rpc import open_channel
+from tercet.telemetry import level_of
 
 State = Literal["starting", "ready", "stopping", "stopped", "failed"]
 
@@ -40,7 +41,6 @@ _HEALTH_NAMES = {
     "scheduler": "tercet.mesh.v1.Scheduler",
     "worker": "tercet.mesh.v1.Worker",
 }
-_PARENT_PID = f"{ENV_PREFIX}_PARENT_PID"
 _POLL_S = 0.1
 _PROBE_S = 2.0
 _TAIL_BYTES = 8192
@@ -103,10 +103,8 @@ class MeshProcesses:
         return _address(self.config, "gateway")
 
     async def __aenter__(self) -> MeshProcesses:
-        """Raises ConfigError for a port in use, ServiceFailedError if a service does not become ready."""
-        for name in SERVICES:
-            settings = getattr(self.config, name)
-            check_port_free(f"{name}.port", settings.host, settings.port)
+        """Raises ConfigError as `check_ports` does, ServiceFailedError if a service does not become ready."""
+        check_ports(self.config)
         try:
             for name in reversed(SERVICES):
                 await self._spawn(name)
@@ -155,7 +153,7 @@ class MeshProcesses:
     async def _spawn(self, name: str) -> None:
         self._started[name] = time.monotonic()
         output = contextlib.nullcontext(sys.stderr.fileno() if self._log_dir is None else -1)
-        log = output if self._log_dir is None else (self._log_dir / f"{name}.log").open("wb")
+        log = output if self._log_dir is None else self._log_path(name).open("wb")
         with log as stream:
             process = await asyncio.create_subprocess_exec(
                 *self._command(name),
@@ -202,13 +200,19 @@ class MeshProcesses:
     def _report_exit(self, name: str) -> ServiceStatus:
         code = self._exits[name].result()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        said = last_line(self._log_dir / f"{name}.log") if self._log_dir is not None else ""
+        # SIGKILL comes from outside: whatever was said before has nothing to do with it.
+        unexplained = self._log_dir is None or code == -signal.SIGKILL
+        said = "" if unexplained else last_problem(self._log_path(name))
         # A start-up error is written for people and complete; anything else needs its circumstances.
         detail = said if code == 2 and said else f"{how}{': ' + said if said else ''}; {self._log_hint(name)}"
         return self._tell(name, "failed", detail=detail, exit_code=code)
 
     def _log_hint(self, name: str) -> str:
-        return f"see {self._log_dir / f'{name}.log'}" if self._log_dir is not None else "see its messages above"
+        return "see its messages above" if self._log_dir is None else f"see {self._log_path(name)}"
+
+    def _log_path(self, name: str) -> Path:
+        assert self._log_dir is not None
+        return self._log_dir / f"{name}.log"
 
     def _tell(self, name: str, state: State, *, detail: str = "", exit_code: int | None = None) -> ServiceStatus:
         status = ServiceStatus(
@@ -240,9 +244,27 @@ def link(config: MeshConfig) -> MeshConfig:
     )
 
 
+def check_ports(config: MeshConfig) -> None:
+    """Raises ConfigError, or ConfigErrors, if the three cannot listen on their ports of this host."""
+    problems: list[ConfigError] = []
+    for name in SERVICES:
+        settings = getattr(config, name)
+        try:
+            check_port_free(f"{name}.port", settings.host, settings.port)
+        except ConfigError as error:
+            problems.append(error)
+    for index, name in enumerate(SERVICES):
+        for other in SERVICES[:index]:
+            one, two = getattr(config, name), getattr(config, other)
+            everywhere = bool({one.host, two.host} & {"0.0.0.0", "::"})
+            if one.port and one.port == two.port and (everywhere or one.host == two.host):
+                problems.append(ConfigError(f"{name}.port", f"is {one.port}, which is {other}.port too"))
+    raise_all(problems)
+
+
 def die_with_parent() -> None:
     """In a child of MeshProcesses on Linux: be killed when the parent is gone, whatever ended it."""
-    parent = os.environ.get(_PARENT_PID, "")
+    parent = os.environ.get(PARENT_PID_VARIABLE, "")
     if not parent or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -250,8 +272,8 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def last_line(path: Path) -> str:
-    """The last line of a log that says something, without the program's name in front."""
+def last_problem(path: Path) -> str:
+    """The last line of a log, without the program's name in front; "" if that is an event which is no error."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -259,7 +281,7 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     text = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return text.removeprefix("tercet: ")
+    return "" if level_of(text) in ("debug", "info", "warning") else text.removeprefix("tercet: ")
 
 
 def _address(config: MeshConfig, name: str) -> str:
@@ -270,10 +292,10 @@ def _address(config: MeshConfig, name: str) -> str:
 
 
 def _environment(config: MeshConfig, base: Mapping[str, str]) -> dict[str, str]:
-    ours = {f"{ENV_PREFIX}_{key.replace('.', '_')}".upper() for key in setting_keys()}
+    ours = {variable_of(key) for key in setting_keys()}
     out = {key: value for key, value in base.items() if key not in ours}
     out.update(to_environment(config))
-    out[_PARENT_PID] = str(os.getpid())
+    out[PARENT_PID_VARIABLE] = str(os.getpid())
     # A file named scheduler.py in the user's folder must not be taken for the service; this tree must be found.
     out["PYTHONSAFEPATH"] = "1"
     root = Path(tercet.__file__).resolve().parent.parent

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
@@ -26,7 +27,7 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to generate. None means: not sent, the model's default holds."""
+    """How to generate. None means: not sent, the model's default holds. A `stop` that is a str is one stop string."""
 
     model: str = ""
     temperature: float | None = None
@@ -35,7 +36,7 @@ class Options:
     min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     request_id: str = ""
@@ -149,8 +150,10 @@ class FleetInfo:
 def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
     """The proto of a request. An empty sequence counts as token ids.
 
-    Raises errors.InvalidFieldError for what a proto cannot hold, such as a negative top_k.
+    Raises TypeError for a prompt that is neither text nor token ids nor ChatMessages, errors.InvalidFieldError for what
+    a proto cannot hold, such as a negative top_k.
     """
+    kind, value = _kind_of(prompt)
     try:
         return pb.GenerateRequest(
             model=options.model,
@@ -164,26 +167,45 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             ),
             stop=pb.StopConditions(
                 max_tokens=options.max_tokens,
-                strings=options.stop,
+                strings=(options.stop,) if isinstance(options.stop, str) else options.stop,
                 token_ids=options.stop_token_ids,
                 ignore_eos=options.ignore_eos,
             ),
-            **_input(prompt),
+            **_input(kind, value),
         )
     except (TypeError, ValueError) as error:
         raise InvalidFieldError(f"the request cannot be written: {error}") from error
 
 
-def _input(prompt: Prompt) -> dict[str, Any]:
+def _kind_of(prompt: object) -> tuple[Literal["prompt", "chat", "token_ids"], Any]:
+    """Which input of the contract a prompt is, and its value. Raises TypeError if none."""
     if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if prompt and isinstance(prompt[0], ChatMessage):
-        return {"chat": to_chat(prompt)}
-    return {"token_ids": pb.TokenIds(ids=cast("Sequence[int]", prompt))}
+        return "prompt", prompt
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"{_PROMPT_IS}, is {type(prompt).__name__}")
+    items = list(prompt)
+    if items and all(isinstance(item, ChatMessage) for item in items):
+        return "chat", items
+    try:
+        return "token_ids", [operator.index(item) for item in items]
+    except TypeError:
+        kinds = sorted({type(item).__name__ for item in items})
+        raise TypeError(f"{_PROMPT_IS}, is a {type(prompt).__name__} of {', '.join(kinds)}") from None
+
+
+_PROMPT_IS = "prompt must be a str, a list of token ids, or a list of ChatMessage"
+
+
+def _input(kind: str, value: Any) -> dict[str, Any]:
+    if kind == "chat":
+        return {"chat": to_chat(value)}
+    return {kind: pb.TokenIds(ids=value) if kind == "token_ids" else value}
 
 
 def to_chat(messages: Sequence[Any]) -> pb.Chat:
-    """The proto of a conversation, from ChatMessages."""
+    """The proto of a conversation. Raises TypeError unless all are ChatMessages."""
+    if not isinstance(messages, Iterable) or not all(isinstance(message, ChatMessage) for message in messages):
+        raise TypeError("prompt must be a str or a list of ChatMessage")
     return pb.Chat(messages=[pb.ChatMessage(role=message.role, content=message.content) for message in messages])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
 from typing import Literal
 
@@ -10,6 +12,8 @@ import structlog
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+_CONSOLE_LEVEL = re.compile(r"\S+ \[(\w+) *\] ")
 
 
 def configure_logging(service: str, level: LogLevel = "info", fmt: LogFormat = "console") -> None:
@@ -35,3 +39,15 @@ def configure_logging(service: str, level: LogLevel = "info", fmt: LogFormat = "
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def level_of(line: str) -> str:
+    """The level of a line that this set-up wrote to a file, in either format; "" for any other line."""
+    if line.startswith("{"):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return ""
+        return str(event.get("level", ""))
+    match = _CONSOLE_LEVEL.match(line)
+    return match.group(1) if match else ""

@@ -11,6 +11,7 @@ import click
 
 from tercet.cli.root import EXIT_INTERRUPTED
 from tercet.client import DEFAULT_ADDRESS, Options
+from tercet.errors import InvalidFieldError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -61,6 +62,25 @@ def run_async(work: Coroutine[Any, Any, Value]) -> Value:
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(err=True)
         sys.exit(EXIT_INTERRUPTED)
+
+
+def read_text() -> str:
+    """All of standard input. Raises errors.InvalidFieldError if it is not UTF-8."""
+    return _decoded(sys.stdin.buffer.read())
+
+
+def read_line() -> str | None:
+    """The next line of standard input, None at its end. Raises errors.InvalidFieldError if it is not UTF-8."""
+    line = sys.stdin.buffer.readline()
+    return _decoded(line) if line else None
+
+
+def _decoded(data: bytes) -> str:
+    # Not by the terminal's encoding: in some locales that lets through what no request can hold.
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidFieldError(f"standard input is not UTF-8 (byte {error.start:,})") from None
 
 
 def show_text(text: str) -> None:

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from typing import Any
 
 import click
 
-from tercet.cli.asking import address_option, model_option, options_of, sampling_options, show_text, timeout_option
+from tercet.cli.asking import (
+    CONTROL_TIMEOUT_S,
+    address_option,
+    model_option,
+    options_of,
+    read_line,
+    run_async,
+    sampling_options,
+    show_text,
+    timeout_option,
+)
 from tercet.client import ChatMessage, Client, Options
 from tercet.errors import GatewayLostError, RequestError
+
+_COMMANDS = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer."
+# "/help" and "/help me", but not a path such as "/etc/hosts".
+_COMMAND = re.compile(r"/\w*(\s|$)")
+
+
+async def check_model(address: str, model: str) -> None:
+    """Raises errors.RequestError if no gateway answers or it does not serve the model."""
+    async with Client(address) as client:
+        await client.model(model, timeout_s=CONTROL_TIMEOUT_S)
 
 
 async def reply(
@@ -36,20 +57,26 @@ async def reply(
 def chat(address: str, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
     """Talk with the model. Each line is a turn; the model sees the whole conversation.
 
-    /reset forgets it, /quit or Ctrl-D ends. Ctrl-C stops the current answer; what came of it stays in the conversation.
+    /reset forgets it, /quit or Ctrl-D ends, /help lists these. Ctrl-C stops the current answer; what came of it stays
+    in the conversation.
     """
     options = options_of(model, sampling)
     opening = [ChatMessage("system", system)] if system else []
     messages = list(opening)
+    run_async(check_model(address, model))
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() editing and history
-        click.echo("/reset forgets the conversation, /quit ends, Ctrl-C stops an answer.", err=True)
+        click.echo(_COMMANDS, err=True)
     while (line := _read_turn()) is not None:
         if line == "/quit":
             break
         if line == "/reset":
             messages = list(opening)
+            continue
+        if _COMMAND.match(line):
+            known = line.split()[0] == "/help"
+            click.echo(_COMMANDS if known else f"{line.split()[0]} is not a command. {_COMMANDS}", err=True)
             continue
         if not line:
             continue
@@ -71,12 +98,20 @@ def chat(address: str, model: str, system: str | None, timeout: float | None, **
 
 
 def _read_turn() -> str | None:
-    """The next line without space around it; None at the end of input, or at Ctrl-C while nothing runs."""
+    """The next line without space around it; None at the end of input, or at Ctrl-C while nothing runs.
+
+    Raises errors.InvalidFieldError for input that is not UTF-8, unless somebody is there to type it again.
+    """
     try:
-        if sys.stdin.isatty():
-            return input("> ").strip()
-        line = sys.stdin.readline()
-        return line.strip() if line else None
+        if not sys.stdin.isatty():
+            line = read_line()
+            return None if line is None else line.strip()
+        text = input("> ")
+        text.encode("utf-8")
+        return text.strip()
+    except UnicodeError:
+        click.echo("that was not UTF-8", err=True)
+        return ""
     except (EOFError, KeyboardInterrupt):
         click.echo(err=True)
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import click
@@ -14,6 +13,7 @@ from tercet.cli.asking import (
     address_option,
     model_option,
     options_of,
+    read_text,
     run_async,
     sampling_options,
     show_text,
@@ -72,7 +72,7 @@ def generate(
     cancels the request. On an error the reason and message go to standard error, and the exit code is 1.
     """
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = read_text()
     options = options_of(model, sampling)
     answer = run_async(ask(address, prompt, options, chat=chat, timeout_s=timeout, stream=not as_json))
     if as_json:

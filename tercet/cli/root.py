@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import os
+import sys
 from typing import Any
 
 import click
 
 from tercet import __version__
+from tercet.config import ConfigErrors
 from tercet.errors import RequestError, StartupError
 
 EXIT_REQUEST = 1
@@ -36,15 +41,16 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 
 
 class Failure(click.ClickException):
-    """An error on purpose: one line on standard error, no traceback."""
+    """An error on purpose: one line on standard error for each problem, no traceback."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        """Prints the line."""
-        click.echo(f"tercet: {self.message}", err=True, file=file)
+        """Prints the lines."""
+        for line in self.message.splitlines():
+            click.echo(f"tercet: {line}", err=True, file=file)
 
 
 class Root(click.Group):
@@ -72,7 +78,23 @@ class Root(click.Group):
         except RequestError as error:
             raise Failure(f"{error.reason}: {error.message}", EXIT_REQUEST) from error
         except StartupError as error:
-            raise Failure(" ".join(str(error).split()), EXIT_STARTUP) from error
+            problems = error.problems if isinstance(error, ConfigErrors) else (error,)
+            raise Failure("\n".join(" ".join(str(problem).split()) for problem in problems), EXIT_STARTUP) from error
+        except OSError as error:
+            # A full disk is no bug. A closed pipe click ends quietly by itself.
+            if error.errno not in _OUTPUT_FULL:
+                raise
+            _drop_output()
+            raise Failure(f"cannot write: {error.strerror}", EXIT_REQUEST) from error
+
+
+_OUTPUT_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
+def _drop_output() -> None:
+    """Lets what standard output still holds go nowhere, since the interpreter would fail to write it at its end."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

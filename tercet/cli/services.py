@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import ipaddress
+import socket
 
 import click
 import structlog
@@ -14,11 +16,25 @@ from tercet.errors import ConfigError
 from tercet.mesh_processes import die_with_parent
 from tercet.telemetry import configure_logging
 
+PUBLIC_NOTE = "whoever reaches this address can use it: there are no keys and no TLS yet"
+
+
+def is_public(host: str) -> bool:
+    """Whether to listen on `host` is to be reachable from other hosts. False for a host that does not resolve."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
 
 def run_service(name: str, config: MeshConfig) -> None:
     """Runs a service until SIGTERM or SIGINT. Raises errors.StartupError."""
     die_with_parent()
     configure_logging(name, config.log.level, config.log.format)
+    host = getattr(config, name).host
+    if is_public(host):
+        structlog.get_logger().warning("listens_publicly", host=host, note=PUBLIC_NOTE)
     # The one place where this package meets the services, and only the one asked for: `tercet generate` needs no torch.
     serve = importlib.import_module(f"{name}.server").serve
 
@@ -46,7 +62,7 @@ def gateway(config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["scheduler", "model", "log"])
+@with_config(["scheduler", "log"])
 def scheduler(config: MeshConfig) -> None:
     """Run one scheduler: order and time.
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, model_option, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, model_option, read_text, run_async
 from tercet.client import ChatMessage, Client
 
 
@@ -26,5 +25,5 @@ async def token_ids_of(address: str, text: str, model: str, *, chat: bool) -> tu
 def tokenize(text: str, address: str, model: str, chat: bool) -> None:
     """Show the token ids of TEXT as a JSON list. TEXT - reads standard input."""
     if text == "-":
-        text = sys.stdin.read()
+        text = read_text()
     click.echo(json.dumps(run_async(token_ids_of(address, text, model, chat=chat))))

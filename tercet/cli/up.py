@@ -13,10 +13,11 @@ import click
 from rich.console import Console
 
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
+from tercet.cli.services import PUBLIC_NOTE, is_public
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.config import MeshConfig
-from tercet.mesh_processes import MeshProcesses, ServiceFailedError
+from tercet.mesh_processes import SERVICES, MeshProcesses, ServiceFailedError, check_ports
 
 # `up` itself tells the three where the others are.
 _LINKS = ("gateway.scheduler", "scheduler.workers")
@@ -77,6 +78,11 @@ def up(config: MeshConfig, verbose: bool, log_dir: Path | None, start_timeout: f
     are stopped, and the exit code is not 0. The addresses by which the three find each other follow from their ports.
     """
     console = Console(highlight=False)
+    # Before there is a folder of logs: nothing starts that could write one.
+    check_ports(config)
+    for name in SERVICES:
+        if is_public(host := getattr(config, name).host):
+            console.print(f"warning: {name} listens on {host}: {PUBLIC_NOTE}", soft_wrap=True)
     temporary = None if verbose or log_dir else Path(tempfile.mkdtemp(prefix="tercet-"))
     target = None if verbose else log_dir or temporary
     if target is not None:

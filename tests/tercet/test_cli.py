@@ -2,6 +2,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 import tercet
 from tercet.cli import main
 from tercet.cli.demo import private, summary
+from tercet.cli.services import is_public
 from tercet.cli.settings import flag_names, with_config
 from tercet.client import Accepted, Answer, Finished, FleetInfo
 from tercet.config import MeshConfig, load_config, setting_keys
@@ -90,8 +92,9 @@ def test_a_service_has_its_own_settings_unprefixed_and_no_others(service):
     for key in setting_keys():
         section, _, name = key.partition(".")
         flag = f"--{name.replace('_', '-')}"
-        if section in (service, "model"):
+        if section == service or (section == "model" and service != "scheduler"):
             assert f"{flag} " in shown or f"{flag}/" in shown, key
+    assert ("[model]" in shown) == (service != "scheduler")
     assert "--log-level" in shown
     assert "--worker-port" not in shown
 
@@ -154,10 +157,62 @@ def test_a_wrong_flag_is_one_line_that_names_the_key_and_exit_code_2(arguments, 
     assert done.stdout == ""
 
 
-def test_a_wrong_variable_names_itself():
-    done = CliRunner().invoke(main, ["worker"], env={"TERCET_WORKER_PROT": "1"})
+@pytest.mark.parametrize("variable", ["TERCET_WORKER_PROT", "TERCET_WORKR_PORT", "TERCET_FOO"])
+def test_a_wrong_variable_names_itself(variable):
+    done = CliRunner().invoke(main, ["worker"], env={variable: "1"})
     assert done.exit_code == 2
-    assert "TERCET_WORKER_PROT" in done.stderr
+    assert done.stderr.startswith(f"tercet: {variable}: ")
+
+
+def test_every_wrong_setting_has_its_line():
+    done = CliRunner().invoke(main, ["doctor", "--gateway-port", "abc"], env={"TERCET_MODEL_MODEL": ""})
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "tercet: model.model: must not be empty",
+        "tercet: gateway.port: must be a whole number, is 'abc'",
+    ]
+
+
+# ------------------------------------------------------------------------------------------ what standard output bears
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "forever", "--raw"], ["generate", "count 3000", "--raw", "--json"], ["fleet"], ["tokenize", "a b"]],
+)
+def test_a_reader_that_leaves_ends_the_command_quietly(gateway, arguments):
+    with start(*arguments, "--address", gateway.address) as process:
+        if "forever" in arguments:
+            assert process.stdout.read(5) == "again"
+        process.stdout.close()
+        problem = process.stderr.read()
+    assert problem == ""
+    if "forever" in arguments:
+        assert process.returncode == 1
+        assert gateway.cancelled.wait(10)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("arguments", [["generate", "hi", "--json"], ["generate", "forever", "--raw"], ["fleet"]])
+def test_a_full_disk_is_one_line(gateway, arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tercet", *arguments, "--address", gateway.address],
+            stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "tercet: cannot write: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", [["generate", "-"], ["tokenize", "-"], ["chat"]])
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C", "POSIX"])
+def test_input_that_is_not_utf_8_is_said_to_be(gateway, command, locale):
+    done = subprocess.run(
+        [sys.executable, "-m", "tercet", *command, "--address", gateway.address],
+        input=b"a\xffb\n", capture_output=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": locale},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"tercet: INVALID_FIELD: standard input is not UTF-8 (byte 1)\n"
 
 
 # ---------------------------------------------------------------------------------------------------------- generate
@@ -262,6 +317,29 @@ def test_chat_ends_with_its_input_and_when_the_gateway_is_lost(gateway):
     assert "GATEWAY_LOST" in done.stderr
 
 
+def test_chat_finds_out_at_once_whether_it_can_talk(gateway):
+    (port,) = free_ports(1)
+    done = run("chat", "--address", f"127.0.0.1:{port}", stdin="")
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"tercet: GATEWAY_LOST: no gateway answers at 127.0.0.1:{port}")
+    done = run("chat", "--address", gateway.address, "--model", "other", stdin="")
+    assert (done.exit_code, done.stderr) == (1, "tercet: MODEL_NOT_FOUND: no model other\n")
+
+
+@pytest.mark.parametrize("line", ["/help", "/help me", "/halp", "/"])
+def test_chat_answers_a_command_that_it_does_not_know_with_those_it_knows(gateway, line):
+    done = run("chat", "--address", gateway.address, stdin=f"{line}\n")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "/reset" in done.stderr
+    assert "/quit" in done.stderr
+    assert (f"{line} is not a command" in done.stderr) == ("help" not in line)
+    assert gateway.requests == []
+
+
+def test_chat_lets_a_path_through(gateway):
+    assert run("chat", "--address", gateway.address, stdin="/etc/hosts is what?\n").stdout == "1: /etc/hosts is what?\n"
+
+
 def test_ctrl_c_in_chat_stops_the_answer_and_keeps_talking(gateway):
     with start("chat", "--address", gateway.address) as process:
         process.stdin.write("forever\n")
@@ -316,6 +394,52 @@ def test_the_demo_sums_up_in_one_line():
         "9 tokens · first token after 250 ms · 4.0 tokens/s · KV blocks: 3 used, 2 freed, 0 of 100 in use now"
     )
     assert " - tokens/s" in summary(_answer(1, 0.25, 0.25), FleetInfo(0, 0, 1, 0, ()))
+
+
+def test_up_that_cannot_listen_starts_nothing_and_leaves_no_folder(tmp_path):
+    """A port in use, an address of another host, two services on one port: all are known before anything starts."""
+    ports = free_ports(3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        used = taken.getsockname()[1]
+        for flags, key in (
+            ([f"--gateway-port={used}", f"--scheduler-port={ports[1]}"], "gateway.port"),
+            (["--worker-host=192.0.2.1", f"--gateway-port={ports[0]}", f"--scheduler-port={ports[1]}"], "worker.port"),
+            ([f"--gateway-port={ports[0]}", f"--scheduler-port={ports[0]}"], "scheduler.port"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "tercet", "up", *flags, f"--worker-port={ports[2]}"],
+                capture_output=True, text=True, timeout=60,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            )  # fmt: skip
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.startswith(f"tercet: {key}: ")
+            assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "public"),
+    [("127.0.0.1", False), ("127.9.9.9", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("::", True),
+     ("192.0.2.1", True), ("no.such.host.invalid", False)],
+)  # fmt: skip
+def test_what_other_hosts_can_reach_is_known(host, public):
+    assert is_public(host) == public
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_service_that_others_can_reach_says_so(host):
+    with start("scheduler", "--host", host, "--port", "0", "--log-format", "json") as process:
+        lines = []
+        for line in process.stderr:
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "ready":
+                break
+        process.terminate()
+        process.communicate(timeout=30)
+    warnings = [(line["level"], line["host"]) for line in lines if line["event"] == "listens_publicly"]
+    assert warnings == ([] if host == "127.0.0.1" else [("warning", host)])
 
 
 def test_up_says_why_a_service_failed_and_leaves_nothing(tmp_path):

@@ -156,6 +156,81 @@ async def test_a_number_that_the_contract_cannot_hold_is_a_typed_error(gateway, 
     assert gateway.requests == []
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (b"abc", "is bytes"),
+        (bytearray(b"abc"), "is bytearray"),
+        (None, "is NoneType"),
+        (7, "is int"),
+        (["a", "b"], "is a list of str"),
+        ([ChatMessage("user", "x"), "y"], "is a list of ChatMessage, str"),
+        ([{"role": "user", "content": "x"}], "is a list of dict"),
+        ({"role": "user"}, "is dict"),
+    ],
+)
+async def test_a_prompt_of_no_kind_is_a_type_error_that_says_what_is_one(gateway, prompt, said):
+    async with Client(gateway.address) as client:
+        with pytest.raises(TypeError, match=f"prompt must be a str, a list of token ids, or .*, {said}$"):
+            client.generate(prompt)
+        with pytest.raises(TypeError, match="prompt must be a str, a list of token ids"):
+            await client.generate_once(prompt)
+        with pytest.raises(TypeError, match="prompt must be a str or a list of ChatMessage"):
+            await client.tokenize(prompt)
+    assert gateway.requests == []
+
+
+async def test_an_unknown_option_is_named_beside_the_known_ones(gateway):
+    async with Client(gateway.address) as client:
+        with pytest.raises(TypeError, match="'foo' is not an option; options are model, temperature"):
+            client.generate("x", foo=1)
+        with pytest.raises(TypeError, match="options must be Options, is dict"):
+            client.generate("x", {"temperature": 0})
+    assert gateway.requests == []
+
+
+async def test_a_stop_text_is_one_stop_string(gateway):
+    async with Client(gateway.address) as client:
+        await client.generate("count 1", stop="abc").answer()
+        await client.generate("count 1", stop=["a", "b"]).answer()
+    assert [list(request.stop.strings) for request in gateway.requests] == [["abc"], ["a", "b"]]
+
+
+def test_a_reader_that_fails_ends_the_request_and_leaves_nothing_behind(gateway):
+    """Not even for the event loop's end, which would report the iteration's cancellation to nobody."""
+    unhandled = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+
+        def fail(text: str) -> None:
+            raise BrokenPipeError
+
+        async with Client(gateway.address) as client, client.generate("forever") as generation:
+            await generation.answer(fail)
+
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(main())
+    assert _cancelled(gateway)
+    assert unhandled == []
+
+
+def test_an_iteration_that_is_left_leaves_nothing_behind(gateway):
+    unhandled = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+        async with Client(gateway.address) as client, client.generate("forever") as generation:
+            async for event in generation:
+                if isinstance(event, Delta):
+                    raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(main())
+    assert _cancelled(gateway)
+    assert unhandled == []
+
+
 async def test_models_fleet_tokens_and_cancel(gateway):
     async with Client(gateway.address) as client:
         assert (await client.model()).name == "fake"

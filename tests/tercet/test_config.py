@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.config import MeshConfig, load_config, setting_keys, to_environment
+from tercet.config import ConfigErrors, MeshConfig, load_config, setting_keys, to_environment
 from tercet.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ def _file(tmp_path, text):
 
 def test_later_sources_win(tmp_path):
     path = _file(tmp_path, "[worker]\nmax_num_seqs = 1\nport = 7001\nblock_size = 8\n")
-    env = {"TERCET_WORKER_MAX_NUM_SEQS": "2", "TERCET_WORKER_PORT": "7002", "HOME": "/", "TERCET_UNRELATED": "x"}
+    env = {"TERCET_WORKER_MAX_NUM_SEQS": "2", "TERCET_WORKER_PORT": "7002", "HOME": "/", "TERCETX_PORT": "x"}
     config = load_config(path, env, {"worker.max_num_seqs": 3})
     assert (config.worker.max_num_seqs, config.worker.port, config.worker.block_size) == (3, 7002, 8)
     assert config.worker.max_num_batched_tokens == MeshConfig().worker.max_num_batched_tokens
@@ -41,6 +41,11 @@ def test_without_sources_all_is_default():
         ("worker.enable_prefix_caching", "perhaps"),
         ("worker.kv_cache_memory", "3 parsecs"),
         ("worker.kv_cache_memory", "0"),
+        ("worker.kv_cache_memory", "1e400GiB"),
+        ("worker.max_num_seqs", "4KiB"),
+        ("worker.host", ""),
+        ("model.model", ""),
+        ("model.model", " "),
         ("gateway.scheduler", "nowhere"),
         ("gateway.scheduler", "host:0"),
         ("gateway.scheduler", ":50052"),
@@ -72,6 +77,7 @@ def test_a_wrong_value_names_its_key_from_flag_and_environment(key, value):
         ("[scheduler]\nworkers = 5", "scheduler.workers"),
         ("[scheduler]\nworkers = [1]", "scheduler.workers"),
         ("[model]\nmodel = 5", "model.model"),
+        (f"[gateway]\ndrain_seconds = 1{'0' * 400}", "gateway.drain_seconds"),
         ("[worker]\nprot = 1", "worker.prot"),
         ("[wroker]\nport = 1", "wroker"),
         ("worker = 3", "worker"),
@@ -99,6 +105,43 @@ def test_an_unknown_setting_lists_the_known_ones():
         load_config(None, {"TERCET_WORKER_MAX_SEQS": "1"})
     with pytest.raises(ConfigError, match="unknown section"):
         load_config(None, {}, {"nowhere.port": "1"})
+
+
+@pytest.mark.parametrize("variable", ["TERCET_WORKR_PORT", "TERCET_FOO", "TERCET_", "TERCET_WORKER", "TERCET_foo"])
+def test_a_variable_that_is_no_setting_is_named(variable):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {variable: "1"})
+    assert caught.value.key == variable
+    assert str(caught.value).startswith(f"{variable}: unknown ")
+
+
+def test_a_mistyped_variable_is_told_its_neighbour():
+    with pytest.raises(ConfigError, match=r"; did you mean TERCET_WORKER_PORT\?$"):
+        load_config(None, {"TERCET_WORKR_PORT": "3"})
+
+
+def test_variables_that_are_no_settings_may_be_there():
+    assert load_config(None, {"TERCET_ISA": "avx2", "TERCET_PARENT_PID": "1"}) == MeshConfig()
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path):
+    path = _file(tmp_path, "[wroker]\nport = 1\n[worker]\nprot = 2\ndtype = 'float8'\n[gateway]\nport = 'x'\n")
+    env = {"TERCET_FOO": "1", "TERCET_WORKER_BLOCK_SIZE": "17"}
+    with pytest.raises(ConfigErrors) as caught:
+        load_config(path, env, {"scheduler.port": "-1", "scheduler.none": "1"})
+    keys = [problem.key for problem in caught.value.problems]
+    unknown = {"wroker", "worker.prot", "TERCET_FOO", "scheduler.none"}
+    wrong = {"gateway.port", "scheduler.port", "worker.dtype", "worker.block_size"}
+    assert (set(keys), len(keys)) == (unknown | wrong, 8)
+    assert caught.value.key == keys[0]
+    assert str(caught.value).splitlines() == [str(problem) for problem in caught.value.problems]
+
+
+def test_only_sizes_in_bytes_are_told_of_suffixes():
+    with pytest.raises(ConfigError, match="KiB, MiB, GiB"):
+        load_config(None, {"TERCET_WORKER_KV_CACHE_MEMORY": "abc"})
+    with pytest.raises(ConfigError, match=r"must be a whole number, is 'abc'$"):
+        load_config(None, {"TERCET_GATEWAY_PORT": "abc"})
 
 
 @pytest.mark.parametrize(("text", "value"), [("512MiB", 1 << 29), ("1.5GiB", 3 << 29), ("4kib", 4096), ("77", 77)])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tercet import mesh_processes
-from tercet.config import MeshConfig, load_config
+from tercet.config import ConfigErrors, MeshConfig, load_config
 from tercet.errors import ConfigError
-from tercet.mesh_processes import MeshProcesses, ServiceFailedError, last_line, link
+from tercet.mesh_processes import MeshProcesses, ServiceFailedError, check_ports, last_problem, link
 from tercet.ports import check_port_free, free_ports
 
 FAKE = str(Path(__file__).with_name("fake_service.py"))
@@ -93,7 +93,8 @@ async def test_a_death_while_running_is_reported(tmp_path):
         os.kill(pid, signal.SIGKILL)
         status = await asyncio.wait_for(mesh.failure(), 20)
     assert (status.name, status.state) == ("scheduler", "failed")
-    assert "SIGKILL" in status.detail
+    # Its last line is about its start, and no account of its end.
+    assert status.detail == f"killed by SIGKILL; see {tmp_path / 'scheduler.log'}"
     assert [s.name for s in seen if s.state == "stopped"] == ["gateway", "worker"]
 
 
@@ -211,14 +212,49 @@ def test_an_address_that_is_not_ours_names_the_key(host):
         check_port_free("gateway.port", host, 0)
 
 
+def test_services_on_one_port_of_one_host_are_found_before_anything_starts():
+    (port,) = free_ports(1)
+    same = {**FREE, "gateway.port": port, "scheduler.port": port}
+    with pytest.raises(ConfigError, match=rf"^scheduler\.port: is {port}, which is gateway\.port too"):
+        check_ports(load_config(None, None, same))
+    with pytest.raises(ConfigError, match="gateway"):
+        check_ports(load_config(None, None, {**same, "gateway.host": "0.0.0.0"}))
+    with pytest.raises(ConfigErrors) as caught:
+        check_ports(load_config(None, None, {**same, "worker.host": "192.0.2.1"}))
+    assert [problem.key for problem in caught.value.problems] == ["worker.port", "scheduler.port"]
+    check_ports(load_config(None, None, FREE))
+    check_ports(load_config(None, None, {**same, "scheduler.host": "127.0.0.2"}))
+
+
+@pytest.mark.parametrize("fmt", ["console", "json"])
+@pytest.mark.parametrize(("level", "kept"), [("info", False), ("warning", False), ("error", True)])
+def test_only_an_error_of_the_log_explains_an_end(tmp_path, fmt, level, kept):
+    program = (
+        "import structlog; from tercet.telemetry import configure_logging; "
+        f"configure_logging('worker', 'debug', '{fmt}'); structlog.get_logger().{level}('something_happened', epoch=1)"
+    )
+    log = tmp_path / "x.log"
+    with log.open("wb") as stream:
+        subprocess.run([sys.executable, "-c", program], stderr=stream, check=True)
+    assert "something_happened" in log.read_text()
+    assert ("something_happened" in last_problem(log)) == kept
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("", ""), ("\n\n", ""), ("a\nb\n\n", "b"), ("tercet: worker.port: in use\n", "worker.port: in use")],
+    [
+        ("", ""),
+        ("\n\n", ""),
+        ("a\nb\n\n", "b"),
+        ("tercet: worker.port: in use\n", "worker.port: in use"),
+        ("ValueError: boom [info] x\n", "ValueError: boom [info] x"),
+        ("{broken\n", "{broken"),
+    ],
 )
-def test_last_line(tmp_path, text, line):
+def test_last_problem(tmp_path, text, line):
     log = tmp_path / "x.log"
     with contextlib.suppress(FileNotFoundError):
         log.unlink()
-    assert last_line(log) == ""
+    assert last_problem(log) == ""
     log.write_text(text)
-    assert last_line(log) == line
+    assert last_problem(log) == line
