@@ -51,7 +51,7 @@ check-format:
 
 check-types:
 	@echo "== mypy"
-	@$(BIN)/mypy -p tercet -p gateway -p scheduler -p worker
+	@$(BIN)/mypy -p tercet -p gateway -p scheduler -p worker -p bench
 
 check-cpp:
 	@echo "== clang-format"
