@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from tercet import errors, ids, rpc
+from tercet import errors, rpc
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
@@ -48,8 +48,10 @@ STREAM_ERRORS = (grpc.RpcError, ContractError, OutboxClosedError, asyncio.Invali
 class WorkerLink:
     """One address for the life of the scheduler; every stream that comes up there is a new worker to the core."""
 
-    def __init__(self, address: str, loop: Loop) -> None:
+    def __init__(self, address: str, loop: Loop, epoch: int) -> None:
+        """`epoch` is the scheduler's: of two on one worker, the one that started later stays and the other waits."""
         self._address = address
+        self._epoch = epoch
         self._loop = loop
         self._log = structlog.get_logger().bind(address=address)
 
@@ -88,8 +90,8 @@ class WorkerLink:
             call.cancel()
 
     async def _greet(self, call: Any) -> WorkerInfo:
-        # A larger epoch for every stream, so that the worker gives up one that we lost and it did not.
-        opening = worker_pb2.Open(scheduler_epoch=ids.new_epoch())
+        # The same at every dial: the worker gives up a stream of ours that we lost and it did not.
+        opening = worker_pb2.Open(scheduler_epoch=self._epoch)
         await call.write(worker_pb2.WorkerCommands(commands=[worker_pb2.WorkerCommand(open=opening)]))
         message = await call.read()
         if message is grpc.aio.EOF:

@@ -36,12 +36,13 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     log = structlog.get_logger()
     loop = Loop(Core(core_settings(settings)), time.monotonic)
     server = rpc.Server()
-    service = SchedulerService(loop, ids.new_epoch())
+    epoch = ids.new_epoch()
+    service = SchedulerService(loop, epoch)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
     port = await server.start(settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
-        links = [asyncio.create_task(WorkerLink(address, loop).run()) for address in settings.workers]
+        links = [asyncio.create_task(WorkerLink(address, loop, epoch).run()) for address in settings.workers]
         try:
             log.info("scheduler_ready", host=settings.host, port=port, workers=len(links))
             if ready is not None:
