@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tercet.client import Client
+
 from .conftest import Mesh, wait_until
 
 pytestmark = pytest.mark.e2e
