@@ -6,6 +6,7 @@ import gc
 import importlib
 import ipaddress
 import socket
+from typing import Any
 
 import click
 import structlog
@@ -28,6 +29,11 @@ def is_public(host: str) -> bool:
     return not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
+def service_module(name: str) -> Any:
+    """The server module of a service: the one place where this package meets them, and only the one asked for."""
+    return importlib.import_module(f"{name}.server")
+
+
 def run_service(name: str, config: MeshConfig) -> None:
     """Runs a service until SIGTERM or SIGINT. Raises errors.StartupError."""
     die_with_parent()
@@ -35,8 +41,7 @@ def run_service(name: str, config: MeshConfig) -> None:
     host = getattr(config, name).host
     if is_public(host):
         structlog.get_logger().warning("listens_publicly", host=host, note=PUBLIC_NOTE)
-    # The one place where this package meets the services, and only the one asked for: `tercet generate` needs no torch.
-    serve = importlib.import_module(f"{name}.server").serve
+    serve = service_module(name).serve
 
     def ready(port: int) -> None:
         # What is loaded now stays; the collector need not walk it again while requests wait.
@@ -80,7 +85,7 @@ def worker(config: MeshConfig, dry_run: bool) -> None:
     It runs plans step by step, and owns the KV cache.
     """
     if dry_run:
-        for line in importlib.import_module("worker.server").budget_lines(config):
+        for line in service_module("worker").budget_lines(config):
             click.echo(line)
         return
     run_service("worker", config)
