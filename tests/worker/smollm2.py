@@ -28,7 +28,7 @@ PROMPTS = (
     "🎉🎂 Happy birthday! 🎈🎁 Let us eat cake 🍰 and",
     "Der schnelle braune Fuchs springt über",
     '{"name": "Ada", "born": 1815, "languages": [',
-    "1, 1, 2, 3, 5, 8, 13, 21, " * 6,
+    "1, 1, 2, 3, 5, 8, 13, 21, " * 3,
 )
 
 
