@@ -265,7 +265,7 @@ def check_ports(config: MeshConfig) -> None:
 def die_with_parent() -> None:
     """In a child of MeshProcesses on Linux: be killed when the parent is gone, whatever ended it."""
     parent = os.environ.get(PARENT_PID_VARIABLE, "")
-    if not parent or not sys.platform.startswith("linux"):
+    if not parent.isdigit() or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before the line above

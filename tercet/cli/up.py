@@ -85,10 +85,14 @@ def up(config: MeshConfig, verbose: bool, log_dir: Path | None, start_timeout: f
             console.print(f"warning: {name} listens on {host}: {PUBLIC_NOTE}", soft_wrap=True)
     temporary = None if verbose or log_dir else Path(tempfile.mkdtemp(prefix="tercet-"))
     target = None if verbose else log_dir or temporary
-    if target is not None:
-        target.mkdir(parents=True, exist_ok=True)
-        console.print(f"logs: {target}/{{gateway,scheduler,worker}}.log", soft_wrap=True)
-    code = asyncio.run(run_mesh(config, target, start_timeout, console))
-    if temporary is not None and code == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
+    code = None
+    try:
+        if target is not None:
+            target.mkdir(parents=True, exist_ok=True)
+            console.print(f"logs: {target}/{{gateway,scheduler,worker}}.log", soft_wrap=True)
+        code = asyncio.run(run_mesh(config, target, start_timeout, console))
+    finally:
+        # Logs of a failure are kept; a start that ended before any was written leaves nothing.
+        if temporary is not None and (code == 0 or not any(temporary.iterdir())):
+            shutil.rmtree(temporary, ignore_errors=True)
     sys.exit(code)

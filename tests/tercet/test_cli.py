@@ -419,6 +419,20 @@ def test_up_that_cannot_listen_starts_nothing_and_leaves_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_up_whose_reader_left_before_the_start_leaves_no_folder(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    flags = [f"--{name}-port=0" for name in ("gateway", "scheduler", "worker")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tercet", "up", *flags],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("host", "public"),
     [("127.0.0.1", False), ("127.9.9.9", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("::", True),
