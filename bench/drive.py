@@ -57,11 +57,19 @@ class Driver:
             generated += self._until_done(plan_seq, running)
         return time.perf_counter() - started, generated
 
+    def _next_event(self) -> Event:
+        while True:
+            try:
+                return self._events.get(timeout=5.0)
+            except queue.Empty:
+                if not self._executor.alive:
+                    raise RuntimeError("the executor has died; its log tells why") from None
+
     def _until_done(self, plan_seq: int, running: set[int]) -> int:
         """Reads events until the plan is done; takes ended sequences out of `running`, counts tokens."""
         generated = 0
         while True:
-            event = self._events.get()
+            event = self._next_event()
             if isinstance(event, StepResult):
                 generated += len(event.token_ids)
                 for ended in event.ended:

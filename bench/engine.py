@@ -20,6 +20,7 @@ from bench.drive import Driver
 from bench.measure import measure
 from bench.workload import PRESETS, Shape, work_for
 from tercet.config import WorkerSettings
+from tercet.telemetry import configure_logging
 from worker import _core
 from worker.budget import plan_budget
 from worker.engine import Layout, executor_for
@@ -60,6 +61,8 @@ def main(
     preset: str, device: str, dtype: str, kv_cache_memory: int, max_num_batched_tokens: int, out: Path | None
 ) -> None:
     """Runs the work of a preset and prints each figure as it is known."""
+    # A line a step would be measured too.
+    configure_logging("bench", "warning")
     on_cpu = device == "cpu"
     settings = WorkerSettings(
         device=device,
