@@ -144,7 +144,6 @@ def _encode_ended(item: Ended) -> worker_pb2.Ended:
     if item.failure is not None:
         out.failure.reason = item.failure.reason
         out.failure.message = item.failure.message
-        out.failure.metadata.update(item.failure.metadata)
     return out
 
 
