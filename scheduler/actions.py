@@ -20,6 +20,7 @@ class ReleaseCause(IntEnum):
 
     CANCEL = 1
     PREEMPT = 2
+    SWAP = 3
 
 
 # To a worker.
@@ -35,6 +36,8 @@ class NewSequence:
     stop_token_ids: tuple[int, ...]
     sampling: Sampling
     prefix_salt: bytes
+    # (sequence_id, seed) of those that begin where its prefill ends.
+    forks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,14 @@ class Release:
     cause: ReleaseCause
 
 
-WorkerCommand = NewSequence | Plan | Release
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Sequences to bring back from host memory before the next step."""
+
+    sequence_ids: tuple[int, ...]
+
+
+WorkerCommand = NewSequence | Plan | Release | Resume
 
 
 # To a gateway.

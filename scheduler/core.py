@@ -39,6 +39,7 @@ from .fleet import FleetView, Pool
 from .planner import Policy
 from .sequence import Request, Sequence
 from .state import MeshState
+from .traffic_class import DEFAULT_CLASS
 
 # A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
 # above the longest step: a full chunk of a large model on a CPU takes about a minute.
@@ -170,6 +171,9 @@ class Core:
             arrival=self._next_id,
             token_ids=list(submission.prompt_token_ids),
             max_length=len(submission.prompt_token_ids) + submission.max_tokens,
+            sampling=submission.sampling,
+            traffic_class=DEFAULT_CLASS,
+            urgency=DEFAULT_CLASS.urgency(submission.priority, now, self._next_id),
         )
         self._next_id += 1
         request.sequences = (sequence,)

@@ -60,6 +60,12 @@ class Submission:
     sampling: Sampling
     deadline_s: float | None
     prefix_salt: bytes
+    # Sequences to generate; number i draws with seed sampling.seed + i.
+    n: int = 1
+    # Empty: the default class.
+    traffic_class: str = ""
+    # Lower is served earlier and preempted later.
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,9 @@ class WorkerInfo:
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
+    # Blocks that host memory can take from preempted sequences, and nanoseconds to move one there or back.
+    num_swap_blocks: int = 0
+    swap_block_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,15 @@ class CancelReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceStopped:
+    """A gateway has all it wants of one sequence."""
+
+    gateway: int
+    sequence_id: int
+    reason: CancelReason
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerAttached:
     """A worker said hello."""
 
@@ -163,6 +181,24 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """A worker is told to stop: nothing new for it, and what can run elsewhere should."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvChanged:
+    """A worker's prefix cache lost `removed` and then got `stored`; `reset`: forget what it had before. Keys of blocks
+    as prefix_index.py makes them."""
+
+    link: int
+    reset: bool
+    removed: tuple[int, ...]
+    stored: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepReported:
     """A step ran. `token_ids[i]` belongs to `sequence_ids[i]`."""
 
@@ -174,6 +210,7 @@ class StepReported:
     prefills: tuple[PrefillProgress, ...]
     ended: tuple[Ended, ...]
     blocks: BlockCounts
+    step_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +222,12 @@ class PlanEnded:
     steps_run: int
     revoked: bool
     blocks: BlockCounts
+    step_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceReleased:
-    """Answer to a release. `found` is False if the sequence had ended before."""
+    """Answer to a release. `found` is False if the sequence had ended before; `swapped`: host memory has its blocks."""
 
     link: int
     sequence_id: int
@@ -197,6 +235,7 @@ class SequenceReleased:
     blocks_used: int
     blocks_freed: int
     blocks: BlockCounts
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +258,11 @@ Event = (
     | GatewayLost
     | Submitted
     | CancelReceived
+    | SequenceStopped
     | WorkerAttached
     | WorkerLost
+    | WorkerDraining
+    | KvChanged
     | StepReported
     | PlanEnded
     | SequenceReleased

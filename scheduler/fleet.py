@@ -36,6 +36,12 @@ class Worker:
         self.heard_at = now
         # The stream is being ended; no more plans.
         self.dropped = False
+        # It is about to stop: nothing new for it.
+        self.draining = False
+        # Sequences whose KV cache is in its host memory; they wait in the pool's queue.
+        self.swapped: dict[int, Sequence] = {}
+        # Keys of the blocks in its prefix cache.
+        self.prefixes: set[int] = set()
 
     @property
     def running(self) -> list[Sequence]:

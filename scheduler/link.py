@@ -16,17 +16,19 @@ from tercet import errors, rpc
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
-from .actions import NewSequence, Plan, Release, WorkerCommand
+from .actions import NewSequence, Plan, Release, Resume, WorkerCommand
 from .events import (
     BlockCounts,
     Ended,
     EndReason,
     Event,
+    KvChanged,
     PlanEnded,
     PrefillProgress,
     SequenceReleased,
     StepReported,
     WorkerAttached,
+    WorkerDraining,
     WorkerInfo,
 )
 from .loop import Loop
@@ -144,6 +146,7 @@ def command_to_proto(command: WorkerCommand) -> worker_pb2.WorkerCommand:
             stop_token_ids=command.stop_token_ids,
             sampling=sampling_to_proto(command.sampling),
             prefix_salt=command.prefix_salt,
+            forks=[worker_pb2.Fork(sequence_id=key, seed=seed) for key, seed in command.forks],
         )
         return worker_pb2.WorkerCommand(new_sequence=new)
     if isinstance(command, Plan):
@@ -155,6 +158,8 @@ def command_to_proto(command: WorkerCommand) -> worker_pb2.WorkerCommand:
             revoke_through=command.revoke_through,
         )
         return worker_pb2.WorkerCommand(plan=plan)
+    if isinstance(command, Resume):
+        return worker_pb2.WorkerCommand(resume=worker_pb2.Resume(sequence_ids=command.sequence_ids))
     assert isinstance(command, Release)
     cause = worker_pb2.ReleaseCause.Name(command.cause)
     return worker_pb2.WorkerCommand(release=worker_pb2.Release(sequence_ids=command.sequence_ids, cause=cause))
@@ -175,6 +180,8 @@ def info_from_proto(hello: worker_pb2.Hello) -> WorkerInfo:
         max_num_batched_tokens=hello.max_num_batched_tokens,
         max_model_len=hello.max_model_len,
         vocab_size=hello.vocab_size,
+        num_swap_blocks=hello.num_swap_blocks,
+        swap_block_ns=hello.swap_block_ns,
     )
     for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"):
         if getattr(info, name) < 1:
@@ -200,10 +207,13 @@ def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
             prefills=tuple(PrefillProgress(p.sequence_id, p.num_computed, p.num_cached) for p in step.prefills),
             ended=tuple(_ended_from_proto(ended) for ended in step.ended),
             blocks=_counts_from_proto(step.blocks),
+            step_us=step.step_us,
         )
     if kind == "plan_done":
         done = event.plan_done
-        return PlanEnded(link, done.plan_seq, done.steps_run, done.revoked, _counts_from_proto(done.blocks))
+        return PlanEnded(
+            link, done.plan_seq, done.steps_run, done.revoked, _counts_from_proto(done.blocks), tuple(done.step_us)
+        )
     if kind == "released":
         gone = event.released
         return SequenceReleased(
@@ -213,7 +223,12 @@ def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
             blocks_used=gone.blocks_used,
             blocks_freed=gone.blocks_freed,
             blocks=_counts_from_proto(gone.blocks),
+            swapped=gone.swapped,
         )
+    if kind == "kv":
+        return KvChanged(link, event.kv.reset, tuple(event.kv.removed), tuple(event.kv.stored))
+    if kind == "draining":
+        return WorkerDraining(link)
     raise ContractError(f"unexpected event {kind}")
 
 

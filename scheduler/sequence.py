@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 from tercet.errors import RequestError
 
-from .events import CancelReason, EndReason, Submission
+from .events import CancelReason, EndReason, Sampling, Submission
+from .traffic_class import TrafficClass
 
 
 class State(Enum):
@@ -28,7 +29,8 @@ class State(Enum):
 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
-        State.QUEUED: frozenset({State.PREFILL, State.CANCELLING}),
+        # To DECODE when it comes back from host memory.
+        State.QUEUED: frozenset({State.PREFILL, State.DECODE, State.CANCELLING}),
         # To QUEUED when the worker is lost, to FINISHED when the worker reports a fault.
         State.PREFILL: frozenset({State.DECODE, State.PREEMPTED, State.QUEUED, State.CANCELLING, State.FINISHED}),
         State.DECODE: frozenset({State.FINISHED, State.PREEMPTED, State.QUEUED, State.CANCELLING}),
@@ -89,7 +91,19 @@ class Sequence:
     arrival: int
     token_ids: list[int]
     max_length: int
+    # Sampling of the request with the seed of this output.
+    sampling: Sampling
+    traffic_class: TrafficClass
+    # Smaller is served earlier: the moment its claim counts from, and the arrival. Kept for life.
+    urgency: tuple[float, int]
     state: State = State.QUEUED
+    # Set while it waits to be forked where the prefill of that one ends; it goes wherever the leader goes.
+    leader: Sequence | None = field(default=None, repr=False)
+    # Those that wait to be forked from this one.
+    forks: tuple[Sequence, ...] = ()
+    # The worker stream whose host memory has its KV cache, and the blocks there.
+    swapped_on: int | None = None
+    swapped_blocks: int = 0
     # The worker stream it is on.
     link: int | None = None
     # len(token_ids) when it was last put on a worker: what has to be in the KV cache before the next token.
@@ -111,6 +125,8 @@ class Sequence:
     # How often its worker was lost with no new token since the time before, and how long it was at the last time.
     losses: int = 0
     length_at_loss: int = 0
+    # How long it was when it was last preempted; 0: never.
+    length_at_preemption: int = 0
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None
@@ -123,6 +139,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def shielded(self) -> bool:
+        """Whether it has got no token since it was preempted: it is not to lose its work twice for nothing."""
+        return len(self.token_ids) == self.length_at_preemption
 
     @property
     def suspect(self) -> bool:

@@ -18,7 +18,7 @@ from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
 from tercet.v1 import operations_pb2
 
 from .actions import Accepted, Account, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
-from .events import CancelReason, CancelReceived, GatewayAttached, Submission, Submitted
+from .events import CancelReason, CancelReceived, GatewayAttached, SequenceStopped, Submission, Submitted
 from .fleet import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
@@ -80,6 +80,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             elif kind == "cancel":
                 reason = enum_value(CancelReason, message.cancel.reason)
                 self._loop.post(CancelReceived(gateway, message.cancel.request_key, reason))
+            elif kind == "stop_sequence":
+                reason = enum_value(CancelReason, message.stop_sequence.reason)
+                self._loop.post(SequenceStopped(gateway, message.stop_sequence.sequence_id, reason))
             else:
                 self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
 
@@ -100,6 +103,9 @@ def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
         sampling=sampling_from_proto(submit.sampling),
         deadline_s=submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None,
         prefix_salt=submit.prefix_salt,
+        n=submit.n or 1,
+        traffic_class=submit.traffic_class,
+        priority=submit.priority,
     )
 
 

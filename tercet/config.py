@@ -128,13 +128,20 @@ class SchedulerSettings:
     host: str = setting("127.0.0.1", "address to listen on", _not_empty)
     port: int = setting(50052, "port to listen on; 0 picks a free one", _port)
     workers: tuple[str, ...] = setting(("127.0.0.1:50053",), "host:port of each worker", _addresses)
-    num_scheduler_steps: int = setting(8, "most decode steps per plan", _count(1))
+    num_scheduler_steps: int = setting(
+        0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", _count(0)
+    )
     max_queued_requests: int = setting(1024, "requests waiting before QUEUE_FULL", _count(1))
     max_queued_tokens: int = setting(4_000_000, "prompt tokens waiting before QUEUE_FULL", _at_least(1))
     max_prefill_tokens: int = setting(
-        0,
-        "most prefill tokens in a step while sequences decode; 0: only the worker's max_num_batched_tokens",
-        _count(0),
+        0, "most prefill tokens in a step while sequences decode; 0: as many as max_mixed_step_ms allows", _count(0)
+    )
+    max_mixed_step_ms: float = setting(
+        50.0, "longest a step may take for prefill while sequences decode, by measured step times", _at_least(1)
+    )
+    resolve_seconds: float = setting(5.0, "how often a dns:// name in workers is resolved again", _at_least(0.1))
+    plan_log_rounds: int = setting(
+        20_000, "rounds of planning the flight recorder keeps for tercet dump-plans; 0: off", _count(0)
     )
     worker_grace_seconds: float = setting(
         30.0, "how long requests of a lost worker wait for it, or another, before WORKER_LOST", _at_least(0)
@@ -155,6 +162,11 @@ class WorkerSettings:
     max_num_seqs: int = setting(64, "most sequences in a step", _count(1))
     max_num_batched_tokens: int = setting(512, "most tokens in a step", _count(1))
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of ended sequences for later prompts")
+    swap_space: int = setting(
+        0, "bytes of host memory for the KV blocks of preempted sequences; 0: they are recomputed", _at_least(0),
+        in_bytes=True,
+    )  # fmt: skip
+    drain_seconds: float = setting(10.0, "grace for running sequences at shutdown", _at_least(0))
     num_threads: int = setting(0, "CPU threads; 0: all cores", _count(0, 1024))
 
 

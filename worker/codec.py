@@ -10,14 +10,19 @@ from .messages import (
     BlockCounts,
     Chunk,
     Command,
+    Draining,
     Ended,
     EndReason,
     Event,
+    Fork,
+    KvEvents,
     NewSequence,
     Plan,
     PlanDone,
     Release,
     ReleaseCause,
+    Released,
+    Resume,
     Sampling,
     StepResult,
 )
@@ -25,6 +30,7 @@ from .messages import (
 _CAUSES = {
     worker_pb2.RELEASE_CAUSE_CANCEL: ReleaseCause.CANCEL,
     worker_pb2.RELEASE_CAUSE_PREEMPT: ReleaseCause.PREEMPT,
+    worker_pb2.RELEASE_CAUSE_SWAP: ReleaseCause.SWAP,
 }
 _CAUSES_OUT = {cause: value for value, cause in _CAUSES.items()}
 _REASONS_OUT = {
@@ -72,10 +78,13 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
             ),
             new.prefix_salt,
             _problem(new, limits),
+            tuple(Fork(fork.sequence_id, fork.seed) for fork in new.forks),
         )
     if kind == "release":
         cause = _CAUSES.get(message.release.cause, ReleaseCause.CANCEL)
         return Release(tuple(message.release.sequence_ids), cause)
+    if kind == "resume":
+        return Resume(tuple(message.resume.sequence_ids))
     raise ValueError(f"unexpected command: {kind}")
 
 
@@ -119,9 +128,15 @@ def encode_event(event: Event) -> worker_pb2.WorkerEvent:
                 steps_run=event.steps_run,
                 revoked=event.revoked,
                 blocks=_encode_counts(event.blocks),
+                step_us=event.step_us,
             )
             return worker_pb2.WorkerEvent(plan_done=done)
-        case _:
+        case KvEvents():
+            kv = worker_pb2.KvEvents(reset=event.reset, removed=event.removed, stored=event.stored)
+            return worker_pb2.WorkerEvent(kv=kv)
+        case Draining():
+            return worker_pb2.WorkerEvent(draining=worker_pb2.Draining())
+        case Released():
             released = worker_pb2.Released(
                 sequence_id=event.sequence_id,
                 cause=_CAUSES_OUT[event.cause],
@@ -129,6 +144,7 @@ def encode_event(event: Event) -> worker_pb2.WorkerEvent:
                 blocks_used=event.blocks_used,
                 blocks_freed=event.blocks_freed,
                 blocks=_encode_counts(event.blocks),
+                swapped=event.swapped,
             )
             return worker_pb2.WorkerEvent(released=released)
 

@@ -20,6 +20,7 @@ class ReleaseCause(enum.Enum):
 
     CANCEL = "cancel"
     PREEMPT = "preempt"
+    SWAP = "swap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,14 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A sequence that begins where another one's prefill ends, and differs from it in its seed alone."""
+
+    sequence_id: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class NewSequence:
     sampling: Sampling = field(default_factory=Sampling)
     prefix_salt: bytes = b""
     problem: str | None = None
+    forks: tuple[Fork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,13 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Bring sequences back from host memory before the next step."""
+
+    sequence_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Attach:
     """A scheduler arrived: forget all sequences and plans, send events to `emit` from now on."""
 
@@ -98,7 +115,7 @@ class Shutdown:
     """End the executor's thread."""
 
 
-Command = NewSequence | Plan | Release | Attach | Detach | Shutdown
+Command = NewSequence | Plan | Release | Resume | Attach | Detach | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +178,7 @@ class PlanDone:
     steps_run: int
     revoked: bool
     blocks: BlockCounts
+    step_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +191,21 @@ class Released:
     blocks_used: int
     blocks_freed: int
     blocks: BlockCounts
+    swapped: bool = False
 
 
-Event = StepResult | PlanDone | Released
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Keys (uint64) of blocks that the prefix cache lost and then got; `reset`: these are all there are."""
+
+    reset: bool
+    removed: tuple[int, ...]
+    stored: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The worker is told to stop."""
+
+
+Event = StepResult | PlanDone | Released | KvEvents | Draining

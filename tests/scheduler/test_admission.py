@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sequences import sequence_of
 from simulated_worker import VOCAB, worker_info
 from virtual_mesh import submission
 
 from scheduler.admission import QueueBounds, check_queue, check_sizes, find_pool
 from scheduler.events import Submission
 from scheduler.fleet import Fleet, Pool, Worker
-from scheduler.sequence import Request, Sequence
+from scheduler.sequence import Request
 from tercet import errors
 
 
@@ -24,7 +25,7 @@ def fleet_of(*infos: Any, addresses: int | None = None) -> Fleet:
 
 def wait(pool: Pool, key: int, length: int) -> None:
     request = Request(1, submission(key, [1] * length), 0.0, None)
-    pool.waiting.add(Sequence(key, request, key, [1] * length, length + 8))
+    pool.waiting.add(sequence_of(request, key, [1] * length, length + 8))
 
 
 def test_the_pool_of_model_and_revision() -> None:

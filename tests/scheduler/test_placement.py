@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from sequences import sequence_of
 from simulated_worker import worker_info
 from virtual_mesh import submission
 
 from scheduler.events import BlockCounts
 from scheduler.fleet import Fleet, Pool, Worker
 from scheduler.placement import deal
-from scheduler.sequence import Request, Sequence
+from scheduler.sequence import Request
 
 
 def pool_of(*workers: Worker) -> Pool:
@@ -21,7 +22,7 @@ def pool_of(*workers: Worker) -> Pool:
 def wait(pool: Pool, *lengths: int) -> None:
     for key, length in enumerate(lengths, 1):
         request = Request(1, submission(key, [1] * length), 0.0, None)
-        pool.waiting.add(Sequence(key, request, key, [1] * length, length + 8))
+        pool.waiting.add(sequence_of(request, key, [1] * length, length + 8))
 
 
 def dealt(pool: Pool) -> dict[int, list[int]]:

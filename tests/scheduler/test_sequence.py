@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from sequences import sequence_of
 from virtual_mesh import submission
 
 from scheduler.sequence import TRANSITIONS, IllegalTransitionError, Request, Sequence, State
 
 LEGAL = {
     ("QUEUED", "PREFILL"),
+    ("QUEUED", "DECODE"),
     ("QUEUED", "CANCELLING"),
     ("PREFILL", "DECODE"),
     ("PREFILL", "PREEMPTED"),
@@ -30,7 +32,7 @@ LEGAL = {
 
 def make(state: State = State.QUEUED) -> Sequence:
     request = Request(1, submission(1, (1, 2, 3), 8), 5.0, None)
-    return Sequence(1, request, 1, [1, 2, 3], 11, state=state)
+    return sequence_of(request, 1, [1, 2, 3], 11, state=state)
 
 
 @pytest.mark.parametrize(("old", "new"), list(product(State, State)))

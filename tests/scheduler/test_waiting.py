@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import sequence_of
 from virtual_mesh import submission
 
 from scheduler.sequence import Request, Sequence
@@ -12,7 +13,7 @@ from scheduler.waiting import WaitingQueue
 
 def make(arrival: int, length: int = 3) -> Sequence:
     request = Request(1, submission(arrival, [1] * length), 0.0, None)
-    return Sequence(arrival, request, arrival, [1] * length, length + 8)
+    return sequence_of(request, arrival, [1] * length, length + 8)
 
 
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11)))

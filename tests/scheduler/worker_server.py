@@ -11,8 +11,18 @@ import grpc
 import grpc.aio
 from simulated_worker import SimulatedWorker
 
-from scheduler.actions import NewSequence, Plan, Release, ReleaseCause, WorkerCommand
-from scheduler.events import BlockCounts, Event, PlanEnded, Sampling, SequenceReleased, StepReported, WorkerInfo
+from scheduler.actions import NewSequence, Plan, Release, ReleaseCause, Resume, WorkerCommand
+from scheduler.events import (
+    BlockCounts,
+    Event,
+    KvChanged,
+    PlanEnded,
+    Sampling,
+    SequenceReleased,
+    StepReported,
+    WorkerDraining,
+    WorkerInfo,
+)
 from tercet import rpc
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
@@ -88,11 +98,14 @@ def command_from_proto(command: worker_pb2.WorkerCommand) -> WorkerCommand:
             tuple(new.stop_token_ids),
             Sampling(how.temperature, how.top_p, how.top_k, how.min_p, how.seed),
             new.prefix_salt,
+            tuple((fork.sequence_id, fork.seed) for fork in new.forks),
         )
     if kind == "plan":
         plan = command.plan
         chunks = tuple((chunk.sequence_id, chunk.num_tokens) for chunk in plan.chunks)
         return Plan(plan.plan_seq, plan.num_steps, chunks, tuple(plan.join), plan.revoke_through)
+    if kind == "resume":
+        return Resume(tuple(command.resume.sequence_ids))
     return Release(tuple(command.release.sequence_ids), ReleaseCause(command.release.cause))
 
 
@@ -124,6 +137,7 @@ def event_to_proto(event: Event) -> worker_pb2.WorkerEvent:
                 for each in event.ended
             ],
             blocks=counts_to_proto(event.blocks),
+            step_us=event.step_us,
         )
         return worker_pb2.WorkerEvent(step=step)
     if isinstance(event, PlanEnded):
@@ -132,8 +146,14 @@ def event_to_proto(event: Event) -> worker_pb2.WorkerEvent:
             steps_run=event.steps_run,
             revoked=event.revoked,
             blocks=counts_to_proto(event.blocks),
+            step_us=event.step_us,
         )
         return worker_pb2.WorkerEvent(plan_done=done)
+    if isinstance(event, KvChanged):
+        kv = worker_pb2.KvEvents(reset=event.reset, removed=event.removed, stored=event.stored)
+        return worker_pb2.WorkerEvent(kv=kv)
+    if isinstance(event, WorkerDraining):
+        return worker_pb2.WorkerEvent(draining=worker_pb2.Draining())
     assert isinstance(event, SequenceReleased)
     gone = worker_pb2.Released(
         sequence_id=event.sequence_id,
@@ -141,5 +161,6 @@ def event_to_proto(event: Event) -> worker_pb2.WorkerEvent:
         blocks_used=event.blocks_used,
         blocks_freed=event.blocks_freed,
         blocks=counts_to_proto(event.blocks),
+        swapped=event.swapped,
     )
     return worker_pb2.WorkerEvent(released=gone)

@@ -53,7 +53,7 @@ def test_without_sources_all_is_default():
         ("gateway.drain_seconds", "-1"),
         ("scheduler.workers", ""),
         ("scheduler.workers", "a:1,b"),
-        ("scheduler.num_scheduler_steps", "0"),
+        ("scheduler.num_scheduler_steps", "-1"),
         ("model.max_model_len", "-5"),
         ("log.level", "loud"),
         ("log.format", "xml"),
