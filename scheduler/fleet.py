@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from .actions import PoolState
 from .credits import CreditLedger, blocks_for
 from .events import BlockCounts, WorkerInfo
+from .plan_length import PlanPace
 from .planner import Limits
 from .sequence import RUNNING, Sequence
+from .step_time import StepTimes
 from .waiting import WaitingQueue
 from .window import PlanWindow
 
@@ -42,6 +44,10 @@ class Worker:
         self.swapped: dict[int, Sequence] = {}
         # Keys of the blocks in its prefix cache.
         self.prefixes: set[int] = set()
+        self.step_times = StepTimes()
+        self.pace = PlanPace()
+        # Tokens in the cache of its running sequences, as of the last plan.
+        self.context_tokens = 0
 
     @property
     def running(self) -> list[Sequence]:
