@@ -73,6 +73,10 @@ class Executor:
         self._on_death = on_death
         self._clock = clock
         self._mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        # Of commands that were submitted and not yet obeyed: the mailbox does not count the one in the thread's hands.
+        self._num_unread = 0
+        self._unread_lock = threading.Lock()
+        self._stopped = False
         self._sequences: dict[int, Sequence] = {}
         self._refused: list[NewSequence] = []  # to be told with the next step
         self._plans: deque[Plan] = deque()
@@ -85,57 +89,57 @@ class Executor:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences the worker has. May be read from any thread."""
+        return len(self._sequences)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no sequence, no plan and no command left to obey. May be read from any thread."""
+        return not (self._num_unread or self._plans or self.num_sequences)
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ends the thread after the step that runs now, and waits for it at most `timeout_s` seconds."""
-        self._mailbox.put(Shutdown())
+        self.submit(Shutdown())
         self._thread.join(timeout_s)
 
     def submit(self, command: Command) -> None:
         """Hands over a command; it takes effect before the next step. Commands keep their order."""
+        with self._unread_lock:
+            self._num_unread += 1
         self._mailbox.put(command)
+
+    def obey(self) -> None:
+        """Obeys all commands that wait. Never blocks. Like `step`, for the thread, or instead of it where none runs."""
+        while not self._stopped:
+            try:
+                command = self._mailbox.get_nowait()
+            except queue.Empty:
+                return
+            self._obey(command)
+
+    def step(self) -> None:
+        """Runs one step of the plan at the head, and ends the plan if that was its last or there is nothing to do."""
+        if self._plans:
+            with torch.inference_mode():
+                self._advance(self._plans[0])
 
     def _run(self) -> None:
         try:
-            with torch.inference_mode():
-                while self._read_mailbox():
-                    if self._plans:
-                        self._advance()
+            while not self._stopped:
+                if not self._plans:
+                    self._obey(self._wait())
+                self.obey()
+                self.step()
         except Exception:
             # State that a bug has touched is not to be computed with.
             log.exception("executor_died")
             self._on_death()
-
-    def _read_mailbox(self) -> bool:
-        """Obeys all waiting commands; blocks for one when there is no plan to run. False ends the thread."""
-        while True:
-            try:
-                command = self._mailbox.get_nowait()
-            except queue.Empty:
-                if self._plans:
-                    return True
-                command = self._wait()
-            match command:
-                case NewSequence():
-                    self._add(command)
-                case Plan():
-                    self._accept(command)
-                case Release():
-                    self._release(command)
-                case Attach():
-                    self._forget_all()
-                    self._emit = command.emit
-                case Detach():
-                    # Not `is`: a bound method is a new object each time it is taken.
-                    if self._emit == command.emit:
-                        self._forget_all()
-                        self._emit = None
-                case Shutdown():
-                    self._forget_all()
-                    return False
 
     def _wait(self) -> Command:
         try:
@@ -143,6 +147,28 @@ class Executor:
         except queue.Empty:
             self._check_pool()
         return self._mailbox.get()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case NewSequence():
+                self._add(command)
+            case Plan():
+                self._accept(command)
+            case Release():
+                self._release(command)
+            case Attach():
+                self._forget_all()
+                self._emit = command.emit
+            case Detach():
+                # Not `is`: a bound method is a new object each time it is taken.
+                if self._emit == command.emit:
+                    self._forget_all()
+                    self._emit = None
+            case Shutdown():
+                self._forget_all()
+                self._stopped = True
+        with self._unread_lock:
+            self._num_unread -= 1
 
     def _add(self, spec: NewSequence) -> None:
         if old := self._sequences.pop(spec.sequence_id, None):
@@ -183,9 +209,7 @@ class Executor:
         self._plans.clear()
         self._steps_run = 0
 
-    def _advance(self) -> None:
-        """Runs one step of the plan at the head, and ends the plan if that was its last or there is nothing to do."""
-        plan = self._plans[0]
+    def _advance(self, plan: Plan) -> None:
         started = self._clock()
         ended = [self._refusal(spec) for spec in self._refused]
         self._refused.clear()
