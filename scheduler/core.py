@@ -19,6 +19,7 @@ from .audit import audit
 from .dispatch import dispatch
 from .ending import cancel, fail_waiting
 from .events import (
+    AddressesChanged,
     CancelReason,
     CancelReceived,
     DrainExpired,
@@ -192,6 +193,9 @@ class Core:
         request.cancels += 1
         cancel(self._mesh, request, event.reason, None, now)
 
+    def _addresses_changed(self, event: AddressesChanged, _now: float) -> None:
+        self._mesh.fleet.look_at(event.addresses)
+
     def _time_passed(self, _event: TimePassed, _now: float) -> None:
         """`plan`, which follows, looks at the time."""
 
@@ -233,6 +237,7 @@ _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
     GatewayLost: Core._gateway_lost,
     Submitted: Core._submitted,
     CancelReceived: Core._cancel_received,
+    AddressesChanged: Core._addresses_changed,
     WorkerAttached: lambda core, event, now: reports.worker_attached(core._mesh, event, now),
     WorkerLost: lambda core, event, now: reports.worker_lost(core._mesh, event, now),
     StepReported: lambda core, event, now: reports.step_reported(core._mesh, event, now),

@@ -165,6 +165,13 @@ class SequenceStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressesChanged:
+    """Where workers are looked for from now on: each address, or a name that has none yet, once."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerAttached:
     """A worker said hello."""
 
@@ -259,6 +266,7 @@ Event = (
     | Submitted
     | CancelReceived
     | SequenceStopped
+    | AddressesChanged
     | WorkerAttached
     | WorkerLost
     | WorkerDraining

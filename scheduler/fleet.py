@@ -106,6 +106,11 @@ class Fleet:
         # What each address said last.
         self.known: dict[str, WorkerInfo] = {}
 
+    def look_at(self, addresses: tuple[str, ...]) -> None:
+        """The addresses that are dialled from now on; what others said is forgotten."""
+        self.addresses = addresses
+        self.known = {address: info for address, info in self.known.items() if address in addresses}
+
     def pool_of(self, worker: Worker) -> Pool:
         return self.pools[worker.info.model, worker.info.model_revision]
 

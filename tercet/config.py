@@ -32,6 +32,9 @@ PARENT_PID_VARIABLE = f"{ENV_PREFIX}_PARENT_PID"
 ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
 _NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, ISA_VARIABLE})
 
+# In front of an entry of scheduler.workers: every address that the name has, resolved again and again.
+DNS_PREFIX = "dns://"
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -71,17 +74,22 @@ def _not_empty(value: str) -> str | None:
     return None if value.strip() else "must not be empty"
 
 
-def _address(value: str) -> str | None:
+def _is_address(value: str) -> bool:
     host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) <= 65535:
-        return f"must be host:port, is {value!r}"
-    return None
+    # Without brackets nobody knows where an IPv6 address ends and its port begins.
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
+    return bool(bare) and not set(bare) & set("/[] ") and port.isascii() and port.isdigit() and 0 < int(port) <= 65535
+
+
+def _address(value: str) -> str | None:
+    return None if _is_address(value) else f"must be host:port, is {value!r}"
 
 
 def _addresses(values: tuple[str, ...]) -> str | None:
     if not values:
         return "must name at least one host:port"
-    return next((problem for value in values if (problem := _address(value))), None)
+    wrong = next((value for value in values if not _is_address(value.removeprefix(DNS_PREFIX))), None)
+    return None if wrong is None else f"must be host:port or {DNS_PREFIX}name:port, is {wrong!r}"
 
 
 def _block_size(value: int) -> str | None:
@@ -127,7 +135,9 @@ class SchedulerSettings:
 
     host: str = setting("127.0.0.1", "address to listen on", _not_empty)
     port: int = setting(50052, "port to listen on; 0 picks a free one", _port)
-    workers: tuple[str, ...] = setting(("127.0.0.1:50053",), "host:port of each worker", _addresses)
+    workers: tuple[str, ...] = setting(
+        ("127.0.0.1:50053",), "host:port of each worker; dns://name:port stands for every address of a name", _addresses
+    )
     num_scheduler_steps: int = setting(
         0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", _count(0)
     )
