@@ -17,7 +17,7 @@ from .actions import Accepted, Action, CancelDone, Refused
 from .admission import QueueBounds, check_queue, check_sizes, find_pool
 from .audit import audit
 from .dispatch import dispatch
-from .ending import cancel, fail_waiting
+from .ending import cancel, fail_waiting, stop
 from .events import (
     AddressesChanged,
     CancelReason,
@@ -27,13 +27,16 @@ from .events import (
     Event,
     GatewayAttached,
     GatewayLost,
+    KvChanged,
     PlanEnded,
     SequenceReleased,
+    SequenceStopped,
     StepReported,
     Submission,
     Submitted,
     TimePassed,
     WorkerAttached,
+    WorkerDraining,
     WorkerLost,
 )
 from .fleet import FleetView, Pool
@@ -179,6 +182,7 @@ class Core:
         self._next_id += 1
         request.sequences = (sequence,)
         self._mesh.gateways[gateway][submission.request_key] = request
+        self._mesh.sequences[sequence.sequence_id] = sequence
         self._mesh.add_deadline(request)
         ahead = pool.waiting.add(sequence)
         self._mesh.touch(pool)
@@ -192,6 +196,12 @@ class Core:
         self._mesh.log("cancel_received", request_id=request.submission.request_id, reason=event.reason.name)
         request.cancels += 1
         cancel(self._mesh, request, event.reason, None, now)
+
+    def _sequence_stopped(self, event: SequenceStopped, now: float) -> None:
+        sequence = self._mesh.sequences.get(event.sequence_id)
+        # One that is gone has said so.
+        if sequence is not None and sequence.request.gateway == event.gateway:
+            stop(self._mesh, sequence, event.reason, now)
 
     def _addresses_changed(self, event: AddressesChanged, _now: float) -> None:
         self._mesh.fleet.look_at(event.addresses)
@@ -237,9 +247,12 @@ _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
     GatewayLost: Core._gateway_lost,
     Submitted: Core._submitted,
     CancelReceived: Core._cancel_received,
+    SequenceStopped: Core._sequence_stopped,
     AddressesChanged: Core._addresses_changed,
     WorkerAttached: lambda core, event, now: reports.worker_attached(core._mesh, event, now),
     WorkerLost: lambda core, event, now: reports.worker_lost(core._mesh, event, now),
+    WorkerDraining: lambda core, event, now: reports.worker_draining(core._mesh, event, now),
+    KvChanged: lambda core, event, _now: reports.kv_changed(core._mesh, event),
     StepReported: lambda core, event, now: reports.step_reported(core._mesh, event, now),
     PlanEnded: lambda core, event, now: reports.plan_ended(core._mesh, event, now),
     SequenceReleased: lambda core, event, now: reports.sequence_released(core._mesh, event, now),

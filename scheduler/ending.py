@@ -20,26 +20,38 @@ def cancel(
     `failure` is what the gateway is told; None if the gateway asked for it, or is gone.
     """
     for sequence in request.sequences:
-        old = sequence.state
-        if old is State.FINISHED or old is State.CANCELLING:
-            continue
-        sequence.cancel_reason, sequence.cancel_failure = reason, failure
-        if old is State.QUEUED:
-            pool = mesh.fleet.pools[request.submission.model, request.submission.model_revision]
-            pool.waiting.remove(sequence)
-            mesh.touch(pool)
-        sequence.become(State.CANCELLING)
-        if sequence.link is None:
-            finish_cancelled(mesh, sequence, 0, 0, now)
-        elif old in RUNNING:
-            # A preempted one has been told to go already.
-            mesh.actions.append(ToWorker(sequence.link, Release((sequence.sequence_id,), ReleaseCause.CANCEL)))
-            mesh.log(
-                "release_sent",
-                request_id=request.submission.request_id,
-                sequence_id=sequence.sequence_id,
-                reason=reason.name,
-            )
+        _cancel_sequence(mesh, sequence, reason, failure, now)
+
+
+def stop(mesh: MeshState, sequence: Sequence, reason: CancelReason, now: float) -> None:
+    """Starts to end one sequence of a request of which the gateway has all that it wants; its end is the answer."""
+    _cancel_sequence(mesh, sequence, reason, None, now)
+
+
+def _cancel_sequence(
+    mesh: MeshState, sequence: Sequence, reason: CancelReason, failure: errors.RequestError | None, now: float
+) -> None:
+    old = sequence.state
+    if old is State.FINISHED or old is State.CANCELLING:
+        return
+    submission = sequence.request.submission
+    sequence.cancel_reason, sequence.cancel_failure = reason, failure
+    if old is State.QUEUED:
+        pool = mesh.fleet.pools[submission.model, submission.model_revision]
+        pool.waiting.remove(sequence)
+        mesh.touch(pool)
+    sequence.become(State.CANCELLING)
+    if sequence.link is None:
+        finish_cancelled(mesh, sequence, 0, 0, now)
+    elif old in RUNNING:
+        # A preempted one has been told to go already.
+        mesh.actions.append(ToWorker(sequence.link, Release((sequence.sequence_id,), ReleaseCause.CANCEL)))
+        mesh.log(
+            "release_sent",
+            request_id=submission.request_id,
+            sequence_id=sequence.sequence_id,
+            reason=reason.name,
+        )
 
 
 def finish_cancelled(mesh: MeshState, sequence: Sequence, blocks_used: int, blocks_freed: int, now: float) -> None:
@@ -85,6 +97,7 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
     """The one place where sequences, and with them requests, end. The caller sends what it returns, or must not."""
     sequence.become(State.FINISHED)
     sequence.end = outcome
+    del mesh.sequences[sequence.sequence_id]
     if not sequence.request.live:
         _end_request(mesh, sequence.request, now)
     return SequenceEnd(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .actions import SequenceEnd, TokenBatch
 from .dispatch import reserve
 from .ending import fail_lost, fail_waiting, finish, finish_cancelled
-from .events import PlanEnded, SequenceReleased, StepReported, WorkerAttached, WorkerLost
+from .events import KvChanged, PlanEnded, SequenceReleased, StepReported, WorkerAttached, WorkerDraining, WorkerLost
 from .fleet import Pool, Worker
 from .sequence import MAX_LOSSES, RUNNING, SequenceOutcome, State
 from .state import MeshState
@@ -54,6 +54,27 @@ def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
     _revalidate(mesh, pool, now)
     mesh.touch(pool)
     mesh.pools_changed()
+
+
+def worker_draining(mesh: MeshState, event: WorkerDraining, _now: float) -> None:
+    """A worker is about to stop."""
+    worker = mesh.fleet.workers.get(event.link)
+    if worker is None or worker.draining:
+        return
+    worker.draining = True
+    mesh.log("worker_draining", address=worker.address, sequences=len(worker.sequences))
+    mesh.touch(mesh.fleet.pool_of(worker))
+
+
+def kv_changed(mesh: MeshState, event: KvChanged) -> None:
+    """What a worker's prefix cache lost and got."""
+    worker = mesh.fleet.workers.get(event.link)
+    if worker is None:
+        return
+    if event.reset:
+        worker.prefixes.clear()
+    worker.prefixes.difference_update(event.removed)
+    worker.prefixes.update(event.stored)
 
 
 def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:

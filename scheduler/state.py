@@ -10,7 +10,7 @@ from typing import Any
 
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
 from .fleet import Fleet, FleetView, Pool, Worker
-from .sequence import Request
+from .sequence import Request, Sequence
 
 
 class MeshState:
@@ -21,6 +21,8 @@ class MeshState:
         self.draining = False
         # Live gateway streams, and the live requests of each by key.
         self.gateways: dict[int, dict[int, Request]] = {}
+        # Live sequences by id.
+        self.sequences: dict[int, Sequence] = {}
         self.requests_finished = 0
         self.preemptions = 0
         # Pools about which something changed that a plan may answer.
