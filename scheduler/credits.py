@@ -60,6 +60,18 @@ class CreditLedger:
         self._outstanding += blocks - self._reserved.get(sequence_id, 0)
         self._reserved[sequence_id] = blocks
 
+    def open_fork(self, sequence_id: int, num_shared_tokens: int) -> None:
+        """Opens the account of a sequence that will be forked where `num_shared_tokens` tokens of another end.
+
+        It holds the full blocks of those: it will never take them from the pool. The partial block is shared until
+        somebody writes, so it is not held, and whoever writes first takes a copy. Of n that share it at most n - 1
+        take one, for the last finds itself alone: that is one for each fork and none for its leader, who holds the
+        block. A fork's copy stays owed until its own first write is reported; then its `hold` settles it, whether it
+        was the fork that took the copy or its leader. So reserved - held still bounds, summed over those that share
+        it, what they can take.
+        """
+        self._held[sequence_id] = self._reserved[sequence_id] = num_shared_tokens // self.block_size
+
     def hold(self, sequence_id: int, num_tokens: int) -> None:
         """Notes tokens that the worker has confirmed in its KV cache."""
         held = self._held[sequence_id]

@@ -108,7 +108,7 @@ class Sequence:
     link: int | None = None
     # len(token_ids) when it was last put on a worker: what has to be in the KV cache before the next token.
     prefill_length: int = 0
-    # Tokens in the KV cache as the worker last confirmed.
+    # In prefill: tokens in the KV cache as the worker last confirmed. Once it decodes they are all but the last.
     computed: int = 0
     # First plan on this stream that may make it decode, and last plan that carried its join. 0: none.
     join_first: int = 0
@@ -119,9 +119,14 @@ class Sequence:
     cached_tokens: int = 0
     # When it first went to a worker, in seconds on the scheduler's clock.
     started_at: float | None = None
-    # How often it was put on a worker, and how often it was preempted.
+    # How often it was put on a worker, preempted, of that with its blocks moved to host memory, and taken away from a
+    # worker that was about to stop.
     placements: int = 0
     preemptions: int = 0
+    swaps: int = 0
+    moves: int = 0
+    # While PREEMPTED: its worker is about to stop.
+    moving: bool = False
     # How often its worker was lost with no new token since the time before, and how long it was at the last time.
     losses: int = 0
     length_at_loss: int = 0
@@ -144,6 +149,11 @@ class Sequence:
     def shielded(self) -> bool:
         """Whether it has got no token since it was preempted: it is not to lose its work twice for nothing."""
         return len(self.token_ids) == self.length_at_preemption
+
+    @property
+    def group(self) -> tuple[Sequence, ...]:
+        """It and those that wait to be forked from it: they are placed and taken away together."""
+        return (self, *self.forks)
 
     @property
     def suspect(self) -> bool:
@@ -170,6 +180,33 @@ class Sequence:
         if self.started_at is None:
             self.started_at = now
 
+    def resume(self, link: int, _now: float) -> None:
+        """Brings it back from the host memory of the worker that has it: QUEUED to DECODE."""
+        assert self.swapped_on == link
+        self.become(State.DECODE)
+        self.link = link
+        self.prefill_length = len(self.token_ids)
+        self.computed = self.prefill_length - 1
+        self.placements += 1
+        self.swapped_on, self.swapped_blocks = None, 0
+
+    def part(self) -> None:
+        """The leader's prefill is complete, or the group is no more: each goes its own way. For the leader."""
+        for fork in self.forks:
+            fork.leader = None
+        self.forks = ()
+
+    def leave(self) -> None:
+        """It goes its own way before the others of its group; the first fork of a leader leads those that stay."""
+        if self.leader is not None:
+            self.leader.forks = tuple(each for each in self.leader.forks if each is not self)
+            self.leader = None
+        elif self.forks:
+            (heir, *others), self.forks = self.forks, ()
+            heir.leader, heir.forks = None, tuple(others)
+            for each in others:
+                each.leader = heir
+
     def note_loss(self) -> int:
         """Its worker was lost. Returns how often that has happened in a row without a new token between."""
         self.losses = 1 if len(self.token_ids) > self.length_at_loss else self.losses + 1
@@ -181,6 +218,7 @@ class Sequence:
         self.become(State.QUEUED)
         self.link = None
         self.computed = 0
+        self.moving = False
         self.join_first = self.join_last = 0
 
 

@@ -1,4 +1,4 @@
-"""The queue of one pool: first come, first served, by arrival.
+"""The queue of one pool: the most urgent is served first, of equals the one that came first.
 
 A sequence that comes back (preempted, worker lost) takes its old place. Bounds are admission's business.
 """
@@ -13,10 +13,11 @@ from .sequence import Sequence
 
 
 class WaitingQueue:
-    """Sequences in state QUEUED, ordered by `arrival`."""
+    """Sequences in state QUEUED, ordered by `urgency`. Forks are not listed: they go where their leader goes."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
+        # Tokens of those listed; forks share those of their leader.
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -24,6 +25,10 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        place = self._place(sequence)
+        return place < len(self._sequences) and self._sequences[place] is sequence
 
     def head(self, count: int) -> list[Sequence]:
         """At most `count` sequences, the next first."""
@@ -45,8 +50,8 @@ class WaitingQueue:
 
     def _place(self, sequence: Sequence) -> int:
         # A new one nearly always goes to the end, and the next one to start nearly always leaves from the front.
-        if not self._sequences or self._sequences[-1].arrival < sequence.arrival:
+        if not self._sequences or self._sequences[-1].urgency < sequence.urgency:
             return len(self._sequences)
-        if self._sequences[0].arrival >= sequence.arrival:
+        if self._sequences[0].urgency >= sequence.urgency:
             return 0
-        return bisect_left(self._sequences, sequence.arrival, key=lambda each: each.arrival)
+        return bisect_left(self._sequences, sequence.urgency, key=lambda each: each.urgency)
