@@ -6,6 +6,7 @@ Translates the worker's contract to and from plain values; has no policy.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
 from .actions import NewSequence, Plan, Release, Resume, WorkerCommand
+from .claims import Claims
 from .events import (
     BlockCounts,
     Ended,
@@ -37,6 +39,8 @@ from .wire import enum_value, sampling_to_proto
 
 HELLO_TIMEOUT_SECONDS = 10.0
 BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.0)
+# How often the second address of a worker looks whether it is needed.
+STAND_BY_SECONDS = 0.5
 
 
 class ContractError(Exception):
@@ -47,33 +51,67 @@ class ContractError(Exception):
 STREAM_ERRORS = (grpc.RpcError, ContractError, OutboxClosedError, asyncio.InvalidStateError, asyncio.TimeoutError)
 
 
-class WorkerLink:
-    """One address for the life of the scheduler; every stream that comes up there is a new worker to the core."""
+class _AliasError(Exception):
+    """The worker is known by another address."""
 
-    def __init__(self, address: str, loop: Loop, epoch: int) -> None:
-        """`epoch` is the scheduler's: of two on one worker, the one that started later stays and the other waits."""
+    def __init__(self, worker_id: str, address: str) -> None:
+        super().__init__(address)
+        self.worker_id = worker_id
+
+
+class WorkerLink:
+    """One address of a worker; every stream that comes up there is a new worker to the core."""
+
+    def __init__(
+        self, address: str, loop: Loop, epoch: int, claims: Claims, on_alias: Callable[[], None] = lambda: None
+    ) -> None:
+        """`epoch` is the scheduler's: of two on one worker, the one that started later stays and the other waits.
+
+        `on_alias` is called when `alias` changes.
+        """
+        # Not to be dialled again; the stream that it has may end in peace.
+        self.retired = False
+        # Another address leads to the same worker.
+        self.alias = False
         self._address = address
         self._epoch = epoch
         self._loop = loop
+        self._claims = claims
+        self._on_alias = on_alias
         self._log = structlog.get_logger().bind(address=address)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or retired and without a stream."""
         failures = 0
         channel = rpc.open_channel(self._address)
         try:
-            while True:
+            while not self.retired:
                 try:
                     await self._session(channel)
                     # It was up: the next failure is news.
                     failures = 0
+                except _AliasError as error:
+                    await self._stand_by(error)
                 except STREAM_ERRORS as error:
+                    # By another address it may be within reach.
+                    self._claims.release(self._address)
                     if failures == 0:
                         self._log.warning("worker_unreachable", problem=_problem(error))
                     failures += 1
                 await asyncio.sleep(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else 0.1)
         finally:
+            self._claims.release(self._address)
             await channel.close()
+
+    async def _stand_by(self, error: _AliasError) -> None:
+        """Waits until the address that has the worker loses it."""
+        self._log.info("worker_known_by_another_address", worker_id=error.worker_id, other=str(error))
+        self.alias = True
+        self._on_alias()
+        while not self.retired and not self._claims.free(error.worker_id):  # noqa: ASYNC110 - either may end it
+            await asyncio.sleep(STAND_BY_SECONDS)
+        self.alias = False
+        self._on_alias()
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         """One stream. Raises only if it never came up; otherwise it returns when the stream is over."""
@@ -81,6 +119,9 @@ class WorkerLink:
         call = stub.Attach()
         try:
             info = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_SECONDS)
+            holder = self._claims.claim(info.worker_id, self._address)
+            if holder != self._address:
+                raise _AliasError(info.worker_id, holder)
             link, outbox = self._loop.open_worker()
             try:
                 self._loop.post(WorkerAttached(link, self._address, info))
@@ -186,8 +227,9 @@ def info_from_proto(hello: worker_pb2.Hello) -> WorkerInfo:
     for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"):
         if getattr(info, name) < 1:
             raise ContractError(f"hello.{name} is {getattr(info, name)}")
-    if not info.model:
-        raise ContractError("hello.model is empty")
+    for name in ("worker_id", "model"):
+        if not getattr(info, name):
+            raise ContractError(f"hello.{name} is empty")
     return info
 
 

@@ -17,7 +17,8 @@ from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from .admission import QueueBounds
 from .core import Core, CoreSettings
-from .link import WorkerLink
+from .discovery import Discovery
+from .links import Links
 from .loop import Loop
 from .planner import Policy
 from .service import SchedulerService
@@ -42,12 +43,12 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     port = await server.start(settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
-        links = [asyncio.create_task(WorkerLink(address, loop, epoch).run()) for address in settings.workers]
+        links = asyncio.create_task(Links(Discovery(settings.workers, settings.resolve_seconds), loop, epoch).run())
         try:
-            log.info("scheduler_ready", host=settings.host, port=port, workers=len(links))
+            log.info("scheduler_ready", host=settings.host, port=port, workers=settings.workers)
             if ready is not None:
                 ready(port)
-            await _first(runner, *links, signals.get())
+            await _first(runner, links, signals.get())
             log.info("scheduler_draining", seconds=settings.drain_seconds)
             for name in ("", SERVICE):
                 await server.set_serving(name, False)
@@ -57,7 +58,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
             log.info("scheduler_stopped")
         finally:
             await server.stop(0)
-            await _cancel([*links, runner])
+            await _cancel([links, runner])
 
 
 def core_settings(settings: SchedulerSettings) -> CoreSettings:
