@@ -15,14 +15,16 @@ from tercet.errors import DeadlineError, RequestCancelledError, RequestError, Sl
 from .cancel import CancelCause
 from .link import Link
 from .mesh_messages import Submission
+from .output import Finish, Output
+from .sequence_end import Account
 from .served_model import ServedModel
-from .stream import Account, Chunk, Finish, Stream
+from .stream import Chunk, Stream
 from .tokenizing import Tokenizing
 from .validate import ChatInput, GenerationRequest, TextInput, TokenInput, prompt_too_long
 
 log = structlog.get_logger()
 
-# After a stop string the client has its text; its Finished waits this long for the mesh to say what became free.
+# After a stop string the client has its text; Finished waits this long for the mesh to say what became free.
 ACCOUNT_WAIT_S = 1.0
 # A cancel this close before the deadline, in seconds, is the deadline.
 _DEADLINE_SLACK_S = 0.01
@@ -52,10 +54,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the client learns at the end. Times are seconds since the request's arrival; queue_s is in `account`, which
-    is None if the mesh did not say in time."""
+    """What the client learns at the end, `finishes` by output. Times are seconds since the request's arrival; queue_s
+    is in `account`, which is None if the mesh did not say in time."""
 
-    finish: Finish
+    finishes: tuple[Finish, ...]
     account: Account | None
     prompt_tokens: int
     completion_tokens: int
@@ -105,9 +107,7 @@ class Generation:
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
-            model.tokenizer.detokenizer(ids),
-            stop_strings=request.stop.strings,
-            stop_token_ids=frozenset(request.stop.token_ids),
+            (self._output(ids) for _ in range(request.n)),
             max_tokens_held=self._means.settings.max_stream_tokens,
             clock=self._clock,
         )
@@ -125,6 +125,9 @@ class Generation:
                 min_p=request.sampling.min_p,
                 seed=seed,
                 deadline_ms=self._deadline_ms(),
+                n=request.n,
+                traffic_class=request.traffic_class,
+                priority=request.priority,
             ),
             self.stream,
         )
@@ -142,7 +145,7 @@ class Generation:
         """How the request ended, once `read` gave None. Waits at most ACCOUNT_WAIT_S for what the mesh freed."""
         stream = self.stream
         assert stream is not None
-        assert stream.finish is not None
+        assert stream.finishes
         assert self._admitted_at is not None
         ended_at = self._clock()
         account: Account | None = None
@@ -150,7 +153,7 @@ class Generation:
             account = await asyncio.wait_for(stream.wait_account(), ACCOUNT_WAIT_S)
         # The output was complete before the wait for the account; that wait is not the client's time.
         summary = Summary(
-            finish=stream.finish,
+            finishes=stream.finishes,
             account=account,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=stream.num_tokens,
@@ -205,10 +208,12 @@ class Generation:
             return "cancelled", error.reason
         if error is not None:
             return ("refused" if self.admission is None else "failed"), error.reason
-        if stream is None or stream.finish is None:
+        finishes = stream.finishes if stream is not None else ()
+        if not finishes:
             return "cancelled", CancelCause.CLIENT.value
         # An output that is complete but could not be handed over was cancelled by its client.
-        return ("completed" if self._completed else "cancelled"), stream.finish.reason.value
+        reasons = ",".join(sorted({finish.reason.value for finish in finishes}))
+        return ("completed" if self._completed else "cancelled"), reasons
 
     def _log(self, outcome: str, reason: str, gone: bool) -> None:
         stream, now = self.stream, self._clock()
@@ -221,6 +226,7 @@ class Generation:
             outcome=outcome,
             reason=reason,
             client_gone=gone,
+            outputs=self._request.n,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=None if account is None else account.cached_tokens,
             completion_tokens=stream.num_tokens if stream is not None else 0,
@@ -228,6 +234,14 @@ class Generation:
             queue_s=None if account is None else account.queue_s,
             ttft_s=None if first is None else round(first - self._arrived_at, 6),
             total_s=round(now - self._arrived_at, 6),
+        )
+
+    def _output(self, prompt_token_ids: list[int]) -> Output:
+        stop = self._request.stop
+        return Output(
+            self._request.model.tokenizer.detokenizer(prompt_token_ids),
+            stop_strings=stop.strings,
+            stop_token_ids=frozenset(stop.token_ids),
         )
 
     def _raise_if_ended(self) -> None:

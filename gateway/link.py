@@ -6,7 +6,7 @@ Knows no text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 import grpc
 import grpc.aio
@@ -28,6 +28,8 @@ RETRY_AFTER_S = 1.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
+# Between two pieces of the plan log.
+PART_TIMEOUT_S = 10.0
 
 
 class Link:
@@ -38,7 +40,7 @@ class Link:
 
     def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
         self.up = False
-        self.pools: Mapping[str, Pool] = {}
+        self.pools: Mapping[tuple[str, str], Pool] = {}
         self._address = address
         self._gateway_id = gateway_id
         self._on_change = on_change
@@ -64,18 +66,19 @@ class Link:
         """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError."""
         if not self.up:
             raise self._lost("there is no connection to the scheduler")
-        found = self.pools.get(model)
-        if found is None or found.workers_live == 0:
-            raise errors.NoWorkerError(
-                f"no live worker serves {model}", metadata={"model": model}, retry_after_s=RETRY_AFTER_S
-            )
-        if found.model_revision != revision:
+        found = self.pools.get((model, revision))
+        if found is not None and found.workers_live:
+            return found
+        others = [other for (name, other), pool in self.pools.items() if name == model and pool.workers_live]
+        if found is None and others:
+            have = ", ".join(others)
             raise errors.RevisionMismatchError(
-                f"the gateway has revision {revision} of {model}, the workers {found.model_revision}; start both with "
-                "the same files",
-                metadata={"model": model, "gateway": revision, "workers": found.model_revision},
+                f"the gateway has revision {revision} of {model}, the workers {have}; start both with the same files",
+                metadata={"model": model, "gateway": revision, "workers": have},
             )
-        return found
+        raise errors.NoWorkerError(
+            f"no live worker serves {model}", metadata={"model": model}, retry_after_s=RETRY_AFTER_S
+        )
 
     def ready(self, model: str, revision: str) -> bool:
         """Whether a request for the model would find a worker now."""
@@ -96,14 +99,31 @@ class Link:
         self._requests.cancel(key, cause)
 
     async def fleet(self) -> operations_pb2.Fleet:
-        """The scheduler's view of the mesh. Raises SchedulerLostError."""
+        """The scheduler's view of the mesh. Raises SchedulerLostError, or the scheduler's own RequestError."""
         try:
             fleet: operations_pb2.Fleet = await self._stub.GetFleet(
                 operations_pb2.GetFleetRequest(), timeout=_FLEET_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
-            raise self._lost(f"the scheduler did not answer: {error.code().name}") from error
+            raise self._refused(error.code(), error.trailing_metadata()) from error
         return fleet
+
+    async def plan_log(self) -> AsyncGenerator[bytes, None]:
+        """The scheduler's plan log, piece by piece as it is read. Raises SchedulerLostError, or the scheduler's own
+        RequestError."""
+        call = self._stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest())
+        try:
+            while (part := await asyncio.wait_for(call.read(), PART_TIMEOUT_S)) is not grpc.aio.EOF:
+                yield part.data
+            if await call.code() is not grpc.StatusCode.OK:
+                raise self._refused(await call.code(), await call.trailing_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise self._refused(error.code(), error.trailing_metadata()) from error
+        except asyncio.TimeoutError:
+            raise self._lost(f"the scheduler said nothing for {PART_TIMEOUT_S:g} s") from None
+        finally:
+            # Without this a reader that leaves lets the scheduler go on.
+            call.cancel()
 
     async def _attach(self) -> bool:
         """One life of the stream. Returns whether it ever was up."""
@@ -163,6 +183,12 @@ class Link:
         return errors.SchedulerLostError(
             f"{message} at {self._address}", metadata={"scheduler": self._address}, retry_after_s=RETRY_AFTER_S
         )
+
+    def _refused(
+        self, code: grpc.StatusCode, trailers: Iterable[tuple[str, str | bytes]] | None
+    ) -> errors.RequestError:
+        """The error that the scheduler ended a call of its own with."""
+        return rpc.typed_error(trailers) or self._lost(f"the scheduler did not answer: {code.name}")
 
     def _receive(self, message: pb.SchedulerMessage) -> None:
         which = message.WhichOneof("message")

@@ -10,14 +10,13 @@ from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 
 from .cancel import CancelCause
-from .stream import Account, EndReason, SequenceEnd
+from .sequence_end import Account, EndReason, SequenceEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The workers of one model, as the scheduler last said."""
+    """The workers of one model and revision, as the scheduler last said. `max_model_len` 0: not known."""
 
-    model_revision: str
     workers_live: int
     max_model_len: int
 
@@ -38,6 +37,9 @@ class Submission:
     min_p: float
     seed: int
     deadline_ms: int | None
+    n: int
+    traffic_class: str
+    priority: int
 
 
 CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
@@ -76,6 +78,9 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
             seed=submission.seed,
         ),
         deadline_ms=submission.deadline_ms,
+        n=submission.n,
+        traffic_class=submission.traffic_class,
+        priority=submission.priority,
     )
 
 
@@ -95,6 +100,6 @@ def to_account(account: pb.Account) -> Account:
     return Account(account.cached_tokens, account.blocks_used, account.blocks_freed, account.queue_us / 1e6)
 
 
-def to_pools(update: pb.PoolUpdate) -> dict[str, Pool]:
-    """What can be served, by model name."""
-    return {pool.model: Pool(pool.model_revision, pool.workers_live, pool.max_model_len) for pool in update.pools}
+def to_pools(update: pb.PoolUpdate) -> dict[tuple[str, str], Pool]:
+    """What can be served, by model name and revision."""
+    return {(pool.model, pool.model_revision): Pool(pool.workers_live, pool.max_model_len) for pool in update.pools}

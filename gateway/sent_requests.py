@@ -16,6 +16,7 @@ from tercet.mesh.v1 import scheduler_pb2 as pb
 
 from .cancel import CancelCause
 from .mesh_messages import CANCEL_REASONS, Submission, to_account, to_sequence_end, to_submit
+from .sequence_end import EndReason
 from .stream import Stream
 
 log = structlog.get_logger()
@@ -25,16 +26,26 @@ class ProtocolError(Exception):
     """The scheduler said what it must not; the link is of no use any more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SentRequest:
-    """A request between Submit and its last message."""
+    """A request between Submit and its last message. `sequence_ids` are those that have not ended."""
 
     key: int
     request_id: str
     stream: Stream
-    sequence_ids: list[int] = field(default_factory=list)
+    sequence_ids: set[int] = field(default_factory=set)
     ended: bool = False
     cause: CancelCause | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SentSequence:
+    """A sequence of a request that was accepted. `stopped`: its StopSequence has been sent."""
+
+    request: SentRequest
+    sequence_id: int
+    output_index: int
+    stopped: bool = False
 
 
 class SentRequests:
@@ -46,7 +57,7 @@ class SentRequests:
     def __init__(self, send: Callable[[pb.GatewayMessage], None]) -> None:
         self._send = send
         self._by_key: dict[int, SentRequest] = {}
-        self._by_sequence: dict[int, SentRequest] = {}
+        self._by_sequence: dict[int, SentSequence] = {}
         self._next_key = 1
 
     def __len__(self) -> int:
@@ -82,9 +93,17 @@ class SentRequests:
         request = self._by_key.get(accepted.request_key)
         if request is None:
             return
-        request.sequence_ids = list(accepted.sequence_ids)
-        for sequence_id in request.sequence_ids:
-            self._by_sequence[sequence_id] = request
+        if len(accepted.sequence_ids) != request.stream.num_outputs:
+            # Its outputs would never all end; a scheduler that knows no n makes one.
+            error = (
+                f"the scheduler made {len(accepted.sequence_ids)} sequences for {request.stream.num_outputs} outputs"
+            )
+            request.stream.fail(errors.EngineFaultError(error))
+            self.cancel(request.key, CancelCause.FAULT)
+            return
+        for index, sequence_id in enumerate(accepted.sequence_ids):
+            self._by_sequence[sequence_id] = SentSequence(request, sequence_id, index)
+        request.sequence_ids.update(accepted.sequence_ids)
         request.stream.accept(accepted.queue_position)
 
     def take_refused(self, refused: pb.RequestRefused) -> None:
@@ -101,32 +120,67 @@ class SentRequests:
         if len(batch.sequence_ids) != len(batch.token_ids):
             raise ProtocolError("the columns of a token batch differ in length")
         by_sequence = self._by_sequence
-        stopped: list[tuple[SentRequest, CancelCause]] = []
+        stopped: list[tuple[SentSequence, CancelCause]] = []
         for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
-            request = by_sequence.get(sequence_id)
-            if request is None:
+            sequence = by_sequence.get(sequence_id)
+            if sequence is None:
                 continue
             try:
-                cause = request.stream.push(token_id)
+                cause = sequence.request.stream.push(sequence.output_index, token_id)
             except Exception:
-                _fault(request)
+                _fault(sequence.request)
                 cause = CancelCause.FAULT
             if cause is not None:
-                stopped.append((request, cause))
-        for end in batch.ends:
-            request = by_sequence.get(end.sequence_id)
-            if request is not None:
-                try:
-                    request.stream.end(to_sequence_end(end))
-                except Exception:
-                    _fault(request)
-                self._forget_sequences(request)
-                request.ended = True
-                if request.cause is None:
-                    del self._by_key[request.key]
-        # Last, so that a sequence which ended with the same token is not cancelled as well.
-        for request, cause in stopped:
-            self.cancel(request.key, cause)
+                stopped.append((sequence, cause))
+        failed = [found for end in batch.ends if (found := self._take_end(end)) is not None]
+        # Last, so that a sequence which ended with the same token is not stopped as well.
+        for sequence, cause in stopped:
+            if cause is CancelCause.STOP_STRING:
+                self._stop(sequence)
+            else:
+                self.cancel(sequence.request.key, cause)
+        for request in failed:
+            self.cancel(request.key, CancelCause.FAULT)
+
+    def _take_end(self, end: pb.SequenceEnd) -> SentRequest | None:
+        """The last word on a sequence. Returns its request if that failed by it, so that its others go on for nothing.
+        Not after CANCELLED: who cancels inside the mesh cancels all of a request."""
+        sequence = self._by_sequence.pop(end.sequence_id, None)
+        if sequence is None:
+            return None
+        request = sequence.request
+        had_failed = request.stream.error is not None
+        last = to_sequence_end(end)
+        try:
+            request.stream.end(sequence.output_index, last)
+        except Exception:
+            _fault(request)
+        if sequence.stopped:
+            log.info(
+                "stop_done",
+                request_id=request.request_id,
+                output_index=sequence.output_index,
+                blocks_used=last.account.blocks_used,
+                blocks_freed=last.account.blocks_freed,
+            )
+        request.sequence_ids.discard(end.sequence_id)
+        if not request.sequence_ids:
+            request.ended = True
+            if request.cause is None:
+                del self._by_key[request.key]
+        failed = request.stream.error is not None and not had_failed
+        return request if failed and last.reason is not EndReason.CANCELLED else None
+
+    def _stop(self, sequence: SentSequence) -> None:
+        """Tells the scheduler to end one sequence, whose text is complete; nothing if it, or the request, has ended or
+        is cancelled."""
+        request = sequence.request
+        if request.cause is not None or sequence.sequence_id not in request.sequence_ids:
+            return
+        sequence.stopped = True
+        reason = CANCEL_REASONS[CancelCause.STOP_STRING]
+        self._send(pb.GatewayMessage(stop_sequence=pb.StopSequence(sequence_id=sequence.sequence_id, reason=reason)))
+        log.info("stop_sent", request_id=request.request_id, output_index=sequence.output_index)
 
     def take_cancel_done(self, done: pb.CancelDone) -> None:
         request = self._by_key.pop(done.request_key, None)
@@ -149,6 +203,7 @@ class SentRequests:
     def _forget_sequences(self, request: SentRequest) -> None:
         for sequence_id in request.sequence_ids:
             self._by_sequence.pop(sequence_id, None)
+        request.sequence_ids.clear()
 
 
 def _fault(request: SentRequest) -> None:

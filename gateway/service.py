@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -14,11 +15,12 @@ from google.protobuf.message import Message
 from tercet import errors, rpc
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
-from .generation import Admission, Generation, Summary
+from .generation import Generation
 from .generations import Generations
 from .link import Link
+from .public_messages import to_accepted, to_delta, to_finished, to_result
 from .served_model import Catalogue, ServedModel
-from .stream import Chunk, EndReason
+from .stream import Chunk
 from .validate import validate_detokenize, validate_generate, validate_tokenize
 from .wire import Malformed, checked, deserializer
 
@@ -45,10 +47,10 @@ class InferenceService:
         try:
             generation = self._start(received, context)
             admission = await generation.open()
-            await self._write(generation, context, inference_pb2.GenerateEvent(accepted=_accepted(admission)))
+            await self._write(generation, context, inference_pb2.GenerateEvent(accepted=to_accepted(admission)))
             while (chunk := await generation.read()) is not None:
-                await self._write(generation, context, inference_pb2.GenerateEvent(delta=_delta(chunk)))
-            finished = _finished(await generation.finish())
+                await self._write(generation, context, inference_pb2.GenerateEvent(delta=to_delta(chunk)))
+            finished = to_finished(await generation.finish())
             await self._write(generation, context, inference_pb2.GenerateEvent(finished=finished))
         except BaseException as error:
             await _end_call(error, context, generation)
@@ -64,22 +66,10 @@ class InferenceService:
         try:
             generation = self._start(received, context)
             admission = await generation.open()
-            texts: list[str] = []
-            token_ids: list[int] = []
+            chunks: list[Chunk] = []
             while (chunk := await generation.read()) is not None:
-                texts.append(chunk.text)
-                token_ids += chunk.token_ids
-            summary = await generation.finish()
-            finished = _finished(summary)
-            return inference_pb2.GenerateResult(
-                request_id=admission.request_id,
-                model=admission.model.name,
-                model_revision=admission.model.revision,
-                seed=admission.seed,
-                outputs=[inference_pb2.Output(text="".join(texts), token_ids=token_ids, end=finished.outputs[0])],
-                usage=finished.usage,
-                timings=finished.timings,
-            )
+                chunks.append(chunk)
+            return to_result(admission, chunks, await generation.finish())
         except BaseException as error:
             await _end_call(error, context, generation)
         finally:
@@ -128,7 +118,7 @@ class InferenceService:
         except asyncio.CancelledError:
             if not late or stream.error is not None:
                 raise
-            raise errors.SlowConsumerError(f"the client read nothing for {WRITE_LIMIT_S:g} s") from None
+            raise _too_slow() from None
         finally:
             timer.cancel()
             stream.interrupt = None
@@ -186,6 +176,29 @@ class OperationsService:
             raise errors.InvalidFieldError("request_id is required", field="request_id")
         return operations_pb2.CancelGenerationResponse(found=self._generations.cancel(message.request_id))
 
+    async def dump_plan_log(
+        self, received: operations_pb2.DumpPlanLogRequest | Malformed, context: grpc.aio.ServicerContext
+    ) -> None:
+        """The scheduler's plan log, passed on piece by piece."""
+        try:
+            checked(received)
+            async with contextlib.aclosing(self._link.plan_log()) as parts:
+                async for data in parts:
+                    await _write_in_time(context, operations_pb2.PlanLogPart(data=data))
+        except BaseException as error:
+            await _end_call(error, context, None)
+
+
+async def _write_in_time(context: grpc.aio.ServicerContext, message: Message) -> None:
+    try:
+        await asyncio.wait_for(context.write(message), WRITE_LIMIT_S)
+    except asyncio.TimeoutError:
+        raise _too_slow() from None
+
+
+def _too_slow() -> errors.SlowConsumerError:
+    return errors.SlowConsumerError(f"the client read nothing for {WRITE_LIMIT_S:g} s")
+
 
 def add_services(
     server: grpc.aio.Server, inference: InferenceService, models: ModelsService, operations: OperationsService
@@ -197,6 +210,9 @@ def add_services(
     )
     once = grpc.unary_unary_rpc_method_handler(
         inference.generate_once, deserializer(pb.GenerateRequest), pb.GenerateResult.SerializeToString
+    )
+    plan_log = grpc.unary_stream_rpc_method_handler(
+        operations.dump_plan_log, deserializer(opb.DumpPlanLogRequest), opb.PlanLogPart.SerializeToString
     )
     methods = {
         "tercet.v1.Inference": {
@@ -212,6 +228,7 @@ def add_services(
         "tercet.v1.Operations": {
             "GetFleet": _unary(operations.get_fleet, opb.GetFleetRequest),
             "CancelGeneration": _unary(operations.cancel_generation, opb.CancelGenerationRequest),
+            "DumpPlanLog": plan_log,
         },
     }
     server.add_generic_rpc_handlers(
@@ -250,49 +267,3 @@ async def _end_call(error: BaseException, context: grpc.aio.ServicerContext, gen
     else:
         log.info("call_refused", reason=error.reason, field=error.metadata.get("field"))
     await rpc.abort(context, error)
-
-
-def _accepted(admission: Admission) -> inference_pb2.Accepted:
-    return inference_pb2.Accepted(
-        request_id=admission.request_id,
-        model=admission.model.name,
-        model_revision=admission.model.revision,
-        queue_position=admission.queue_position,
-        seed=admission.seed,
-        prompt_tokens=admission.prompt_tokens,
-    )
-
-
-def _delta(chunk: Chunk) -> inference_pb2.Delta:
-    return inference_pb2.Delta(
-        seq=chunk.seq, token_offset=chunk.token_offset, text=chunk.text, token_ids=chunk.token_ids
-    )
-
-
-def _finished(summary: Summary) -> inference_pb2.Finished:
-    finish, account = summary.finish, summary.account
-    stopped = finish.reason is EndReason.STOP
-    end = inference_pb2.OutputEnd(
-        reason=inference_pb2.FINISH_REASON_STOP if stopped else inference_pb2.FINISH_REASON_LENGTH
-    )
-    if finish.stop_string is not None:
-        end.stop_string = finish.stop_string
-    elif finish.stop_token_id is not None:
-        end.stop_token_id = finish.stop_token_id
-    return inference_pb2.Finished(
-        outputs=[end],
-        usage=inference_pb2.Usage(
-            prompt_tokens=summary.prompt_tokens,
-            cached_tokens=account.cached_tokens if account else None,
-            completion_tokens=summary.completion_tokens,
-            kv_blocks_used=account.blocks_used if account else None,
-            kv_blocks_freed=account.blocks_freed if account else None,
-            incomplete=account is None,
-        ),
-        timings=inference_pb2.Timings(
-            admission_seconds=summary.admission_s,
-            time_to_first_token_seconds=summary.first_token_s,
-            total_seconds=summary.total_s,
-            queue_seconds=account.queue_s if account else None,
-        ),
-    )

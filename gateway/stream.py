@@ -1,140 +1,103 @@
-"""One request's output on its way from the scheduler to its client: tokens in, whole deltas out.
+"""A request's outputs on their way from the scheduler to its client: tokens in, deltas out, one end.
 
-A delta holds whole tokens, and of each all its text: a token waits while any character of it may still belong to a
-stop string or to an unfinished character. What waits for the client is joined into one delta when it next asks, so a
-client that keeps up gets every token at once and one that does not gets fewer, larger deltas. Knows no gRPC.
+What waits for the client is joined into one delta an output when it next asks, so a client that keeps up gets every
+token at once and one that does not gets fewer, larger deltas. Knows no gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError, RequestCancelledError, RequestError, SlowConsumerError
 
 from .cancel import CancelCause
-from .detokenizer import Detokenizer
-from .stop_matcher import StopMatcher
+from .output import Finish, Output
+from .sequence_end import Account, EndReason, SequenceEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What became final since the last one. `token_offset` counts the tokens before it."""
+    """What became final since the last one of an output. `token_offset` counts the output's tokens before it, `seq`
+    the chunks of all outputs before it."""
 
     seq: int
+    output_index: int
     token_offset: int
     text: str
     token_ids: tuple[int, ...]
 
 
-class EndReason(enum.Enum):
-    """How the scheduler says a sequence ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What a sequence held: tokens, blocks, and seconds from admission to its prefill."""
-
-    cached_tokens: int
-    blocks_used: int
-    blocks_freed: int
-    queue_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceEnd:
-    """The scheduler's last word on a sequence. `stop_token_id` is set for STOP, `failure` for FAILED."""
-
-    reason: EndReason
-    account: Account
-    stop_token_id: int | None = None
-    failure: RequestError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """How an output ended well: LENGTH, or STOP by an end token (nothing else set), a stop token or a stop string."""
-
-    reason: EndReason
-    stop_token_id: int | None = None
-    stop_string: str | None = None
-
-
 class Stream:
-    """One output. The link calls `accept`, `push`, `end`, `close_account`; the client's handler the coroutines.
+    """The outputs of one request. The link calls `accept`, `push`, `end`, `close_account`; the client's handler the
+    coroutines.
 
-    It ends once: with `finish`, or with `error`. What comes after is dropped. At most `max_tokens_held` tokens wait
-    for the client.
+    It ends once: when every output has its `finish`, or with `error`. What comes after is dropped. At most
+    `max_tokens_held` tokens wait for the client, those of all outputs together.
     """
 
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        *,
-        stop_strings: Sequence[str],
-        stop_token_ids: frozenset[int],
-        max_tokens_held: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stop_strings)
-        self._stop_token_ids = stop_token_ids
+    def __init__(self, outputs: Iterable[Output], *, max_tokens_held: int, clock: Callable[[], float]) -> None:
+        self._outputs = tuple(outputs)
         self._max_tokens_held = max_tokens_held
         self._clock = clock
         self._wake = asyncio.Event()
-        # Tokens and characters received but not ready, and the (tokens, characters) counts at which both are whole.
-        self._waiting_ids: list[int] = []
-        self._waiting_text = ""
-        self._marks: deque[tuple[int, int]] = deque()
-        self._num_chars = 0
-        self._ready_ids: list[int] = []
-        self._ready_text: list[str] = []
-        self._num_ready_chars = 0
-        self._num_read = 0
+        # Outputs with something to read, in the order in which it became so.
+        self._ready: deque[int] = deque()
+        self._num_held = 0
         self._num_chunks = 0
+        self._num_unfinished = len(self._outputs)
+        self._accounts: dict[int, Account] = {}
         self.queue_position: int | None = None
-        self.num_tokens = 0
         self.first_token_at: float | None = None
-        self.finish: Finish | None = None
         self.error: RequestError | None = None
-        # What the sequence held, and whether the last word on that has come: it may be that nobody knows.
+        # What the request held, and whether the last word on that has come: it may be that nobody knows.
         self.account: Account | None = None
         self.account_closed = False
         # Set while the handler waits in a place that only this call can get it out of.
         self.interrupt: Callable[[], object] | None = None
 
     @property
+    def num_outputs(self) -> int:
+        return len(self._outputs)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken, of all outputs."""
+        return sum(output.num_tokens for output in self._outputs)
+
+    @property
+    def finishes(self) -> tuple[Finish, ...]:
+        """How the outputs ended, by index; empty until all have ended well."""
+        found = tuple(output.finish for output in self._outputs if output.finish is not None)
+        return found if len(found) == len(self._outputs) else ()
+
+    @property
     def ended(self) -> bool:
         """Whether no more tokens will be taken."""
-        return self.finish is not None or self.error is not None
+        return self.error is not None or not self._num_unfinished
 
     def accept(self, queue_position: int) -> None:
         """The scheduler admitted the request."""
         self.queue_position = queue_position
         self._wake.set()
 
-    def push(self, token_id: int) -> CancelCause | None:
-        """Takes the next token. Returns why the sequence need not go on, if so: the caller cancels it."""
-        if self.ended:
+    def push(self, index: int, token_id: int) -> CancelCause | None:
+        """Takes the next token of an output. Returns why work need not go on, if so: STOP_STRING is about this output
+        alone, anything else about the request."""
+        output = self._outputs[index]
+        if self.error is not None or output.finish is not None:
             return None
-        if self.num_tokens == 0:
+        if self.first_token_at is None:
             self.first_token_at = self._clock()
-        self.num_tokens += 1
-        self._waiting_ids.append(token_id)
-        if self._take_text(self._detokenizer.push(token_id)):
+        before = output.num_ready
+        output.push(token_id)
+        self._note_ready(index, output, before)
+        if output.finish is not None:
+            self._note_finish()
             return CancelCause.STOP_STRING
-        if not self._detokenizer.pending:
-            self._marks.append((self.num_tokens, self._num_chars))
-        self._advance()
-        if len(self._ready_ids) > self._max_tokens_held:
+        if self._num_held > self._max_tokens_held:
             self.fail(
                 SlowConsumerError(
                     f"the client left more than {self._max_tokens_held} tokens unread",
@@ -144,22 +107,25 @@ class Stream:
             return CancelCause.SLOW_CONSUMER
         return None
 
-    def end(self, end: SequenceEnd) -> None:
-        """Takes the scheduler's last word. After a stop string it only closes the account."""
-        self.close_account(end.account)
-        if self.ended:
+    def end(self, index: int, end: SequenceEnd) -> None:
+        """Takes the scheduler's last word on an output. After a stop string it only completes the account. An output
+        that did not end well ends the request."""
+        self._add_account(index, end.account)
+        output = self._outputs[index]
+        if self.error is not None or output.finish is not None:
             return
         if end.reason is EndReason.FAILED:
             self.fail(end.failure or EngineFaultError("the sequence failed for no stated reason"))
         elif end.reason is EndReason.CANCELLED:
             self.fail(end.failure or RequestCancelledError("the request was cancelled inside the mesh"))
-        elif not self._take_text(self._detokenizer.finish()):
-            self._make_ready(self.num_tokens, self._num_chars)
-            own = end.reason is EndReason.STOP and end.stop_token_id in self._stop_token_ids
-            self._finish(Finish(end.reason, stop_token_id=end.stop_token_id if own else None))
+        else:
+            before = output.num_ready
+            output.end(end.reason, end.stop_token_id)
+            self._note_ready(index, output, before)
+            self._note_finish()
 
     def close_account(self, account: Account | None) -> None:
-        """What the sequence held, None if that will never be known; the first word counts."""
+        """What the whole request held, None if that will never be known; the first word counts."""
         if not self.account_closed:
             self.account, self.account_closed = account, True
             self._wake.set()
@@ -182,24 +148,25 @@ class Stream:
         return self.queue_position
 
     async def read(self) -> Chunk | None:
-        """All that is ready, at least one token; None after the last. Raises the error that ended the stream."""
-        while not self._ready_ids:
+        """All that is ready of one output, at least one token; None after the last. Raises the error that ended the
+        stream."""
+        while not self._ready:
             if self.error is not None:
                 raise self.error
-            if self.finish is not None:
+            if not self._num_unfinished:
                 return None
             await self._wait()
         if isinstance(self.error, SlowConsumerError):
             raise self.error
-        chunk = Chunk(self._num_chunks, self._num_read, "".join(self._ready_text), tuple(self._ready_ids))
+        index = self._ready.popleft()
+        token_offset, text, token_ids = self._outputs[index].take()
+        self._num_held -= len(token_ids)
+        chunk = Chunk(self._num_chunks, index, token_offset, text, token_ids)
         self._num_chunks += 1
-        self._num_read += len(self._ready_ids)
-        self._ready_ids.clear()
-        self._ready_text.clear()
         return chunk
 
     async def wait_account(self) -> Account | None:
-        """What the sequence held, None if nobody knows. The caller bounds the wait."""
+        """What the request held, None if nobody knows. The caller bounds the wait."""
         while not self.account_closed:
             await self._wait()
         return self.account
@@ -208,38 +175,30 @@ class Stream:
         self._wake.clear()
         await self._wake.wait()
 
-    def _take_text(self, text: str) -> bool:
-        """Adds text that became final; whether it completed a stop string, which ends the stream."""
-        if not text:
-            return False
-        self._waiting_text += text
-        self._num_chars += len(text)
-        match = self._matcher.push(text)
-        if match is None:
-            return False
-        # All tokens up to the one that completed the match were generated and count; their text is cut before it.
-        self._make_ready(self.num_tokens, match.start)
-        self._finish(Finish(EndReason.STOP, stop_string=match.stop_string))
-        return True
+    def _note_ready(self, index: int, output: Output, before: int) -> None:
+        """An output that had `before` tokens ready may have more now."""
+        self._num_held += output.num_ready - before
+        if not before and output.num_ready:
+            if not self._ready:
+                self._wake.set()
+            self._ready.append(index)
 
-    def _advance(self) -> None:
-        mark, num_safe = None, self._matcher.num_safe
-        while self._marks and self._marks[0][1] <= num_safe:
-            mark = self._marks.popleft()
-        if mark is not None:
-            self._make_ready(*mark)
+    def _note_finish(self) -> None:
+        self._num_unfinished -= 1
+        if not self._num_unfinished:
             self._wake.set()
 
-    def _make_ready(self, num_tokens: int, num_chars: int) -> None:
-        take = len(self._waiting_ids) - (self.num_tokens - num_tokens)
-        self._ready_ids += self._waiting_ids[:take]
-        del self._waiting_ids[:take]
-        size = num_chars - self._num_ready_chars
-        if size > 0:
-            self._ready_text.append(self._waiting_text[:size])
-            self._waiting_text = self._waiting_text[size:]
-            self._num_ready_chars = num_chars
-
-    def _finish(self, finish: Finish) -> None:
-        self.finish = finish
-        self._wake.set()
+    def _add_account(self, index: int, account: Account) -> None:
+        self._accounts.setdefault(index, account)
+        if len(self._accounts) < len(self._outputs):
+            return
+        # The prompt is the first output's work; the others begin where its prefill ends.
+        first = self._accounts[0]
+        self.close_account(
+            Account(
+                cached_tokens=first.cached_tokens,
+                blocks_used=sum(each.blocks_used for each in self._accounts.values()),
+                blocks_freed=sum(each.blocks_freed for each in self._accounts.values()),
+                queue_s=first.queue_s,
+            )
+        )

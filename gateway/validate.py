@@ -18,6 +18,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 10_000
+MAX_OUTPUTS = 128
+MAX_TRAFFIC_CLASS_CHARS = 64
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,23 @@ class StopChoice:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request whose every value is possible; only its length in tokens is unknown. `request_id` may be empty."""
+    """A request whose every value is possible; only its length in tokens is unknown. `request_id` may be empty, so may
+    `traffic_class`, whose name the scheduler checks."""
 
     request_id: str
     model: ServedModel
     input: Input
     sampling: SamplingChoice
     stop: StopChoice
+    n: int
+    traffic_class: str
+    priority: int
 
 
 def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_prompt_bytes: int) -> GenerationRequest:
     """Checks a request. Raises ModelNotFoundError, PromptTooLongError, InvalidFieldError naming the field."""
     _check_request_id(message.request_id)
+    _check_service(message)
     model = catalogue.find(message.model)
     return GenerationRequest(
         request_id=message.request_id,
@@ -86,6 +94,9 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         input=_input(message, model, max_prompt_bytes),
         sampling=_sampling(message.sampling, model),
         stop=_stop(message.stop, model),
+        n=_num_outputs(message.sampling),
+        traffic_class=message.traffic_class,
+        priority=message.priority,
     )
 
 
@@ -121,6 +132,31 @@ def _check_request_id(request_id: str) -> None:
         )
     if not all("!" <= character <= "~" for character in request_id):
         raise InvalidFieldError("request_id must be printable ASCII without spaces", field="request_id")
+
+
+def _check_service(message: pb.GenerateRequest) -> None:
+    if len(message.traffic_class) > MAX_TRAFFIC_CLASS_CHARS:
+        raise InvalidFieldError(
+            f"traffic_class has {len(message.traffic_class)} characters; at most {MAX_TRAFFIC_CLASS_CHARS} are allowed",
+            field="traffic_class",
+        )
+    if not -MAX_PRIORITY <= message.priority <= MAX_PRIORITY:
+        raise InvalidFieldError(
+            f"priority is {message.priority}; it must be in -{MAX_PRIORITY} .. {MAX_PRIORITY}", field="priority"
+        )
+
+
+def _num_outputs(given: pb.SamplingParams) -> int:
+    n = given.n if given.HasField("n") else 1
+    if not 1 <= n <= MAX_OUTPUTS:
+        raise InvalidFieldError(f"n is {n}; it must be in 1 .. {MAX_OUTPUTS}", field="sampling.n")
+    if given.HasField("best_of") and given.best_of != n:
+        raise InvalidFieldError(
+            f"best_of is {given.best_of} and n is {n}; outputs are not generated to be withheld: leave best_of out, "
+            "ask by n for all that should be generated, and choose among them",
+            field="sampling.best_of",
+        )
+    return n
 
 
 def _input(message: pb.GenerateRequest, model: ServedModel, max_prompt_bytes: int) -> Input:

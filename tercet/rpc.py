@@ -8,6 +8,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -108,6 +109,14 @@ async def abort(context: grpc.aio.ServicerContext, error: errors.RequestError) -
         trailers.append(("grpc-retry-pushback-ms", str(max(0, int(error.retry_after_s * 1000)))))
     await context.abort(error.code, status.message, tuple(trailers))
     raise AssertionError("context.abort returned")
+
+
+def typed_error(trailers: Iterable[tuple[str, str | bytes]] | None) -> errors.RequestError | None:
+    """The error that `abort` put into the trailers of a call; None if there is none."""
+    for key, value in trailers or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            return errors.from_status(status_pb2.Status.FromString(value))
+    return None
 
 
 def _bracket(host: str) -> str:

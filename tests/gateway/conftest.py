@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from gateway import server
 from gateway.served_model import ServedModel, load_model
-from tercet import rpc
+from tercet import errors, rpc
 from tercet.config import GatewaySettings, MeshConfig, ModelSettings
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
@@ -71,13 +71,17 @@ def model(model_path: Path) -> ServedModel:
 
 
 class FakeSequence:
-    """One request at the fake scheduler."""
+    """One request at the fake scheduler, as its first sequence; `outputs` are all of its sequences, this one first."""
 
     def __init__(self, scheduler: FakeScheduler, submit: pb.Submit, sequence_id: int) -> None:
         self.submit = submit
         self.sequence_id = sequence_id
+        self.outputs: list[FakeSequence] = [self]
         self.cancelled = asyncio.Event()
         self.cancel_reason: int | None = None
+        # Set when its StopSequence came.
+        self.stopped = asyncio.Event()
+        self.stop_reason: int | None = None
         self.ended = False
         self._scheduler = scheduler
 
@@ -110,9 +114,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.workers_live = 1
         self.max_model_len = 0
         self.revision = model.revision
+        self.other_pools: list[pb.Pool] = []
         self.refuse: sequence_pb2.Failure | None = None
         self.accept = True
         self.answer_cancels = True
+        self.most_outputs: int | None = None
+        self.plan_log: list[bytes] = []
+        self.plan_log_failure: errors.RequestError | None = None
+        self.plan_log_left = asyncio.Event()
         self.sequences: list[FakeSequence] = []
         self.submitted = asyncio.Event()
         self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
@@ -143,19 +152,23 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             workers_live=self.workers_live,
             max_model_len=self.max_model_len,
         )
-        await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=[pool])))
+        await self.send(
+            pb.SchedulerMessage(pools=pb.PoolUpdate(pools=[*self.other_pools[:1], pool, *self.other_pools[1:]]))
+        )
 
     async def echo(self, sequence: FakeSequence) -> None:
-        """Generates the prompt again, one token a message, then the model's end token or LENGTH."""
+        """Every output is the prompt again, a token each a message, then the model's end token or LENGTH."""
         limit = sequence.submit.max_tokens
         ids = [*sequence.submit.prompt_token_ids, *self.model.eos_token_ids][:limit]
         for token_id in ids:
-            await sequence.tokens(token_id)
+            for output in sequence.outputs:
+                await output.tokens(token_id)
             await asyncio.sleep(0)
-        if ids[-1] in sequence.submit.stop_token_ids:
-            await sequence.end(sequence_pb2.END_REASON_STOP, stop_token_id=ids[-1])
-        else:
-            await sequence.end(sequence_pb2.END_REASON_LENGTH)
+        for output in sequence.outputs:
+            if ids[-1] in sequence.submit.stop_token_ids:
+                await output.end(sequence_pb2.END_REASON_STOP, stop_token_id=ids[-1])
+            else:
+                await output.end(sequence_pb2.END_REASON_LENGTH)
 
     async def Attach(
         self, requests: AsyncIterator[pb.GatewayMessage], context: grpc.aio.ServicerContext
@@ -175,15 +188,28 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def GetFleet(self, request: Any, context: Any) -> operations_pb2.Fleet:
         return operations_pb2.Fleet(requests_running=len(self.sequences))
 
+    async def DumpPlanLog(self, request: Any, context: Any) -> AsyncIterator[operations_pb2.PlanLogPart]:
+        try:
+            for data in self.plan_log:
+                yield operations_pb2.PlanLogPart(data=data)
+            if self.plan_log_failure is not None:
+                await rpc.abort(context, self.plan_log_failure)
+        finally:
+            self.plan_log_left.set()
+
     async def _read(self, requests: AsyncIterator[pb.GatewayMessage]) -> None:
         async for message in requests:
             if message.HasField("submit"):
                 await self._submit(message.submit)
+            elif message.HasField("stop_sequence"):
+                await self._stop(message.stop_sequence)
             else:
                 await self._cancel(message.cancel)
 
     async def _submit(self, submit: pb.Submit) -> None:
-        sequence = FakeSequence(self, submit, 1000 + len(self.sequences))
+        first = 1000 * (1 + len(self.sequences))
+        sequence = FakeSequence(self, submit, first)
+        sequence.outputs += [FakeSequence(self, submit, first + index) for index in range(1, submit.n)]
         self.sequences.append(sequence)
         self.submitted.set()
         if self.refuse is not None:
@@ -191,12 +217,22 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             await self.send(pb.SchedulerMessage(refused=refused))
         elif self.accept:
             accepted = pb.RequestAccepted(
-                request_key=submit.request_key, sequence_ids=[sequence.sequence_id], queue_position=2
+                request_key=submit.request_key,
+                sequence_ids=[output.sequence_id for output in sequence.outputs][: self.most_outputs],
+                queue_position=2,
             )
             await self.send(pb.SchedulerMessage(accepted=accepted))
             task = asyncio.ensure_future(self.play(sequence))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _stop(self, stop: pb.StopSequence) -> None:
+        all_outputs = [output for sequence in self.sequences for output in sequence.outputs]
+        output = next(each for each in all_outputs if each.sequence_id == stop.sequence_id)
+        output.stop_reason = stop.reason
+        output.stopped.set()
+        if self.answer_cancels and not output.ended:
+            await output.end(sequence_pb2.END_REASON_CANCELLED)
 
     async def _cancel(self, cancel: pb.Cancel) -> None:
         sequence = next(s for s in self.sequences if s.submit.request_key == cancel.request_key)

@@ -142,7 +142,7 @@ async def test_stop_token_is_named_and_an_end_token_is_not(gateway: Any, schedul
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_stop_string_over_tokens_cancels_downward(
+async def test_stop_string_over_tokens_ends_its_sequence(
     gateway: Any, scheduler: Any, model: Any, answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.generation.ACCOUNT_WAIT_S", 0.2)
@@ -151,7 +151,7 @@ async def test_stop_string_over_tokens_cancels_downward(
     async def play(sequence: Any) -> None:
         for token_id in model.tokenizer.encode("one END two", add_bos=False):
             await sequence.tokens(token_id)
-        await sequence.cancelled.wait()
+        await sequence.stopped.wait()
 
     scheduler.play = play
     events = await stream(gateway, pb.GenerateRequest(prompt="x", stop=pb.StopConditions(strings=["zzz", "END"])))
@@ -159,11 +159,12 @@ async def test_stop_string_over_tokens_cancels_downward(
     assert text == "one "
     assert model.tokenizer.decode(token_ids) == "one END"
     assert finished.outputs[0] == pb.OutputEnd(reason=STOP, stop_string="END")
-    assert scheduler.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_STOP_STRING
+    assert scheduler.sequences[0].stop_reason == sequence_pb2.CANCEL_REASON_STOP_STRING
+    assert scheduler.sequences[0].cancel_reason is None
     # What is not known is said to be unknown, not zero.
     assert finished.usage.incomplete is not answers
-    assert finished.usage.kv_blocks_used == (9 if answers else 0)
-    assert finished.usage.kv_blocks_freed == (8 if answers else 0)
+    assert finished.usage.kv_blocks_used == (5 if answers else 0)
+    assert finished.usage.kv_blocks_freed == (4 if answers else 0)
 
 
 async def test_stop_string_beats_length_in_one_message(gateway: Any, scheduler: Any, model: Any) -> None:
@@ -179,7 +180,7 @@ async def test_stop_string_beats_length_in_one_message(gateway: Any, scheduler: 
     assert once.outputs[0].text == "a"
     assert once.outputs[0].end == pb.OutputEnd(reason=STOP, stop_string="STOP")
     assert (once.usage.incomplete, once.usage.kv_blocks_used) == (False, 2)
-    assert scheduler.sequences[0].cancel_reason is None
+    assert (scheduler.sequences[0].stop_reason, scheduler.sequences[0].cancel_reason) == (None, None)
 
 
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {

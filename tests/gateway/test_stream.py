@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from gateway.cancel import CancelCause
 from gateway.detokenizer import Detokenizer
+from gateway.output import Finish, Output
+from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stop_matcher import StopMatcher
-from gateway.stream import Account, Chunk, EndReason, Finish, SequenceEnd, Stream
+from gateway.stream import Chunk, Stream
 from tercet.errors import EngineFaultError, RequestCancelledError, SlowConsumerError, WorkerLostError
 
 # Tokens of one or more bytes of a text with short repeats, so that stops and characters are cut everywhere.
@@ -28,14 +30,14 @@ def decode(token_ids: list[int]) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def make(stop_strings: list[str] | None = None, max_tokens_held: int = 1000, stop_token_ids: Any = ()) -> Stream:
-    return Stream(
-        Detokenizer(piece_of),
-        stop_strings=stop_strings or [],
-        stop_token_ids=frozenset(stop_token_ids),
-        max_tokens_held=max_tokens_held,
-        clock=lambda: 1.0,
-    )
+def make(
+    stop_strings: list[str] | None = None, max_tokens_held: int = 1000, stop_token_ids: Any = (), n: int = 1
+) -> Stream:
+    outputs = [
+        Output(Detokenizer(piece_of), stop_strings=stop_strings or [], stop_token_ids=frozenset(stop_token_ids))
+        for _ in range(n)
+    ]
+    return Stream(outputs, max_tokens_held=max_tokens_held, clock=lambda: 1.0)
 
 
 NOTHING = Account(0, 0, 0, 0.0)
@@ -64,7 +66,7 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
         reader: asyncio.Future[Chunk | None] | None = None
         for token_id, read in zip(token_ids, reads, strict=False):
             pushed.append(token_id)
-            if stream.push(token_id) is not None:
+            if stream.push(0, token_id) is not None:
                 break
             if read:
                 # What a client sees now is the text of whole tokens and can never belong to a stop string.
@@ -79,7 +81,7 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
                 reader = None
                 seen = [token_id for chunk in chunks for token_id in chunk.token_ids]
                 assert "".join(chunk.text for chunk in chunks) == decode(seen)
-        stream.end(END)
+        stream.end(0, END)
         if reader is not None and (last := await reader) is not None:
             chunks.append(last)
         chunks += await drain(stream)
@@ -94,9 +96,9 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
             sum(len(c.token_ids) for c in chunks[:i]) for i in range(len(chunks))
         ]
         if match is None:
-            assert (text, stream.finish) == (decode(token_ids), Finish(EndReason.LENGTH))
+            assert (text, stream.finishes) == (decode(token_ids), (Finish(EndReason.LENGTH),))
         else:
-            assert stream.finish == Finish(EndReason.STOP, stop_string=match.stop_string)
+            assert stream.finishes == (Finish(EndReason.STOP, stop_string=match.stop_string),)
             assert text == decode(token_ids)[: match.start]
 
     asyncio.run(go())
@@ -104,48 +106,48 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
 
 async def test_first_token_goes_at_once_and_later_ones_join() -> None:
     stream = make()
-    stream.push(0)
-    assert await stream.read() == Chunk(0, 0, "a", (0,))
+    stream.push(0, 0)
+    assert await stream.read() == Chunk(0, 0, 0, "a", (0,))
     for token_id in (1, 2, 3):
-        stream.push(token_id)
-    assert await stream.read() == Chunk(1, 1, "babba", (1, 2, 3))
+        stream.push(0, token_id)
+    assert await stream.read() == Chunk(1, 0, 1, "babba", (1, 2, 3))
 
 
 async def test_held_token_comes_with_the_delta_that_completes_it() -> None:
     stream = make(["ab!"])
-    stream.push(1)
+    stream.push(0, 1)
     assert (await stream.read()).text == "b"  # type: ignore[union-attr]
-    stream.push(2)  # "ab": may become "ab!"
+    stream.push(0, 2)  # "ab": may become "ab!"
     pending = asyncio.ensure_future(stream.read())
     await asyncio.sleep(0)
     assert not pending.done()
-    stream.push(1)
-    assert await pending == Chunk(1, 1, "abb", (2, 1))
+    stream.push(0, 1)
+    assert await pending == Chunk(1, 0, 1, "abb", (2, 1))
 
 
 async def test_too_many_unread_tokens_end_the_stream() -> None:
     stream, interrupted = make(max_tokens_held=3), []
     stream.interrupt = lambda: interrupted.append(True)
-    assert [stream.push(0) for _ in range(4)] == [None, None, None, CancelCause.SLOW_CONSUMER]
+    assert [stream.push(0, 0) for _ in range(4)] == [None, None, None, CancelCause.SLOW_CONSUMER]
     assert interrupted == [True]
     with pytest.raises(SlowConsumerError):
         await stream.read()
-    assert stream.push(0) is None
-    stream.end(END)
-    assert stream.finish is None
+    assert stream.push(0, 0) is None
+    stream.end(0, END)
+    assert not stream.finishes
 
 
 async def test_the_first_end_counts() -> None:
     stream = make()
-    stream.push(0)
+    stream.push(0, 0)
     stream.fail(WorkerLostError("one"))
     stream.fail(EngineFaultError("two"))
-    stream.end(END)
+    stream.end(0, END)
     # What was generated before the failure is not withheld.
-    assert (await stream.read()) == Chunk(0, 0, "a", (0,))
+    assert (await stream.read()) == Chunk(0, 0, 0, "a", (0,))
     with pytest.raises(WorkerLostError, match="one"):
         await stream.read()
-    assert stream.finish is None
+    assert not stream.finishes
 
 
 async def test_end_reasons() -> None:
@@ -155,24 +157,24 @@ async def test_end_reasons() -> None:
         (SequenceEnd(EndReason.CANCELLED, NOTHING), RequestCancelledError),
     ]:
         stream = make()
-        stream.end(end)
+        stream.end(0, end)
         with pytest.raises(error):
             await stream.read()
     for stop_token_ids, named in [((), None), ((7,), 7)]:
         stream = make(stop_token_ids=stop_token_ids)
-        stream.end(SequenceEnd(EndReason.STOP, NOTHING, stop_token_id=7))
-        assert stream.finish == Finish(EndReason.STOP, stop_token_id=named)
+        stream.end(0, SequenceEnd(EndReason.STOP, NOTHING, stop_token_id=7))
+        assert stream.finishes == (Finish(EndReason.STOP, stop_token_id=named),)
 
 
 async def test_account_is_the_first_one_given() -> None:
     stream = make(["a"])
-    assert stream.push(0) is CancelCause.STOP_STRING
+    assert stream.push(0, 0) is CancelCause.STOP_STRING
     waiting = asyncio.ensure_future(stream.wait_account())
     await asyncio.sleep(0)
     stream.close_account(Account(1, 9, 8, 0.0))
-    stream.end(END)
+    stream.end(0, END)
     assert await waiting == Account(1, 9, 8, 0.0)
-    assert stream.finish == Finish(EndReason.STOP, stop_string="a")
+    assert stream.finishes == (Finish(EndReason.STOP, stop_string="a"),)
 
 
 async def test_acceptance_or_refusal() -> None:

@@ -1,0 +1,89 @@
+"""What a request's client is told, as messages of tercet.v1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tercet.v1 import inference_pb2 as pb
+
+from .generation import Admission, Summary
+from .output import Finish
+from .sequence_end import EndReason
+from .stream import Chunk
+
+
+def to_accepted(admission: Admission) -> pb.Accepted:
+    """The request was admitted."""
+    return pb.Accepted(
+        request_id=admission.request_id,
+        model=admission.model.name,
+        model_revision=admission.model.revision,
+        queue_position=admission.queue_position,
+        seed=admission.seed,
+        prompt_tokens=admission.prompt_tokens,
+    )
+
+
+def to_delta(chunk: Chunk) -> pb.Delta:
+    """More text of one output."""
+    return pb.Delta(
+        seq=chunk.seq,
+        token_offset=chunk.token_offset,
+        output_index=chunk.output_index,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+    )
+
+
+def to_finished(summary: Summary) -> pb.Finished:
+    """The end of the request."""
+    account = summary.account
+    return pb.Finished(
+        outputs=[_output_end(index, finish) for index, finish in enumerate(summary.finishes)],
+        usage=pb.Usage(
+            prompt_tokens=summary.prompt_tokens,
+            cached_tokens=account.cached_tokens if account else None,
+            completion_tokens=summary.completion_tokens,
+            kv_blocks_used=account.blocks_used if account else None,
+            kv_blocks_freed=account.blocks_freed if account else None,
+            incomplete=account is None,
+        ),
+        timings=pb.Timings(
+            admission_seconds=summary.admission_s,
+            time_to_first_token_seconds=summary.first_token_s,
+            total_seconds=summary.total_s,
+            queue_seconds=account.queue_s if account else None,
+        ),
+    )
+
+
+def to_result(admission: Admission, chunks: Sequence[Chunk], summary: Summary) -> pb.GenerateResult:
+    """The answer at once: all chunks of all outputs, joined."""
+    finished = to_finished(summary)
+    texts: list[list[str]] = [[] for _ in finished.outputs]
+    token_ids: list[list[int]] = [[] for _ in finished.outputs]
+    for chunk in chunks:
+        texts[chunk.output_index].append(chunk.text)
+        token_ids[chunk.output_index] += chunk.token_ids
+    return pb.GenerateResult(
+        request_id=admission.request_id,
+        model=admission.model.name,
+        model_revision=admission.model.revision,
+        seed=admission.seed,
+        outputs=[
+            pb.Output(text="".join(texts[end.output_index]), token_ids=token_ids[end.output_index], end=end)
+            for end in finished.outputs
+        ],
+        usage=finished.usage,
+        timings=finished.timings,
+    )
+
+
+def _output_end(index: int, finish: Finish) -> pb.OutputEnd:
+    stopped = finish.reason is EndReason.STOP
+    end = pb.OutputEnd(output_index=index, reason=pb.FINISH_REASON_STOP if stopped else pb.FINISH_REASON_LENGTH)
+    if finish.stop_string is not None:
+        end.stop_string = finish.stop_string
+    elif finish.stop_token_id is not None:
+        end.stop_token_id = finish.stop_token_id
+    return end

@@ -1,0 +1,37 @@
+"""The scheduler's last word on a sequence, as plain values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tercet.errors import RequestError
+
+
+class EndReason(enum.Enum):
+    """How the scheduler says a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a sequence, or a whole request, held: tokens, blocks, and seconds from admission to its prefill."""
+
+    cached_tokens: int
+    blocks_used: int
+    blocks_freed: int
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnd:
+    """The scheduler's last word on a sequence. `stop_token_id` is set for STOP, `failure` for FAILED."""
+
+    reason: EndReason
+    account: Account
+    stop_token_id: int | None = None
+    failure: RequestError | None = None
