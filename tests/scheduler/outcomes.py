@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from virtual_mesh import Call, VirtualGateway, VirtualMesh
-
 from scheduler.actions import Plan, Release, ReleaseCause
-from scheduler.events import (
-    EndReason,
-)
+from scheduler.events import EndReason
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.mesh import VirtualMesh
 
 
 def settle(mesh: VirtualMesh) -> None:
@@ -15,24 +13,27 @@ def settle(mesh: VirtualMesh) -> None:
     mesh.run()
     assert mesh.core.idle
     for worker in mesh.workers.values():
-        assert not worker.sequences
+        assert worker.empty
+        assert not worker.leaders
         assert worker.pool.counts.used == 0
 
 
 def judge(call: Call) -> None:
-    """Exactly one terminal, every cancel answered, and the text that the request would get alone."""
+    """Exactly one terminal, every cancel answered, and for each output the text that it would get alone."""
     assert call.over
     assert len(call.cancels_done) == call.cancels_sent
-    tokens, reason = call.expected()
-    assert call.tokens == tokens[: len(call.tokens)]
-    if call.ends:
-        (end,) = call.ends
+    for index, output in enumerate(call.outputs):
+        tokens, reason = call.expected(index)
+        assert output.tokens == tokens[: len(output.tokens)]
+        if not output.ends:
+            continue
+        (end,) = output.ends
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
-            assert call.tokens == tokens
+            assert output.tokens == tokens
             assert end.reason is reason
             assert end.failure is None
         else:
-            assert end.failure is not None
+            assert (end.failure is not None) or (output.stopped and end.reason is EndReason.CANCELLED)
 
 
 def prepared(**options: object) -> tuple[VirtualMesh, VirtualGateway]:

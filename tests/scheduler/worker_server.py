@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from simulated_worker import SimulatedWorker
 
 from scheduler.actions import NewSequence, Plan, Release, ReleaseCause, Resume, WorkerCommand
 from scheduler.events import (
@@ -23,6 +22,8 @@ from scheduler.events import (
     WorkerDraining,
     WorkerInfo,
 )
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.worker import SimulatedWorker
 from tercet import rpc
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
@@ -54,7 +55,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         self.epochs.append(opening.commands[0].open.scheduler_epoch)
         hello = worker_pb2.WorkerEvent(hello=hello_to_proto(self.info))
         await context.write(worker_pb2.WorkerEvents(events=[hello]))
-        worker = self.worker = SimulatedWorker(0, self.info)
+        worker = self.worker = SimulatedWorker(0, self.info, cost=StepCost(self.step_seconds))
         wake = asyncio.Event()
         runner = asyncio.create_task(self._run(worker, wake, context))
         try:
