@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
@@ -26,7 +27,8 @@ _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Runs a worker until SIGTERM or SIGINT; calls `ready` with its port once the model is loaded.
 
-    Raises StartupError if it cannot start, EngineFaultError if a bug ended its executor.
+    What it runs then may end, or go elsewhere, within worker.drain_seconds; a second signal ends the grace. Raises
+    StartupError if it cannot start, EngineFaultError if a bug ended its executor.
     """
     source = resolve_model(config.model.model)
     layout = plan_layout(config, source)
@@ -36,9 +38,13 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     server = rpc.Server()
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server.grpc_server)
     loop = asyncio.get_running_loop()
-    stopping, died = asyncio.Event(), asyncio.Event()
+    stopping, hurrying, died = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurrying if stopping.is_set() else stopping).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, on_signal)
     # Before the model is loaded: a port in use should be known at once, and probes answered meanwhile.
     port = await server.start(
         config.worker.host, config.worker.port, [worker_pb2.DESCRIPTOR], key="worker.port", serving=False
@@ -55,10 +61,14 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         log.info("worker_ready", host=config.worker.host, port=port)
         if ready is not None:
             ready(port)
-        await _first(stopping, died)
+        await _first(stopping.wait(), died.wait())
+        if not died.is_set():
+            log.info("worker_draining", sequences=loaded.num_sequences, seconds=config.worker.drain_seconds)
+            await server.set_serving(_SERVICE, False)
+            await _first(service.drain(), hurrying.wait(), died.wait(), timeout_s=config.worker.drain_seconds)
         if died.is_set():
             raise EngineFaultError("the executor ended by a bug; the log tells where")
-        log.info("worker_stopping")
+        log.info("worker_stopping", sequences=loaded.num_sequences)
     except _LoadStoppedError:
         log.info("worker_stopped_while_loading")
     finally:
@@ -97,12 +107,17 @@ def _load(
     return executor
 
 
-async def _first(*events: asyncio.Event) -> None:
-    """Returns when one of the events is set."""
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
+async def _first(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
+    """Waits for the first of `waits`, at most `timeout_s` seconds; the others are cancelled. Raises what it raised."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def budget_lines(config: MeshConfig) -> list[str]:

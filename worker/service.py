@@ -14,12 +14,16 @@ from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
 from .codec import decode_command, encode_event
 from .executor import Executor
-from .messages import Attach, Detach, Event
+from .messages import Attach, Detach, Draining, Event
 
 log = structlog.get_logger()
 
 # A stream that says nothing must not stay.
 OPEN_SECONDS = 10.0
+# A worker that stops is done when it has had nothing to do for so many looks, so many seconds apart: what the scheduler
+# sent before it knew is still on its way.
+QUIET_LOOKS = 4
+LOOK_SECONDS = 0.05
 
 
 class _Attachment:
@@ -36,6 +40,10 @@ class _Attachment:
         # The loop may be closed while the executor finishes its last step.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def put(self, event: Event) -> None:
+        """Takes an event from the event loop itself, behind those that are there."""
+        self._events.put_nowait(event)
 
     def close(self, code: grpc.StatusCode | None = None, problem: str = "") -> None:
         """Ends the stream after the events it has, with a status if `code` is given. The first call counts."""
@@ -67,11 +75,25 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor: Executor | None = None
         self._hello = worker_pb2.Hello()
         self._attached: _Attachment | None = None
+        self._draining = False
 
     def open(self, executor: Executor, hello: worker_pb2.Hello) -> None:
         """Lets schedulers attach to a started executor."""
         self._executor = executor
         self._hello = hello
+
+    async def drain(self) -> None:
+        """Tells the scheduler that the worker stops; returns when nothing is left here, at once without a scheduler.
+
+        A scheduler that attaches meanwhile is told, too.
+        """
+        self._draining = True
+        if self._attached is not None:
+            self._attached.put(Draining())
+        quiet = 0
+        while self._attached is not None and self._executor is not None and quiet < QUIET_LOOKS:
+            await asyncio.sleep(LOOK_SECONDS)
+            quiet = quiet + 1 if self._executor.idle else 0
 
     def close(self) -> None:
         """Ends the attached stream: the worker stops."""
@@ -93,6 +115,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         attachment = self._attached = _Attachment(epoch)
         log.info("scheduler_attached", epoch=epoch, peer=context.peer())
         executor.submit(Attach(attachment.emit))
+        if self._draining:
+            attachment.put(Draining())
         reader = asyncio.create_task(self._read(commands, attachment, executor))
         try:
             await context.write(worker_pb2.WorkerEvents(events=[worker_pb2.WorkerEvent(hello=self._hello)]))

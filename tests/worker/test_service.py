@@ -288,3 +288,54 @@ async def test_a_huge_top_k_is_no_limit(channel: grpc.aio.Channel) -> None:
     await scheduler.send(command, plan(1, 9, {1: 1}, [1]))
     events = await scheduler.until("plan_done")
     assert [token for event in events for token in event.step.token_ids] == continuation([5], 3)
+
+
+async def test_a_draining_worker_runs_what_it_has_and_says_so(bench: Bench, channel: grpc.aio.Channel) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    await scheduler.send(new(1, [3] * 20, 4000), new(2, [5] * 4, 400), plan(1, 10_000, {1: 20, 2: 4}, [1, 2]))
+    seen = await scheduler.until("step")
+    draining = asyncio.create_task(bench.service.drain())
+    seen += await scheduler.until("draining")
+    # It goes on: what has no other place ends here.
+    seen += await scheduler.until("step")
+    assert not draining.done()
+    # The scheduler moves one, and what it sent before it knew is obeyed, too.
+    await scheduler.send(release(1), new(3, [9], 4), plan(2, 10_000, {3: 1}, [3]))
+    while not {2, 3} <= {end.sequence_id for event in seen for end in event.step.ended}:
+        seen.append(await scheduler.event())
+    assert [event.released.found for event in seen if event.WhichOneof("event") == "released"] == [True]
+    await asyncio.wait_for(draining, 20)
+    bench.service.close()
+    assert await scheduler.end() == (grpc.StatusCode.UNAVAILABLE, "the worker stops")
+
+
+async def test_a_worker_without_a_scheduler_has_nothing_to_drain(bench: Bench, channel: grpc.aio.Channel) -> None:
+    await asyncio.wait_for(bench.service.drain(), 20)
+
+
+async def test_a_drain_ends_with_the_scheduler_that_left(bench: Bench, channel: grpc.aio.Channel) -> None:
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    await scheduler.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
+    await scheduler.until("step")
+    draining = asyncio.create_task(bench.service.drain())
+    await scheduler.until("draining")
+    assert not draining.done()
+    scheduler.call.cancel()
+    await asyncio.wait_for(draining, 20)
+
+
+async def test_a_scheduler_that_finds_a_draining_worker_is_told_at_once(
+    bench: Bench, channel: grpc.aio.Channel
+) -> None:
+    older, newer = Scheduler(channel), Scheduler(channel)
+    await older.open(1)
+    await older.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
+    await older.until("step")
+    draining = asyncio.create_task(bench.service.drain())
+    await older.until("draining")
+    assert await newer.open(2) == HELLO
+    assert (await newer.until("draining"))[-1].WhichOneof("event") == "draining"
+    assert (await older.end())[0] is grpc.StatusCode.ABORTED
+    await asyncio.wait_for(draining, 20)
