@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.rpc import status_pb2
 
 from tercet import errors
 from tercet.messages import (
@@ -33,15 +33,18 @@ from tercet.messages import (
     FleetInfo,
     ModelInfo,
     Options,
+    Output,
+    OutputEnd,
     Prompt,
     from_event,
     from_fleet,
     from_model,
     from_result,
+    to_answer,
     to_chat,
     to_request,
 )
-from tercet.rpc import open_channel
+from tercet.rpc import open_channel, typed_error
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
 
@@ -58,6 +61,8 @@ __all__ = [
     "Generation",
     "ModelInfo",
     "Options",
+    "Output",
+    "OutputEnd",
     "Prompt",
     "generate_blocking",
 ]
@@ -111,18 +116,21 @@ class Generation:
             raise
 
     async def answer(self, on_text: Callable[[str], None] | None = None) -> Answer:
-        """Reads to the end, calling `on_text` with each piece of text as it comes. Raises errors.RequestError."""
+        """Reads to the end, calling `on_text` with each piece of the first output's text as it comes.
+
+        Raises errors.RequestError.
+        """
         accepted: Accepted | None = None
         finished: Finished | None = None
-        texts: list[str] = []
-        token_ids: list[int] = []
+        texts: defaultdict[int, list[str]] = defaultdict(list)
+        token_ids: defaultdict[int, list[int]] = defaultdict(list)
         # An iteration that `on_text` breaks off ends here, not whenever the event loop finds it.
         async with contextlib.aclosing(self.__aiter__()) as events:
             async for event in events:
                 if isinstance(event, Delta):
-                    texts.append(event.text)
-                    token_ids.extend(event.token_ids)
-                    if on_text is not None:
+                    texts[event.output_index].append(event.text)
+                    token_ids[event.output_index].extend(event.token_ids)
+                    if on_text is not None and event.output_index == 0:
                         on_text(event.text)
                 elif isinstance(event, Accepted):
                     accepted = event
@@ -130,7 +138,8 @@ class Generation:
                     finished = event
         if accepted is None or finished is None:
             raise errors.GatewayLostError(f"the stream from {self._address} ended without its last event")
-        return Answer("".join(texts), tuple(token_ids), accepted, finished)
+        written = [("".join(texts[index]), tuple(token_ids[index])) for index in range(len(finished.outputs))]
+        return to_answer(written, accepted, finished)
 
 
 class Client:
@@ -229,6 +238,18 @@ class Client:
         result = await _typed(stub.CancelGeneration(request, timeout=timeout_s), self.address)
         return bool(result.found)
 
+    async def dump_plan_log(self, *, timeout_s: float | None = None) -> AsyncGenerator[bytes, None]:
+        """The scheduler's plan log: the file for `tercet replay-plans`, piece by piece."""
+        stub = operations_pb2_grpc.OperationsStub(self._live())
+        call = stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest(), timeout=timeout_s)
+        self._open.add(call)
+        call.add_done_callback(self._open.discard)
+        try:
+            while (part := await _typed(call.read(), self.address)) is not grpc.aio.EOF:
+                yield part.data
+        finally:
+            call.cancel()
+
     def _live(self) -> grpc.aio.Channel:
         if self._channel is None:
             raise RuntimeError("use Client as `async with Client(address) as client`")
@@ -269,13 +290,9 @@ async def _typed(reply: Awaitable[Reply], address: str) -> Reply:
 
 def to_error(error: grpc.aio.AioRpcError, address: str) -> errors.RequestError:
     """The typed error of a status: the gateway's own, or one for what gRPC says by itself."""
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            status = status_pb2.Status()
-            status.ParseFromString(value)
-            typed = errors.from_status(status)
-            if typed is not None:
-                return typed
+    typed = typed_error(error.trailing_metadata())
+    if typed is not None:
+        return typed
     text = error.details() or ""
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:

@@ -40,11 +40,17 @@ class Options:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     request_id: str = ""
+    # Outputs of one prompt; number i draws with seed + i.
+    n: int | None = None
+    # Within a class lower is served earlier and preempted later.
+    priority: int | None = None
+    # Empty: the gateway's default.
+    traffic_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request was admitted."""
+    """The request was admitted. `seed` is the first output's; number i draws with seed + i modulo 2^64."""
 
     request_id: str
     model: str
@@ -56,10 +62,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text, and the ids of exactly its tokens."""
+    """More text of one output, and the ids of exactly its tokens."""
 
     text: str
     token_ids: tuple[int, ...]
+    output_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +91,58 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The end. `stop` is the stop string or token id that matched, None for the model's own end token."""
+class OutputEnd:
+    """How one output ended. `stop` is the stop string or token id that matched, None for the model's own end token."""
 
     finish_reason: FinishReason
     stop: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end. `outputs` has at least one, by index; `finish_reason` and `stop` are those of the first."""
+
+    outputs: tuple[OutputEnd, ...]
     usage: Usage
     timings: Timings
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def stop(self) -> str | int | None:
+        return self.outputs[0].stop
 
 
 Event = Accepted | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole generation."""
+class Output:
+    """One whole output; its end as in OutputEnd."""
 
     text: str
     token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole generation. `outputs` has at least one, by index; `text` and `token_ids` are those of the first."""
+
+    outputs: tuple[Output, ...]
     accepted: Accepted
     finished: Finished
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +173,10 @@ class WorkerInfo:
     blocks_used: int
     steps: int
     tokens: int
+    # Blocks that host memory can take from preempted sequences, and those taken.
+    swap_blocks_total: int = 0
+    swap_blocks_used: int = 0
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +188,8 @@ class FleetInfo:
     requests_finished: int
     preemptions: int
     workers: tuple[WorkerInfo, ...]
+    # Of the preemptions, those that moved blocks to host memory.
+    swaps: int = 0
 
 
 def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
@@ -158,12 +203,15 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
         return pb.GenerateRequest(
             model=options.model,
             request_id=options.request_id,
+            traffic_class=options.traffic_class,
+            priority=options.priority,
             sampling=pb.SamplingParams(
                 temperature=options.temperature,
                 top_p=options.top_p,
                 top_k=options.top_k,
                 min_p=options.min_p,
                 seed=options.seed,
+                n=options.n,
             ),
             stop=pb.StopConditions(
                 max_tokens=options.max_tokens,
@@ -215,22 +263,29 @@ def from_event(event: pb.GenerateEvent) -> Event | None:
     if kind == "accepted":
         return _accepted(event.accepted)
     if kind == "delta":
-        return Delta(event.delta.text, tuple(event.delta.token_ids))
+        return Delta(event.delta.text, tuple(event.delta.token_ids), event.delta.output_index)
     if kind == "finished":
-        finished = event.finished
-        end = finished.outputs[0] if finished.outputs else pb.OutputEnd()
-        return _finished(end, finished.usage, finished.timings)
+        return _finished(event.finished.outputs, event.finished.usage, event.finished.timings)
     return None
 
 
 def from_result(result: pb.GenerateResult) -> Answer:
     """The answer of GenerateOnce."""
-    output = result.outputs[0] if result.outputs else pb.Output()
     accepted = Accepted(
         result.request_id, result.model, result.model_revision, 0, result.seed, result.usage.prompt_tokens
     )
-    finished = _finished(output.end, result.usage, result.timings)
-    return Answer(output.text, tuple(output.token_ids), accepted, finished)
+    finished = _finished([output.end for output in result.outputs], result.usage, result.timings)
+    written = [(output.text, tuple(output.token_ids)) for output in result.outputs] or [("", ())]
+    return to_answer(written, accepted, finished)
+
+
+def to_answer(written: Iterable[tuple[str, tuple[int, ...]]], accepted: Accepted, finished: Finished) -> Answer:
+    """The answer of outputs as (text, token ids), one for each end."""
+    outputs = tuple(
+        Output(text, token_ids, end.finish_reason, end.stop)
+        for (text, token_ids), end in zip(written, finished.outputs, strict=True)
+    )
+    return Answer(outputs, accepted, finished)
 
 
 def from_model(model: models_pb2.Model) -> ModelInfo:
@@ -261,11 +316,19 @@ def from_fleet(fleet: operations_pb2.Fleet) -> FleetInfo:
             blocks_used=worker.blocks_used,
             steps=worker.steps,
             tokens=worker.tokens,
+            swap_blocks_total=worker.swap_blocks_total,
+            swap_blocks_used=worker.swap_blocks_used,
+            draining=worker.draining,
         )
         for worker in fleet.workers
     )
     return FleetInfo(
-        fleet.requests_waiting, fleet.requests_running, fleet.requests_finished, fleet.preemptions, workers
+        requests_waiting=fleet.requests_waiting,
+        requests_running=fleet.requests_running,
+        requests_finished=fleet.requests_finished,
+        preemptions=fleet.preemptions,
+        workers=workers,
+        swaps=fleet.swaps,
     )
 
 
@@ -283,12 +346,15 @@ def _accepted(accepted: pb.Accepted) -> Accepted:
 _FINISH_REASONS: Mapping[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
-def _finished(end: pb.OutputEnd, usage: pb.Usage, timings: pb.Timings) -> Finished:
+def _output_end(end: pb.OutputEnd) -> OutputEnd:
     matched = end.WhichOneof("stop")
+    return OutputEnd(_FINISH_REASONS.get(end.reason, "stop"), getattr(end, matched) if matched else None)
+
+
+def _finished(ends: Iterable[pb.OutputEnd], usage: pb.Usage, timings: pb.Timings) -> Finished:
     known = not usage.incomplete
     return Finished(
-        finish_reason=_FINISH_REASONS.get(end.reason, "stop"),
-        stop=getattr(end, matched) if matched else None,
+        outputs=tuple(_output_end(end) for end in ends) or (_output_end(pb.OutputEnd()),),
         usage=Usage(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens if known else None,

@@ -31,7 +31,7 @@ timeout_option = click.option(
 
 
 def sampling_options(command: Command) -> Command:
-    """Adds the flags of client.Options, but for the model; the command passes its keywords to `options_of`."""
+    """Adds the flags of client.Options, but for `model` and `n`; the command passes its keywords to `options_of`."""
     flags = [
         click.option("--temperature", type=float, metavar="X", help="0 is greedy. Default: the model's own, else 1."),
         click.option("--top-p", type=float, metavar="X", help="Smallest set of tokens with this probability."),
@@ -42,6 +42,19 @@ def sampling_options(command: Command) -> Command:
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; repeatable."),
         click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
+        click.option(
+            "--class",
+            "traffic_class",
+            default="",
+            metavar="NAME",
+            help="Traffic class: interactive, rag or batch. Default: interactive.",
+        ),
+        click.option(
+            "--priority",
+            type=click.IntRange(-100, 100),
+            metavar="N",
+            help="Within a class lower goes first. Default: 0.",
+        ),
     ]
     for flag in reversed(flags):
         command = flag(command)

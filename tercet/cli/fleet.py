@@ -18,10 +18,10 @@ async def look(address: str) -> FleetInfo:
 
 
 def to_lines(state: FleetInfo) -> list[str]:
-    """A line for the requests, two for each worker."""
+    """A line for the requests, two for each worker, a third for one with room for swapped sequences."""
     lines = [
         f"requests: {state.requests_waiting} waiting, {state.requests_running} running, "
-        f"{state.requests_finished} finished; {state.preemptions} preemptions"
+        f"{state.requests_finished} finished; {state.preemptions} preemptions, {state.swaps} by swap"
     ]
     for worker in state.workers:
         if not worker.live:
@@ -29,12 +29,14 @@ def to_lines(state: FleetInfo) -> list[str]:
             continue
         lines.append(
             f"worker {worker.address}: {worker.model} on {worker.device}, {worker.sequences} sequences, "
-            f"{worker.tokens} tokens in {worker.steps} steps"
+            f"{worker.tokens} tokens in {worker.steps} steps{', draining' if worker.draining else ''}"
         )
         lines.append(
             f"  KV blocks: {worker.blocks_used} used, {worker.blocks_cached} cached, {worker.blocks_free} free "
             f"of {worker.blocks_total}"
         )
+        if worker.swap_blocks_total:
+            lines.append(f"  swapped to host memory: {worker.swap_blocks_used} of {worker.swap_blocks_total} blocks")
     return lines
 
 

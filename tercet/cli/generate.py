@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -22,8 +23,45 @@ from tercet.cli.asking import (
 from tercet.client import Answer, ChatMessage, Client, Options
 
 
+class Printer:
+    """Writes the outputs of a request to the terminal: the first as it comes, others below it once all have ended.
+
+    Several have a heading each. Outputs that grow at once could not be read as they grow.
+    """
+
+    def __init__(self, num_outputs: int) -> None:
+        self._num_outputs = num_outputs
+        self._started = False
+
+    def show(self, text: str) -> None:
+        """Writes a piece of the first output."""
+        if not self._started:
+            self._started = True
+            self._head(0)
+        show_text(text)
+
+    def finish(self, answer: Answer) -> None:
+        """Writes what is left."""
+        self.show("")
+        for index, output in enumerate(answer.outputs[1:], start=1):
+            show_text("\n")
+            self._head(index)
+            show_text(output.text)
+        show_text("\n")
+
+    def _head(self, index: int) -> None:
+        if self._num_outputs > 1:
+            show_text(f"--- {index + 1} of {self._num_outputs}\n")
+
+
 async def ask(
-    address: str, prompt: str, options: Options, *, chat: bool | None, timeout_s: float | None, stream: bool
+    address: str,
+    prompt: str,
+    options: Options,
+    *,
+    chat: bool | None,
+    timeout_s: float | None,
+    on_text: Callable[[str], None] | None,
 ) -> Answer:
     """Generates. `chat` None: as a user message if the model has a chat template. Raises errors.RequestError."""
     async with Client(address) as client:
@@ -32,17 +70,21 @@ async def ask(
         # A model would answer an empty message with anything; an empty prompt the gateway refuses.
         message = [ChatMessage("user", prompt)] if chat and prompt else prompt
         async with client.generate(message, options, timeout_s=timeout_s) as generation:
-            return await generation.answer(show_text if stream else None)
+            return await generation.answer(on_text)
 
 
 def to_json(answer: Answer) -> str:
-    """One object on one line."""
+    """One object on one line; text, ids and end of the first output stand beside those of all."""
     return json.dumps(
         {
             "text": answer.text,
             "token_ids": answer.token_ids,
             "finish_reason": answer.finished.finish_reason,
             "stop": answer.finished.stop,
+            "outputs": [
+                {**dataclasses.asdict(output), "seed": (answer.accepted.seed + index) % 2**64}
+                for index, output in enumerate(answer.outputs)
+            ],
             "usage": dataclasses.asdict(answer.finished.usage),
             "timings": dataclasses.asdict(answer.finished.timings),
             "request_id": answer.accepted.request_id,
@@ -60,6 +102,9 @@ def to_json(answer: Answer) -> str:
 @model_option
 @click.option("--chat/--raw", default=None, help="As one user message, or as it stands. Default: --chat if the model "
               "has a chat template.")  # fmt: skip
+@click.option(
+    "-n", type=click.IntRange(1, 128), metavar="N", help="Outputs, which share the prompt's work. Default: 1."
+)
 @sampling_options
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
@@ -68,13 +113,18 @@ def generate(
 ) -> None:
     """Continue or answer PROMPT, and stream the text. PROMPT - reads standard input.
 
+    With -n the first output is streamed; the others follow, each under a heading, once all have ended.
+
     A model with a chat template gets PROMPT as a user's message; --raw sends it as plain text to be continued. Ctrl-C
     cancels the request. On an error the reason and message go to standard error, and the exit code is 1.
     """
     if prompt == "-":
         prompt = read_text()
     options = options_of(model, sampling)
-    answer = run_async(ask(address, prompt, options, chat=chat, timeout_s=timeout, stream=not as_json))
+    printer = Printer(options.n or 1)
+    on_text = None if as_json else printer.show
+    answer = run_async(ask(address, prompt, options, chat=chat, timeout_s=timeout, on_text=on_text))
     if as_json:
-        show_text(to_json(answer))
-    show_text("\n")
+        show_text(f"{to_json(answer)}\n")
+    else:
+        printer.finish(answer)

@@ -20,13 +20,18 @@ class FakeGateway(
 ):
     """Prompts: ``count N`` streams N words, ``forever`` streams until cancelled, ``silent`` never answers, ``refuse``
     is refused with a typed error, ``raw status`` with an untyped one, ``torn`` ends without its last event. A chat is
-    answered with the number of its messages and the last one's text."""
+    answered with the number of its messages and the last one's text. Of n outputs each repeats the first one's words,
+    marked by its index and one word longer than the one before; they take turns."""
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
         self.cancelled = threading.Event()
         self.started = threading.Event()
         self.chat = True
+        self.swap_blocks = 0
+        self.draining = False
+        self.plan_log: list[bytes] = []
+        self.plan_log_fails = False
         self.address = ""
 
     async def Generate(self, request, context):
@@ -51,28 +56,37 @@ class FakeGateway(
                 await asyncio.sleep(3600)
             yield pb.GenerateEvent(accepted=pb.Accepted(request_id="r1", model="fake", seed=9, prompt_tokens=3))
             index = 0
+            n = request.sampling.n or 1
             while request.prompt == "forever" or words[-1:] == [" forever"] or index < len(words):
                 text = words[index] if index < len(words) else "again "
                 yield pb.GenerateEvent(
-                    delta=pb.Delta(seq=index, token_offset=index, text=text, token_ids=[100 + index])
+                    delta=pb.Delta(seq=index * n, token_offset=index, text=text, token_ids=[100 + index])
                 )
+                for output in range(1, n):
+                    delta = pb.Delta(seq=index * n + output, token_offset=index, output_index=output)
+                    delta.text, delta.token_ids[:] = f"{output}:{text}", [1000 * output + index]
+                    yield pb.GenerateEvent(delta=delta)
                 index += 1
                 await asyncio.sleep(0.001)
+            for output in range(1, n):
+                delta = pb.Delta(seq=index * n, token_offset=index, output_index=output, text="more", token_ids=[7])
+                yield pb.GenerateEvent(delta=delta)
             if request.prompt != "torn":
-                yield pb.GenerateEvent(finished=self._finished(index))
+                yield pb.GenerateEvent(finished=self._finished(index * n + n - 1, n))
         except BaseException:
             self.cancelled.set()
             raise
 
     async def GenerateOnce(self, request, context):
         result = pb.GenerateResult(request_id="r1", model="fake", seed=9)
-        output = result.outputs.add()
+        outputs = [result.outputs.add() for _ in range(request.sampling.n or 1)]
         async for event in self.Generate(request, context):
             if event.WhichOneof("event") == "delta":
-                output.text += event.delta.text
-                output.token_ids.extend(event.delta.token_ids)
+                outputs[event.delta.output_index].text += event.delta.text
+                outputs[event.delta.output_index].token_ids.extend(event.delta.token_ids)
             elif event.WhichOneof("event") == "finished":
-                output.end.CopyFrom(event.finished.outputs[0])
+                for output, end in zip(outputs, event.finished.outputs, strict=True):
+                    output.end.CopyFrom(end)
                 result.usage.CopyFrom(event.finished.usage)
                 result.timings.CopyFrom(event.finished.timings)
         return result
@@ -101,8 +115,17 @@ class FakeGateway(
             blocks_total=10,
             blocks_free=8,
             blocks_cached=2,
+            swap_blocks_total=self.swap_blocks,
+            swap_blocks_used=self.swap_blocks // 2,
+            draining=self.draining,
         )
-        return operations_pb2.Fleet(requests_finished=len(self.requests), workers=[worker])
+        return operations_pb2.Fleet(requests_finished=len(self.requests), preemptions=5, swaps=3, workers=[worker])
+
+    async def DumpPlanLog(self, request, context):
+        for part in self.plan_log:
+            yield operations_pb2.PlanLogPart(data=part)
+        if self.plan_log_fails:
+            await abort(context, errors.SchedulerLostError("no scheduler"))
 
     async def CancelGeneration(self, request, context):
         return operations_pb2.CancelGenerationResponse(found=request.request_id == "r1")
@@ -110,11 +133,12 @@ class FakeGateway(
     def _model(self) -> models_pb2.Model:
         return models_pb2.Model(name="fake", served_names=["fake"], max_model_len=64, ready=True, chat=self.chat)
 
-    def _finished(self, tokens: int) -> pb.Finished:
-        end = pb.OutputEnd(reason=pb.FINISH_REASON_STOP, stop_string="!")
+    def _finished(self, tokens: int, n: int = 1) -> pb.Finished:
+        ends = [pb.OutputEnd(reason=pb.FINISH_REASON_STOP, stop_string="!")]
+        ends += [pb.OutputEnd(output_index=index, reason=pb.FINISH_REASON_LENGTH) for index in range(1, n)]
         usage = pb.Usage(prompt_tokens=3, completion_tokens=tokens, kv_blocks_used=2, kv_blocks_freed=2)
         timings = pb.Timings(time_to_first_token_seconds=0.5, total_seconds=1.5)
-        return pb.Finished(outputs=[end], usage=usage, timings=timings)
+        return pb.Finished(outputs=ends, usage=usage, timings=timings)
 
 
 @pytest.fixture

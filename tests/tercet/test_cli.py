@@ -16,10 +16,10 @@ from tercet.cli import main
 from tercet.cli.demo import private, summary
 from tercet.cli.services import is_public
 from tercet.cli.settings import flag_names, with_config
-from tercet.client import Accepted, Answer, Finished, FleetInfo
+from tercet.client import Accepted, Answer, Finished, FleetInfo, OutputEnd
 from tercet.config import MeshConfig, load_config, setting_keys
 from tercet.mesh_processes import link
-from tercet.messages import Timings, Usage, WorkerInfo
+from tercet.messages import Timings, Usage, WorkerInfo, to_answer
 from tercet.ports import check_port_free, free_ports
 
 ROOT = Path(tercet.__file__).resolve().parents[1]
@@ -239,7 +239,8 @@ def test_generate_reads_standard_input(gateway):
 def test_generate_passes_every_option(gateway):
     flags = {
         "--temperature": "0.5", "--top-p": "0.25", "--top-k": "7", "--min-p": "0.125", "--seed": str(2**63),
-        "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake",
+        "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake", "-n": "2",
+        "--class": "batch", "--priority": "-3",
     }  # fmt: skip
     pairs = [part for pair in flags.items() for part in pair]
     done = run("generate", "hi", "--address", gateway.address, *pairs, "--stop", "a b", "--stop", "c", "--ignore-eos")
@@ -249,7 +250,7 @@ def test_generate_passes_every_option(gateway):
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 7, 0.125)
     assert (sampling.seed, request.stop.max_tokens, request.stop.ignore_eos) == (2**63, 9, True)
     assert (list(request.stop.strings), list(request.stop.token_ids)) == (["a b", "c"], [5])
-    assert request.model == "fake"
+    assert (request.model, sampling.n, request.traffic_class, request.priority) == ("fake", 2, "batch", -3)
 
 
 def test_generate_json_is_one_object(gateway):
@@ -260,6 +261,30 @@ def test_generate_json_is_one_object(gateway):
     assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == ("0 1 ", [100, 101], "stop")
     assert answer["usage"]["completion_tokens"] == 2
     assert answer["timings"]["time_to_first_token_seconds"] == 0.5
+
+
+def test_generate_shows_several_outputs_under_headings(gateway):
+    done = run("generate", "count 2", "--raw", "-n", "3", "--address", gateway.address)
+    assert done.exit_code == 0
+    assert done.stdout == "--- 1 of 3\n0 1 \n--- 2 of 3\n1:0 1:1 more\n--- 3 of 3\n2:0 2:1 more\n"
+    done = run("generate", "refuse", "--raw", "-n", "3", "--address", gateway.address)
+    assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_generate_json_has_all_outputs_and_the_first_beside_them(gateway):
+    done = run("generate", "count 1", "--raw", "--json", "-n", "2", "--address", gateway.address)
+    answer = json.loads(done.stdout)
+    assert answer["outputs"] == [
+        {"text": "0 ", "token_ids": [100], "finish_reason": "stop", "stop": "!", "seed": 9},
+        {"text": "1:0 more", "token_ids": [1000, 7], "finish_reason": "length", "stop": None, "seed": 10},
+    ]
+    assert {**answer["outputs"][0], **answer} == answer
+
+
+@pytest.mark.parametrize("flags", [["-n", "0"], ["-n", "129"], ["--priority", "101"], ["--priority", "x"]])
+def test_a_flag_out_of_range_is_refused_before_anything_is_asked(gateway, flags):
+    assert run("generate", "hi", *flags, "--address", gateway.address).exit_code == 2
+    assert gateway.requests == []
 
 
 def test_an_empty_prompt_is_left_to_the_gateway_to_refuse(gateway):
@@ -367,6 +392,19 @@ def test_fleet_shows_workers_and_blocks(gateway):
     assert state["workers"][0]["blocks_total"] == 10
 
 
+def test_fleet_shows_swaps_and_who_drains(gateway):
+    shown = run("fleet", "--address", gateway.address).stdout
+    assert "5 preemptions, 3 by swap" in shown
+    assert "swapped" not in shown
+    assert "draining" not in shown
+    gateway.swap_blocks, gateway.draining = 8, True
+    shown = run("fleet", "--address", gateway.address).stdout
+    assert "swapped to host memory: 4 of 8 blocks" in shown
+    assert "0 tokens in 0 steps, draining" in shown
+    state = json.loads(run("fleet", "--json", "--address", gateway.address).stdout)
+    assert (state["swaps"], state["workers"][0]["swap_blocks_used"], state["workers"][0]["draining"]) == (3, 4, True)
+
+
 def test_tokenize_prints_ids(gateway):
     assert json.loads(run("tokenize", "ab cde", "--address", gateway.address).stdout) == [2, 3]
     assert json.loads(run("tokenize", "-", "--chat", "--address", gateway.address, stdin="abcd").stdout) == [4]
@@ -383,8 +421,9 @@ def test_the_demo_runs_beside_anything():
 
 
 def _answer(tokens: int, first_s: float, total_s: float) -> Answer:
-    finished = Finished("stop", None, Usage(5, 0, tokens, 3, 2), Timings(0.0, first_s, total_s, 0.0))
-    return Answer("Paris.", (1,) * tokens, Accepted("r", "m", "v", 0, 1, 5), finished)
+    ends = (OutputEnd("stop", None),)
+    finished = Finished(ends, Usage(5, 0, tokens, 3, 2), Timings(0.0, first_s, total_s, 0.0))
+    return to_answer([("Paris.", (1,) * tokens)], Accepted("r", "m", "v", 0, 1, 5), finished)
 
 
 def test_the_demo_sums_up_in_one_line():

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from tercet import errors
-from tercet.client import Accepted, ChatMessage, Client, Delta, Finished, Options, generate_blocking
+from tercet.client import Accepted, ChatMessage, Client, Delta, Finished, Options, Output, OutputEnd, generate_blocking
 from tercet.messages import from_event
 from tercet.ports import free_ports
 from tercet.v1 import inference_pb2 as pb
@@ -65,6 +65,44 @@ async def test_text_ids_and_chat_stream_and_unary_alike(gateway, prompt, text):
     assert streamed.text == once.text == "".join(pieces) == text
     assert streamed.token_ids == once.token_ids
     assert streamed.finished == once.finished
+
+
+async def test_deltas_of_several_outputs_interleave_and_join_by_index(gateway):
+    async with Client(gateway.address) as client:
+        events = [event async for event in client.generate("count 2", n=3)]
+        pieces: list[str] = []
+        streamed = await client.generate("count 2", n=3).answer(pieces.append)
+        once = await client.generate_once("count 2", n=3)
+    assert [event.output_index for event in events[1:-1]] == [0, 1, 2, 0, 1, 2, 1, 2]
+    assert events[-1].outputs == (OutputEnd("stop", "!"), OutputEnd("length", None), OutputEnd("length", None))
+    assert streamed.outputs == once.outputs == (
+        Output("0 1 ", (100, 101), "stop", "!"),
+        Output("1:0 1:1 more", (1000, 1001, 7), "length", None),
+        Output("2:0 2:1 more", (2000, 2001, 7), "length", None),
+    )  # fmt: skip
+    # What asks for one output alone sees the first.
+    assert (streamed.text, streamed.token_ids, "".join(pieces)) == ("0 1 ", (100, 101), "0 1 ")
+    assert (streamed.finished.finish_reason, streamed.finished.stop) == ("stop", "!")
+
+
+async def test_class_and_priority_are_sent(gateway):
+    async with Client(gateway.address) as client:
+        await client.generate("count 1", traffic_class="batch", priority=-7).answer()
+        await client.generate("count 1").answer()
+    assert (gateway.requests[0].traffic_class, gateway.requests[0].priority) == ("batch", -7)
+    assert (gateway.requests[1].traffic_class, gateway.requests[1].HasField("priority")) == ("", False)
+    assert not gateway.requests[1].sampling.HasField("n")
+
+
+async def test_the_plan_log_comes_piece_by_piece_and_fails_by_name(gateway):
+    gateway.plan_log = [b"one", b"", b"two"]
+    async with Client(gateway.address) as client:
+        assert [part async for part in client.dump_plan_log()] == [b"one", b"", b"two"]
+        gateway.plan_log_fails = True
+        log = client.dump_plan_log()
+        assert [await anext(log) for _ in range(3)] == [b"one", b"", b"two"]
+        with pytest.raises(errors.SchedulerLostError, match="no scheduler"):
+            await anext(log)
 
 
 async def test_break_cancels_on_the_server(gateway):
@@ -148,7 +186,10 @@ async def test_the_deadline_is_a_typed_error(gateway):
         assert await asyncio.to_thread(_cancelled, gateway)
 
 
-@pytest.mark.parametrize("wrong", [{"top_k": -1}, {"max_tokens": 2**33}, {"stop_token_ids": (-4,)}, {"seed": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_k": -1}, {"max_tokens": 2**33}, {"stop_token_ids": (-4,)}, {"seed": "x"}, {"n": -1}, {"priority": 2**31}],
+)
 async def test_a_number_that_the_contract_cannot_hold_is_a_typed_error(gateway, wrong):
     async with Client(gateway.address) as client:
         with pytest.raises(errors.InvalidFieldError):
