@@ -9,6 +9,7 @@ from tercet import errors
 from .credits import blocks_for
 from .events import Submission
 from .fleet import Fleet, Pool
+from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 
 # A restarted worker is dialled at least once a second.
 NO_WORKER_RETRY_SECONDS = 1.0
@@ -16,11 +17,13 @@ NO_WORKER_RETRY_SECONDS = 1.0
 QUEUE_RETRY_SECONDS = 1.0
 # Names in a message that lists what is served.
 MAX_MODELS_LISTED = 16
+# Priorities go from minus to plus this.
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """For new requests only: what was accepted once always finds its place again."""
+    """Of each pool, and for new requests only: what was accepted once always finds its place again."""
 
     max_requests: int
     max_tokens: int
@@ -35,7 +38,7 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
             f"no worker serves model {submission.model!r}; served: {served}",
             metadata={"model": submission.model, "served": served},
         )
-    live = [pool for pool in of_model if pool.workers]
+    live = [pool for pool in of_model if pool.live]
     if not live:
         raise errors.NoWorkerError(
             f"no live worker serves model {submission.model!r}",
@@ -56,38 +59,68 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
     )
 
 
+def find_class(submission: Submission) -> TrafficClass:
+    """The traffic class of the request. Raises InvalidFieldError for that or the priority."""
+    if not -MAX_PRIORITY <= submission.priority <= MAX_PRIORITY:
+        raise errors.InvalidFieldError(
+            f"priority {submission.priority} is outside {-MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
+        )
+    if not submission.traffic_class:
+        return DEFAULT_CLASS
+    found = CLASSES.get(submission.traffic_class)
+    if found is None:
+        raise errors.InvalidFieldError(
+            f"there is no traffic class {submission.traffic_class!r}; the classes are {', '.join(CLASSES)}",
+            field="traffic_class",
+        )
+    return found
+
+
 def check_sizes(submission: Submission, pool: Pool) -> None:
     """Whether some live worker could run the request alone.
 
     Raises InvalidFieldError, PromptTooLongError, KvNeverFitsError with the numbers in their metadata.
     """
-    prompt = len(submission.prompt_token_ids)
+    prompt, n = len(submission.prompt_token_ids), submission.n
     if prompt == 0:
         raise errors.InvalidFieldError("the prompt has no tokens", field="prompt_token_ids")
     if submission.max_tokens < 1:
         raise errors.InvalidFieldError("max_tokens must be at least 1", field="max_tokens")
-    vocab_size = min(worker.info.vocab_size for worker in pool.workers.values())
+    if n < 1:
+        raise errors.InvalidFieldError("n must be at least 1", field="sampling.n")
+    live = pool.live
+    vocab_size = min(worker.info.vocab_size for worker in live)
     if (largest := max(submission.prompt_token_ids)) >= vocab_size:
         raise errors.InvalidFieldError(
             f"token id {largest} is outside the vocabulary of {vocab_size}", field="prompt_token_ids"
         )
     length = prompt + submission.max_tokens
-    numbers = {"prompt_tokens": str(prompt), "max_tokens": str(submission.max_tokens)}
-    if pool.can_ever_hold(length):
+    if any(worker.can_ever_start(prompt, length, n) for worker in live):
         return
-    max_model_len = max(worker.info.max_model_len for worker in pool.workers.values())
+    if n > (max_running := max(worker.limits.max_running for worker in live)):
+        raise errors.InvalidFieldError(
+            f"n = {n} sequences must run at once; the largest worker runs {max_running}", field="sampling.n"
+        )
+    live = [worker for worker in live if worker.limits.max_running >= n]
+    numbers = {"prompt_tokens": str(prompt), "max_tokens": str(submission.max_tokens)}
+    max_model_len = max(worker.info.max_model_len for worker in live)
     if length > max_model_len:
         raise errors.PromptTooLongError(
             f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens exceed the context of {max_model_len}",
             field="max_tokens" if prompt < max_model_len else "prompt_token_ids",
             metadata={**numbers, "max_model_len": str(max_model_len)},
         )
-    largest_pool = max(pool.workers.values(), key=lambda worker: worker.info.num_blocks * worker.info.block_size).info
+    largest_pool = max(live, key=lambda worker: worker.info.num_blocks * worker.info.block_size).info
     needed = blocks_for(length, largest_pool.block_size)
+    what, field = f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens", "max_tokens"
+    if any(worker.can_ever_hold(length) for worker in live):
+        # One alone would fit.
+        needed = blocks_for(prompt + 1, largest_pool.block_size) + n - 1
+        what, field = f"prompt of {prompt} tokens and n = {n} sequences that go on from it", "sampling.n"
+        numbers["n"] = str(n)
     raise errors.KvNeverFitsError(
-        f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens need {needed} KV blocks;"
-        f" the largest worker has {largest_pool.num_blocks}",
-        field="max_tokens",
+        f"{what} need {needed} KV blocks; the largest worker has {largest_pool.num_blocks}",
+        field=field,
         metadata={
             **numbers,
             "blocks_needed": str(needed),
@@ -97,10 +130,9 @@ def check_sizes(submission: Submission, pool: Pool) -> None:
     )
 
 
-def check_queue(submission: Submission, fleet: Fleet, bounds: QueueBounds) -> None:
-    """Raises QueueFullError. An empty queue takes a prompt of any length."""
-    requests = sum(len(pool.waiting) for pool in fleet.pools.values())
-    tokens = sum(pool.waiting.num_tokens for pool in fleet.pools.values())
+def check_queue(submission: Submission, pool: Pool, bounds: QueueBounds) -> None:
+    """Whether the pool has room for it. Raises QueueFullError. An empty queue takes a prompt of any length."""
+    requests, tokens = len(pool.waiting), pool.waiting.num_tokens
     if requests < bounds.max_requests and (
         not requests or tokens + len(submission.prompt_token_ids) <= bounds.max_tokens
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .dispatch import MAX_PLANS_IN_FLIGHT
 from .fleet import Pool, Worker
 from .sequence import State
@@ -15,29 +17,59 @@ def audit(mesh: MeshState) -> list[str]:
         problems += _audit_pool(pool)
     for worker in mesh.fleet.workers.values():
         problems += [f"{worker.address}: {problem}" for problem in _audit_worker(worker)]
-    reachable = mesh.sequences_waiting + mesh.sequences_running
     for requests in mesh.gateways.values():
         for key, request in requests.items():
             if not request.live:
                 problems.append(f"request {key} has ended but is still listed")
-            reachable -= sum(sequence.state is not State.FINISHED for sequence in request.sequences)
-    if reachable < 0:
-        problems.append(f"{-reachable} live sequences are neither waiting nor on a worker")
-    return problems
+            problems += [
+                f"sequence {each.sequence_id} of request {key} is live but not listed"
+                for each in request.sequences
+                if each.state is not State.FINISHED and each.sequence_id not in mesh.sequences
+            ]
+    return problems + _audit_places(mesh)
+
+
+def _audit_places(mesh: MeshState) -> list[str]:
+    """Every live sequence is in one place: in a queue, on a worker, or about to leave a worker's host memory."""
+    places: Counter[int] = Counter()
+    for pool in mesh.fleet.pools.values():
+        for leader in pool.waiting:
+            places.update(each.sequence_id for each in leader.group)
+    for worker in mesh.fleet.workers.values():
+        places.update(worker.sequences.keys())
+        places.update(key for key, each in worker.swapped.items() if each.state is State.CANCELLING)
+    problems = []
+    for sequence in mesh.sequences.values():
+        leader = sequence.leader or sequence
+        # Of a group that is coming back nobody waits until the last is there.
+        back = sequence.state is State.QUEUED and any(each.link is not None for each in leader.group)
+        if places.pop(sequence.sequence_id, 0) != (0 if back else 1):
+            problems.append(f"sequence {sequence.sequence_id}, {sequence.state.value}, is not in one place")
+        if sequence is not leader and (sequence not in leader.forks or leader.leader is not None or sequence.forks):
+            problems.append(f"sequence {sequence.sequence_id} is no fork of its leader {leader.sequence_id}")
+        if any(fork.leader is not sequence for fork in sequence.forks):
+            problems.append(f"sequence {sequence.sequence_id} leads a fork that does not follow it")
+        if sequence is not leader and sequence.token_ids != leader.token_ids:
+            problems.append(f"sequence {sequence.sequence_id} waits for its leader but has tokens of its own")
+        if sequence.swapped_on is not None:
+            host = mesh.fleet.workers.get(sequence.swapped_on)
+            if host is None or host.swapped.get(sequence.sequence_id) is not sequence:
+                problems.append(f"sequence {sequence.sequence_id} is in host memory nowhere")
+    return problems + [f"sequence {key} has ended but is still somewhere" for key, count in places.items() if count]
 
 
 def _audit_pool(pool: Pool) -> list[str]:
     problems = []
-    arrivals = [sequence.arrival for sequence in pool.waiting]
-    if arrivals != sorted(arrivals):
+    urgencies = [sequence.urgency for sequence in pool.waiting]
+    if urgencies != sorted(urgencies):
         problems.append(f"{pool.model}: the queue is out of order")
     if pool.waiting.num_tokens != sum(len(sequence.token_ids) for sequence in pool.waiting):
         problems.append(f"{pool.model}: the queue miscounts its tokens")
-    if any(sequence.state is not State.QUEUED or sequence.link is not None for sequence in pool.waiting):
+    if any(each.state is not State.QUEUED or each.link is not None for leader in pool.waiting for each in leader.group):
         problems.append(f"{pool.model}: a sequence in the queue is not QUEUED")
-    usable = [
-        worker for worker in pool.workers.values() if not worker.dropped and len(worker.window) < MAX_PLANS_IN_FLIGHT
-    ]
+    if any(leader.leader is not None for leader in pool.waiting):
+        problems.append(f"{pool.model}: a fork waits without its leader")
+    usable = [worker for worker in pool.workers.values() if worker.usable and len(worker.window) < MAX_PLANS_IN_FLIGHT]
     if usable and len(pool.waiting) and not any(worker.sequences for worker in usable):
         problems.append(f"{pool.model}: {len(pool.waiting)} sequences wait for workers that have nothing to do")
     return problems
@@ -57,6 +89,11 @@ def _audit_worker(worker: Worker) -> list[str]:
     running = worker.running
     if running and len(running) == len(worker.sequences) and not len(worker.window):
         problems.append(f"{len(running)} sequences run without a plan")
+    for key, sequence in worker.swapped.items():
+        if sequence.swapped_on != worker.link or sequence.state not in (State.QUEUED, State.CANCELLING):
+            problems.append(f"sequence {key} is in host memory, but {sequence.state.value} on {sequence.swapped_on}")
+    if worker.swap_blocks_used > worker.info.num_swap_blocks:
+        problems.append(f"{worker.swap_blocks_used} of {worker.info.num_swap_blocks} blocks of host memory in use")
     if not worker.sequences and not len(worker.window) and worker.ledger.counts.used:
         problems.append(f"{worker.ledger.counts.used} blocks in use by nobody")
     return problems

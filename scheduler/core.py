@@ -7,14 +7,14 @@ actions, and where events come from, it does not know.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tercet import errors
 
-from . import reports
+from . import membership, reports
 from .actions import Accepted, Action, CancelDone, Refused
-from .admission import QueueBounds, check_queue, check_sizes, find_pool
+from .admission import QueueBounds, check_queue, check_sizes, find_class, find_pool
 from .audit import audit
 from .dispatch import dispatch
 from .ending import cancel, fail_waiting, stop
@@ -43,11 +43,13 @@ from .fleet import FleetView, Pool
 from .planner import Policy
 from .sequence import Request, Sequence
 from .state import MeshState
-from .traffic_class import DEFAULT_CLASS
+from .traffic_class import TrafficClass
 
 # A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
 # above the longest step: a full chunk of a large model on a CPU takes about a minute.
 STALL_SECONDS = 300.0
+# A seed is a number below this.
+SEEDS = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Core:
     @property
     def idle(self) -> bool:
         """Whether every accepted request has ended."""
-        return not self._mesh.sequences_waiting and not self._mesh.sequences_running
+        return not self._mesh.sequences
 
     def view(self) -> FleetView:
         """The mesh now."""
@@ -132,7 +134,7 @@ class Core:
             return
         submission = event.submission
         try:
-            pool = self._admit(event.gateway, submission, now)
+            pool, traffic_class = self._admit(event.gateway, submission, now)
         except errors.RequestError as error:
             self._mesh.send(event.gateway, Refused(submission.request_key, error))
             self._mesh.log(
@@ -143,10 +145,10 @@ class Core:
                 prompt_tokens=len(submission.prompt_token_ids),
             )
             return
-        self._accept(event.gateway, submission, pool, now)
+        self._accept(event.gateway, submission, pool, traffic_class, now)
 
-    def _admit(self, gateway: int, submission: Submission, now: float) -> Pool:
-        """The pool that takes the request. Raises the RequestError that refuses it."""
+    def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, TrafficClass]:
+        """The pool that takes the request, and its class. Raises the RequestError that refuses it."""
         if submission.request_key in self._mesh.gateways[gateway]:
             raise errors.DuplicateRequestError(
                 f"request key {submission.request_key} is in use on this stream",
@@ -154,39 +156,51 @@ class Core:
             )
         if self._mesh.draining:
             raise errors.DrainingError("the scheduler is stopping", retry_after_s=1.0)
+        traffic_class = find_class(submission)
         pool = find_pool(submission, self._mesh.fleet)
         check_sizes(submission, pool)
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
         try:
-            check_queue(submission, self._mesh.fleet, self._settings.bounds)
+            check_queue(submission, pool, self._settings.bounds)
         except errors.QueueFullError:
             # In a burst the queue may hold what a plan can start at once.
             self._plan(now)
-            check_queue(submission, self._mesh.fleet, self._settings.bounds)
-        return pool
+            check_queue(submission, pool, self._settings.bounds)
+        return pool, traffic_class
 
-    def _accept(self, gateway: int, submission: Submission, pool: Pool, now: float) -> None:
+    def _accept(
+        self, gateway: int, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float
+    ) -> None:
         deadline = None if submission.deadline_s is None else now + submission.deadline_s
         request = Request(gateway, submission, now, deadline)
-        sequence = Sequence(
-            sequence_id=self._next_id,
-            request=request,
-            arrival=self._next_id,
-            token_ids=list(submission.prompt_token_ids),
-            max_length=len(submission.prompt_token_ids) + submission.max_tokens,
-            sampling=submission.sampling,
-            traffic_class=DEFAULT_CLASS,
-            urgency=DEFAULT_CLASS.urgency(submission.priority, now, self._next_id),
+        sampling = submission.sampling
+        request.sequences = tuple(
+            Sequence(
+                sequence_id=self._next_id + index,
+                request=request,
+                arrival=self._next_id + index,
+                token_ids=list(submission.prompt_token_ids),
+                max_length=len(submission.prompt_token_ids) + submission.max_tokens,
+                sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
+                traffic_class=traffic_class,
+                urgency=traffic_class.urgency(submission.priority, now, self._next_id + index),
+            )
+            for index in range(submission.n)
         )
-        self._next_id += 1
-        request.sequences = (sequence,)
+        self._next_id += submission.n
+        leader, *forks = request.sequences
+        leader.forks = tuple(forks)
+        for fork in forks:
+            fork.leader = leader
         self._mesh.gateways[gateway][submission.request_key] = request
-        self._mesh.sequences[sequence.sequence_id] = sequence
+        for sequence in request.sequences:
+            self._mesh.sequences[sequence.sequence_id] = sequence
         self._mesh.add_deadline(request)
-        ahead = pool.waiting.add(sequence)
+        ahead = pool.waiting.add(leader)
         self._mesh.touch(pool)
-        self._mesh.send(gateway, Accepted(submission.request_key, (sequence.sequence_id,), ahead))
+        ids = tuple(sequence.sequence_id for sequence in request.sequences)
+        self._mesh.send(gateway, Accepted(submission.request_key, ids, ahead))
 
     def _cancel_received(self, event: CancelReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
@@ -249,9 +263,9 @@ _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
     CancelReceived: Core._cancel_received,
     SequenceStopped: Core._sequence_stopped,
     AddressesChanged: Core._addresses_changed,
-    WorkerAttached: lambda core, event, now: reports.worker_attached(core._mesh, event, now),
-    WorkerLost: lambda core, event, now: reports.worker_lost(core._mesh, event, now),
-    WorkerDraining: lambda core, event, now: reports.worker_draining(core._mesh, event, now),
+    WorkerAttached: lambda core, event, now: membership.worker_attached(core._mesh, event, now),
+    WorkerLost: lambda core, event, now: membership.worker_lost(core._mesh, event, now),
+    WorkerDraining: lambda core, event, now: membership.worker_draining(core._mesh, event, now),
     KvChanged: lambda core, event, _now: reports.kv_changed(core._mesh, event),
     StepReported: lambda core, event, now: reports.step_reported(core._mesh, event, now),
     PlanEnded: lambda core, event, now: reports.plan_ended(core._mesh, event, now),

@@ -5,6 +5,8 @@ The worker's pool is the authority; this keeps no copy of it. Knows counts, neve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .events import BlockCounts
 
 
@@ -48,6 +50,11 @@ class CreditLedger:
     def held(self, sequence_id: int) -> int:
         """Blocks the sequence has, as far as reported."""
         return self._held[sequence_id]
+
+    @property
+    def held_blocks(self) -> Mapping[int, int]:
+        """`held` of every sequence, for loops over many."""
+        return self._held
 
     def report(self, counts: BlockCounts) -> None:
         """Takes the worker's word for its pool."""

@@ -8,7 +8,7 @@ from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, To
 from .admission import NO_WORKER_RETRY_SECONDS
 from .events import CancelReason, EndReason
 from .fleet import Pool
-from .sequence import RUNNING, Request, Sequence, SequenceOutcome, State
+from .sequence import Request, Sequence, SequenceOutcome, State
 from .state import MeshState
 
 
@@ -19,39 +19,58 @@ def cancel(
 
     `failure` is what the gateway is told; None if the gateway asked for it, or is gone.
     """
+    releases: dict[int, list[int]] = {}
     for sequence in request.sequences:
-        _cancel_sequence(mesh, sequence, reason, failure, now)
+        link = _cancel_sequence(mesh, sequence, reason, failure, now)
+        if link is not None:
+            releases.setdefault(link, []).append(sequence.sequence_id)
+    # One for each worker: a leader takes its forks with it, and all have to be named.
+    for link, sequence_ids in releases.items():
+        mesh.actions.append(ToWorker(link, Release(tuple(sequence_ids), ReleaseCause.CANCEL)))
 
 
 def stop(mesh: MeshState, sequence: Sequence, reason: CancelReason, now: float) -> None:
-    """Starts to end one sequence of a request of which the gateway has all that it wants; its end is the answer."""
-    _cancel_sequence(mesh, sequence, reason, None, now)
+    """Starts to end one sequence of a request, of which the gateway has all that it wants; its end is the answer."""
+    if sequence.leader is not None or sequence.forks:
+        # It cannot leave its group; it ends when that parts.
+        sequence.cancel_reason = reason
+        return
+    link = _cancel_sequence(mesh, sequence, reason, None, now)
+    if link is not None:
+        mesh.actions.append(ToWorker(link, Release((sequence.sequence_id,), ReleaseCause.CANCEL)))
 
 
 def _cancel_sequence(
     mesh: MeshState, sequence: Sequence, reason: CancelReason, failure: errors.RequestError | None, now: float
-) -> None:
+) -> int | None:
+    """Returns the worker's link that has to be told."""
     old = sequence.state
     if old is State.FINISHED or old is State.CANCELLING:
-        return
+        return None
     submission = sequence.request.submission
     sequence.cancel_reason, sequence.cancel_failure = reason, failure
     if old is State.QUEUED:
         pool = mesh.fleet.pools[submission.model, submission.model_revision]
-        pool.waiting.remove(sequence)
+        # Of a group that is coming back nobody waits until the last is there.
+        if sequence in pool.waiting:
+            pool.waiting.remove(sequence)
         mesh.touch(pool)
+    sequence.part()
     sequence.become(State.CANCELLING)
-    if sequence.link is None:
+    link = sequence.link if sequence.swapped_on is None else sequence.swapped_on
+    if link is None:
         finish_cancelled(mesh, sequence, 0, 0, now)
-    elif old in RUNNING:
-        # A preempted one has been told to go already.
-        mesh.actions.append(ToWorker(sequence.link, Release((sequence.sequence_id,), ReleaseCause.CANCEL)))
+    elif old is State.PREEMPTED:
+        # It has been told to go already.
+        return None
+    else:
         mesh.log(
             "release_sent",
             request_id=submission.request_id,
             sequence_id=sequence.sequence_id,
             reason=reason.name,
         )
+    return link
 
 
 def finish_cancelled(mesh: MeshState, sequence: Sequence, blocks_used: int, blocks_freed: int, now: float) -> None:
@@ -60,20 +79,21 @@ def finish_cancelled(mesh: MeshState, sequence: Sequence, blocks_used: int, bloc
     _finish_alone(mesh, sequence, outcome, now)
 
 
-def fail_waiting(mesh: MeshState, pool: Pool, sequence: Sequence, now: float) -> None:
-    """Ends a queued sequence that no worker can take any more."""
-    pool.waiting.remove(sequence)
-    sequence.become(State.CANCELLING)
-    failure: errors.RequestError
-    # What a client has seen the beginning of is not to be repeated behind its back.
-    retry = None if sequence.generated else NO_WORKER_RETRY_SECONDS
-    if sequence.placements:
-        failure = _worker_lost(sequence, "the worker was lost and no other took over", retry)
-    else:
-        failure = errors.NoWorkerError(
-            "no worker is left to run the request", metadata={"model": pool.model}, retry_after_s=retry
-        )
-    _finish_alone(mesh, sequence, SequenceOutcome(EndReason.FAILED, failure=failure), now)
+def fail_waiting(mesh: MeshState, pool: Pool, leader: Sequence, now: float) -> None:
+    """Ends a queued sequence, and what waits to be forked from it, that no worker can take any more."""
+    pool.waiting.remove(leader)
+    for sequence in leader.group:
+        sequence.become(State.CANCELLING)
+        failure: errors.RequestError
+        # What a client has seen the beginning of is not to be repeated behind its back.
+        retry = None if sequence.generated else NO_WORKER_RETRY_SECONDS
+        if sequence.placements:
+            failure = _worker_lost(sequence, "the worker was lost and no other took over", retry)
+        else:
+            failure = errors.NoWorkerError(
+                "no worker is left to run the request", metadata={"model": pool.model}, retry_after_s=retry
+            )
+        _finish_alone(mesh, sequence, SequenceOutcome(EndReason.FAILED, failure=failure), now)
 
 
 def fail_lost(mesh: MeshState, sequence: Sequence, held: int, now: float) -> None:
@@ -128,7 +148,8 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     outcomes = [sequence.end for sequence in request.sequences if sequence.end is not None]
     used = sum(outcome.blocks_used for outcome in outcomes)
     freed = sum(outcome.blocks_freed for outcome in outcomes)
-    cached = sum(sequence.cached_tokens for sequence in request.sequences)
+    # The prompt is the leader's work.
+    cached = request.sequences[0].cached_tokens
     queue = max(sequence.queue_seconds for sequence in request.sequences)
     if request.cancels:
         account = Account(cached, used, freed, round(queue * 1e6))
@@ -142,6 +163,9 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         "request_finished",
         request_id=submission.request_id,
         model=submission.model,
+        traffic_class=request.sequences[0].traffic_class.name,
+        priority=submission.priority,
+        n=submission.n,
         outcome=outcomes[0].reason.name,
         reason=failure.reason if failure else cancelled.name if cancelled else "",
         prompt_tokens=len(submission.prompt_token_ids),
@@ -149,6 +173,8 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         tokens=sum(sequence.generated for sequence in request.sequences),
         wasted_tokens=sum(sequence.wasted for sequence in request.sequences),
         preemptions=sum(sequence.preemptions for sequence in request.sequences),
+        swaps=sum(sequence.swaps for sequence in request.sequences),
+        moves=sum(sequence.moves for sequence in request.sequences),
         placements=sum(sequence.placements for sequence in request.sequences),
         blocks_used=used,
         blocks_freed=freed,

@@ -60,6 +60,15 @@ class Worker:
         return len(self.window) > 0 or len(self.sequences) > 0
 
     @property
+    def usable(self) -> bool:
+        """Whether it may get something new."""
+        return not (self.dropped or self.draining)
+
+    @property
+    def swap_blocks_used(self) -> int:
+        return sum(sequence.swapped_blocks for sequence in self.swapped.values())
+
+    @property
     def free_slots(self) -> int:
         return max(0, self.limits.max_running - len(self.sequences))
 
@@ -70,6 +79,20 @@ class Worker:
             and blocks_for(max_length, self.info.block_size) <= self.info.num_blocks
         )
 
+    def can_ever_start(self, num_tokens: int, max_length: int, num_sequences: int) -> bool:
+        """Whether that many sequences fit when they are alone there, up to the first step after they were forked where
+        `num_tokens` end. Later they may have to give way to each other."""
+        blocks = blocks_for(min(num_tokens + 1, max_length), self.info.block_size) + num_sequences - 1
+        return (
+            self.can_ever_hold(max_length)
+            and num_sequences <= self.limits.max_running
+            and blocks <= self.info.num_blocks
+        )
+
+    def can_ever_take(self, sequence: Sequence) -> bool:
+        """Whether the sequence and what waits to be forked from it can start when they are alone there."""
+        return self.can_ever_start(len(sequence.token_ids), sequence.max_length, 1 + len(sequence.forks))
+
 
 class Pool:
     """The live workers of one model and revision, and what waits for one of them."""
@@ -79,20 +102,33 @@ class Pool:
         self.model_revision = model_revision
         self.workers: dict[int, Worker] = {}
         self.waiting = WaitingQueue()
-        # When the last worker was lost, in seconds on the scheduler's clock.
+        # When the last worker was lost or began to stop, in seconds on the scheduler's clock.
         self.deserted_at: float | None = None
 
     @property
+    def live(self) -> list[Worker]:
+        """Those that are not about to stop."""
+        return [worker for worker in self.workers.values() if not worker.draining]
+
+    @property
     def state(self) -> PoolState:
+        live = self.live
         return PoolState(
             model=self.model,
             model_revision=self.model_revision,
-            workers_live=len(self.workers),
-            max_model_len=min((worker.info.max_model_len for worker in self.workers.values()), default=0),
+            workers_live=len(live),
+            max_model_len=min((worker.info.max_model_len for worker in live), default=0),
         )
 
-    def can_ever_hold(self, max_length: int) -> bool:
-        return any(worker.can_ever_hold(max_length) for worker in self.workers.values())
+    def can_ever_take(self, sequence: Sequence) -> bool:
+        return any(worker.can_ever_take(sequence) for worker in self.live)
+
+    def take_back(self, sequence: Sequence) -> None:
+        """Takes a sequence off its worker and puts it in its place in the queue; a group when the last of it is off."""
+        sequence.requeue()
+        leader = sequence.leader or sequence
+        if all(each.link is None for each in leader.group):
+            self.waiting.add(leader)
 
 
 class Fleet:
@@ -133,7 +169,7 @@ class Fleet:
         """A worker went."""
         pool = self.pool_of(worker)
         del pool.workers[worker.link], self.workers[worker.link]
-        if not pool.workers:
+        if not pool.live:
             pool.deserted_at = now
         return pool
 
@@ -156,6 +192,9 @@ class WorkerView:
     blocks: BlockCounts
     steps: int
     tokens: int
+    swap_blocks_total: int
+    swap_blocks_used: int
+    draining: bool
 
     @classmethod
     def of(cls, address: str, worker: Worker | None, known: WorkerInfo | None) -> WorkerView:
@@ -169,6 +208,9 @@ class WorkerView:
             blocks=worker.ledger.counts if worker else BlockCounts(0, 0, 0),
             steps=worker.steps if worker else 0,
             tokens=worker.tokens if worker else 0,
+            swap_blocks_total=worker.info.num_swap_blocks if worker else 0,
+            swap_blocks_used=worker.swap_blocks_used if worker else 0,
+            draining=worker is not None and worker.draining,
         )
 
 
@@ -180,4 +222,6 @@ class FleetView:
     requests_running: int
     requests_finished: int
     preemptions: int
+    # Of the preemptions, those that moved blocks to host memory.
+    swaps: int
     workers: tuple[WorkerView, ...]

@@ -1,69 +1,18 @@
-"""What workers report, written into the state: who is there, tokens, progress, ends, free blocks."""
+"""What workers report, written into the state: tokens, progress, ends, free blocks, what their caches hold."""
 
 from __future__ import annotations
 
-from .actions import SequenceEnd, TokenBatch
+from .actions import Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .dispatch import reserve
-from .ending import fail_lost, fail_waiting, finish, finish_cancelled
-from .events import KvChanged, PlanEnded, SequenceReleased, StepReported, WorkerAttached, WorkerDraining, WorkerLost
-from .fleet import Pool, Worker
-from .sequence import MAX_LOSSES, RUNNING, SequenceOutcome, State
+from .ending import finish, finish_cancelled, stop
+from .events import KvChanged, PlanEnded, SequenceReleased, StepReported
+from .fleet import Worker
+from .sequence import RUNNING, Sequence, SequenceOutcome, State
 from .state import MeshState
 
 # Plans in a row that run no step though there is work, before the stream is started afresh. One or two are usual: they
 # were sent before what they were for had ended.
 MAX_BARREN_PLANS = 8
-
-
-def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
-    """A worker said hello: it has nothing yet."""
-    before = mesh.fleet.known.get(event.address)
-    pool = mesh.fleet.add(Worker(event.link, event.address, event.info, now))
-    mesh.log(
-        "worker_attached",
-        address=event.address,
-        worker_id=event.info.worker_id,
-        epoch=event.info.epoch,
-        # Not only its stream is new: what it had cached is gone, too.
-        restarted=before is not None and before.epoch != event.info.epoch,
-        model=event.info.model,
-        blocks=event.info.num_blocks,
-    )
-    _revalidate(mesh, pool, now)
-    mesh.touch(pool)
-    mesh.pools_changed()
-
-
-def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
-    """A worker is gone: what it had goes back to its place in the queue with all tokens so far, MAX_LOSSES times."""
-    worker = mesh.fleet.workers.get(event.link)
-    if worker is None:
-        return
-    pool = mesh.fleet.remove(worker, now)
-    mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences))
-    for sequence in worker.sequences.values():
-        # Its memory went with the worker: the blocks are free.
-        held = worker.ledger.held(sequence.sequence_id)
-        if sequence.state is State.CANCELLING:
-            finish_cancelled(mesh, sequence, held, held, now)
-        elif sequence.note_loss() >= MAX_LOSSES:
-            fail_lost(mesh, sequence, held, now)
-        else:
-            sequence.requeue()
-            pool.waiting.add(sequence)
-    _revalidate(mesh, pool, now)
-    mesh.touch(pool)
-    mesh.pools_changed()
-
-
-def worker_draining(mesh: MeshState, event: WorkerDraining, _now: float) -> None:
-    """A worker is about to stop."""
-    worker = mesh.fleet.workers.get(event.link)
-    if worker is None or worker.draining:
-        return
-    worker.draining = True
-    mesh.log("worker_draining", address=worker.address, sequences=len(worker.sequences))
-    mesh.touch(mesh.fleet.pool_of(worker))
 
 
 def kv_changed(mesh: MeshState, event: KvChanged) -> None:
@@ -89,34 +38,45 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     worker.steps += 1
     worker.tokens += len(event.token_ids)
     worker.barren_plans = 0
+    worker.pace.step_ran()
     worker.ledger.report(event.blocks)
-    _note_progress(worker, event)
+    num_tokens = len(event.token_ids)
+    if event.prefills:
+        num_tokens += _note_progress(mesh, worker, event, now)
+    if event.step_us:
+        worker.step_times.observe(num_tokens, worker.context_tokens, event.step_us / 1e6)
+    # This loop runs for every token of the mesh.
     columns: dict[int, tuple[list[int], list[int], list[SequenceEnd]]] = {}
-    sequences, hold = worker.sequences, worker.ledger.hold
+    gateway: int | None = None
+    column_ids: list[int] = []
+    column_tokens: list[int] = []
+    sequences, decode, hold = worker.sequences, State.DECODE, worker.ledger.hold
+    held, block_size = worker.ledger.held_blocks, worker.ledger.block_size
     for sequence_id, token_id in zip(event.sequence_ids, event.token_ids, strict=True):
         sequence = sequences.get(sequence_id)
         if sequence is None:
             continue
-        # The new token itself enters the cache in the next step.
-        sequence.computed = len(sequence.token_ids) + sequence.wasted
-        hold(sequence_id, sequence.computed)
-        if sequence.state is State.CANCELLING:
-            sequence.wasted += 1
-            continue
-        sequence.token_ids.append(token_id)
-        if sequence.state is State.PREFILL:
-            sequence.become(State.DECODE)
-        gateway = sequence.request.gateway
-        column = columns.get(gateway)
-        if column is None:
-            column = columns[gateway] = ([], [], [])
-        column[0].append(sequence_id)
-        column[1].append(token_id)
+        token_ids = sequence.token_ids
+        if sequence.state is not decode:
+            if not _take_unusual(worker, sequence):
+                continue
+        elif len(token_ids) > held[sequence_id] * block_size:
+            # The new token itself enters the cache in the next step.
+            hold(sequence_id, len(token_ids))
+        token_ids.append(token_id)
+        if sequence.request.gateway != gateway:
+            gateway = sequence.request.gateway
+            column_ids, column_tokens, _ = columns.setdefault(gateway, ([], [], []))
+        column_ids.append(sequence_id)
+        column_tokens.append(token_id)
     for ended in event.ended:
         sequence = sequences.pop(ended.sequence_id, None)
         if sequence is None:
             continue
         worker.ledger.forget(ended.sequence_id)
+        if sequence.forks and not {each.sequence_id for each in sequence.forks} <= {e.sequence_id for e in event.ended}:
+            mesh.drop(worker, f"ended sequence {ended.sequence_id} without its forks")
+        sequence.leave()
         if sequence.state is State.CANCELLING:
             finish_cancelled(mesh, sequence, ended.blocks_used, ended.blocks_freed, now)
             continue
@@ -126,6 +86,7 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         end = finish(mesh, sequence, outcome, now)
         columns.setdefault(sequence.request.gateway, ([], [], []))[2].append(end)
     if event.ended:
+        worker.pace.disturb()
         mesh.touch(mesh.fleet.pool_of(worker))
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
         mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends)))
@@ -160,50 +121,107 @@ def plan_ended(mesh: MeshState, event: PlanEnded, now: float) -> None:
 
 
 def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> None:
-    """The blocks of a cancelled or preempted sequence are free."""
+    """A sequence that was cancelled or had to give way has left the device, or the host memory where it waited."""
     worker = mesh.fleet.workers.get(event.link)
     if worker is None:
         return
     worker.heard_at = now
     worker.ledger.report(event.blocks)
     sequence = worker.sequences.get(event.sequence_id)
-    if sequence is None or sequence.state in RUNNING:
-        # It had ended by itself before the worker read the release.
+    if sequence is None:
+        # Unless its copy in host memory was to go, it had ended by itself before the worker read the release.
+        sequence = worker.swapped.get(event.sequence_id)
+        if sequence is not None and sequence.state is State.CANCELLING:
+            del worker.swapped[event.sequence_id]
+            _log_released(mesh, sequence, event)
+            finish_cancelled(mesh, sequence, event.blocks_used, event.blocks_freed, now)
+        return
+    if sequence.state in RUNNING:
         return
     del worker.sequences[event.sequence_id]
     worker.ledger.forget(event.sequence_id)
+    worker.pace.disturb()
     pool = mesh.fleet.pool_of(worker)
     mesh.touch(pool)
+    _log_released(mesh, sequence, event)
+    cancelled = sequence.state is State.CANCELLING
+    kept = event.swapped and not cancelled and not worker.draining
+    if event.swapped and not kept:
+        # The swap had been asked for before it was cancelled, or before the worker was about to stop.
+        cause = ReleaseCause.CANCEL if cancelled else ReleaseCause.PREEMPT
+        mesh.actions.append(ToWorker(worker.link, Release((event.sequence_id,), cause)))
+    if kept or (event.swapped and cancelled):
+        sequence.swapped_on, sequence.swapped_blocks = worker.link, event.blocks_used
+        worker.swapped[event.sequence_id] = sequence
+    if cancelled:
+        sequence.link = None
+        if not event.swapped:
+            finish_cancelled(mesh, sequence, event.blocks_used, event.blocks_freed, now)
+        return
+    if not sequence.moving:
+        mesh.preemptions += 1
+    if kept:
+        mesh.swaps += 1
+        sequence.swaps += 1
+    pool.take_back(sequence)
+
+
+def _take_unusual(worker: Worker, sequence: Sequence) -> bool:
+    """Notes a token of a sequence that is not simply decoding; whether somebody wants the token."""
+    num_computed = len(sequence.token_ids) + sequence.wasted
+    if sequence.computed:
+        worker.ledger.hold(sequence.sequence_id, num_computed)
+    # Otherwise this step forked it: see CreditLedger.open_fork.
+    sequence.computed = num_computed
+    if sequence.state is State.CANCELLING:
+        sequence.wasted += 1
+        return False
+    if sequence.state is State.PREFILL:
+        sequence.become(State.DECODE)
+    return True
+
+
+def _note_progress(mesh: MeshState, worker: Worker, event: StepReported, now: float) -> int:
+    """How far prefills came. Returns how many more tokens the step computed than it gave."""
+    difference = 0
+    for progress in event.prefills:
+        sequence = worker.sequences.get(progress.sequence_id)
+        if sequence is None:
+            continue
+        difference += progress.num_computed - max(sequence.computed, progress.num_cached)
+        sequence.computed = max(sequence.computed, min(progress.num_computed, sequence.prefill_length))
+        worker.ledger.hold(sequence.sequence_id, sequence.computed)
+        if sequence.placements == 1:
+            # What a later run finds is its own work of before, not a saving.
+            sequence.cached_tokens = min(progress.num_cached, sequence.prompt_length)
+        if progress.num_computed >= sequence.prefill_length:
+            # It and its forks get tokens that were computed as one.
+            difference -= len(sequence.group)
+            if sequence.forks:
+                _part(mesh, worker, sequence, event, now)
+    return difference
+
+
+def _part(mesh: MeshState, worker: Worker, leader: Sequence, event: StepReported, now: float) -> None:
+    """This step forks the group."""
+    group = leader.group
+    leader.part()
+    served = {*event.sequence_ids, *(ended.sequence_id for ended in event.ended)}
+    if not all(sequence.sequence_id in served for sequence in group):
+        mesh.drop(
+            worker, f"completed the prefill of sequence {leader.sequence_id} without a token for each of its forks"
+        )
+    for sequence in group:
+        if sequence.cancel_reason is not None:
+            stop(mesh, sequence, sequence.cancel_reason, now)
+
+
+def _log_released(mesh: MeshState, sequence: Sequence, event: SequenceReleased) -> None:
     mesh.log(
         "released",
         request_id=sequence.request.submission.request_id,
         sequence_id=event.sequence_id,
         blocks_used=event.blocks_used,
         blocks_freed=event.blocks_freed,
+        swapped=event.swapped,
     )
-    if sequence.state is State.CANCELLING:
-        finish_cancelled(mesh, sequence, event.blocks_used, event.blocks_freed, now)
-    else:
-        mesh.preemptions += 1
-        sequence.requeue()
-        pool.waiting.add(sequence)
-
-
-def _note_progress(worker: Worker, event: StepReported) -> None:
-    for progress in event.prefills:
-        sequence = worker.sequences.get(progress.sequence_id)
-        if sequence is None:
-            continue
-        sequence.computed = max(sequence.computed, min(progress.num_computed, sequence.prefill_length))
-        worker.ledger.hold(sequence.sequence_id, sequence.computed)
-        if sequence.placements == 1:
-            # What a later run finds is its own work of before, not a saving.
-            sequence.cached_tokens = min(progress.num_cached, sequence.prompt_length)
-
-
-def _revalidate(mesh: MeshState, pool: Pool, now: float) -> None:
-    """Ends what waits for a kind of worker that is no more."""
-    if pool.workers:
-        for sequence in list(pool.waiting):
-            if not pool.can_ever_hold(sequence.max_length):
-                fail_waiting(mesh, pool, sequence, now)

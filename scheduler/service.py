@@ -174,6 +174,7 @@ def fleet_to_proto(fleet: FleetView) -> operations_pb2.Fleet:
         requests_running=fleet.requests_running,
         requests_finished=fleet.requests_finished,
         preemptions=fleet.preemptions,
+        swaps=fleet.swaps,
         workers=[
             operations_pb2.WorkerStatus(
                 address=worker.address,
@@ -187,6 +188,9 @@ def fleet_to_proto(fleet: FleetView) -> operations_pb2.Fleet:
                 blocks_used=worker.blocks.used,
                 steps=worker.steps,
                 tokens=worker.tokens,
+                swap_blocks_total=worker.swap_blocks_total,
+                swap_blocks_used=worker.swap_blocks_used,
+                draining=worker.draining,
             )
             for worker in fleet.workers
         ],

@@ -25,25 +25,23 @@ class MeshState:
         self.sequences: dict[int, Sequence] = {}
         self.requests_finished = 0
         self.preemptions = 0
+        self.swaps = 0
         # Pools about which something changed that a plan may answer.
         self.dirty: dict[tuple[str, str], Pool] = {}
         self.actions: list[Action] = []
         self._deadlines: list[tuple[float, int, Request]] = []
 
-    @property
-    def sequences_waiting(self) -> int:
-        return sum(len(pool.waiting) for pool in self.fleet.pools.values())
-
-    @property
-    def sequences_running(self) -> int:
-        return sum(len(worker.sequences) for worker in self.fleet.workers.values())
-
     def view(self) -> FleetView:
+        waiting = {sequence.request.key for pool in self.fleet.pools.values() for sequence in pool.waiting}
+        running = {
+            sequence.request.key for worker in self.fleet.workers.values() for sequence in worker.sequences.values()
+        }
         return FleetView(
-            requests_waiting=self.sequences_waiting,
-            requests_running=self.sequences_running,
+            requests_waiting=len(waiting),
+            requests_running=len(running),
             requests_finished=self.requests_finished,
             preemptions=self.preemptions,
+            swaps=self.swaps,
             workers=self.fleet.views(),
         )
 
@@ -67,7 +65,7 @@ class MeshState:
 
     def forget_deadlines(self) -> None:
         """Deadlines far ahead must not keep ended requests in memory."""
-        if len(self._deadlines) > 64 + 2 * (self.sequences_waiting + self.sequences_running):
+        if len(self._deadlines) > 64 + 2 * len(self.sequences):
             self._deadlines = [entry for entry in self._deadlines if entry[2].live]
             heapq.heapify(self._deadlines)
 

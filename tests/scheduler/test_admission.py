@@ -95,11 +95,11 @@ def test_what_exactly_fits_is_taken_and_the_largest_worker_decides() -> None:
 def test_queue_bounds() -> None:
     fleet = fleet_of(worker_info())
     (pool,) = fleet.pools.values()
-    check_queue(submission(1, (1,) * 50), fleet, QueueBounds(1, 10))
+    check_queue(submission(1, (1,) * 50), pool, QueueBounds(1, 10))
     wait(pool, 1, 6)
-    check_queue(submission(2, (1,) * 4), fleet, QueueBounds(2, 10))
+    check_queue(submission(2, (1,) * 4), pool, QueueBounds(2, 10))
     for bounds, length in ((QueueBounds(2, 10), 5), (QueueBounds(1, 1000), 1)):
         with pytest.raises(errors.QueueFullError) as caught:
-            check_queue(submission(2, (1,) * length), fleet, bounds)
+            check_queue(submission(2, (1,) * length), pool, bounds)
         assert caught.value.retry_after_s
         assert caught.value.metadata == {"requests_waiting": "1", "tokens_waiting": "6"}
