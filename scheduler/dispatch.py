@@ -5,13 +5,13 @@ Chooses when to plan and whether to revoke; what a plan holds is the planner's c
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-
-from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, ToWorker
+from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, Resume, ToWorker
 from .fleet import Pool, Worker
-from .placement import deal
-from .planner import NOTHING, Candidate, Credits, Decision, Policy, Running, make_plan
-from .sequence import RUNNING, Sequence, State
+from .placement import CachedTokens, cached_tokens, deal
+from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, make_plan
+from .planner_view import holders, running_view
+from .preemption import choose_victims, prefer_swap
+from .sequence import Sequence, State
 
 # Two, so that the worker has its next plan before it ends one.
 PLANS_AHEAD = 2
@@ -19,55 +19,17 @@ PLANS_AHEAD = 2
 MAX_PLANS_IN_FLIGHT = 8
 
 
-def dispatch(pool: Pool, policy: Policy, now: float) -> list[Action]:
-    """Sends every plan and preemption that can be sent to the pool's workers."""
+def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_tokens) -> list[Action]:
+    """Sends every plan and preemption that can be sent to the pool's workers.
+
+    `lookup` says how much of a sequence a worker's prefix cache has.
+    """
     actions: list[Action] = []
-    dealt = deal(pool) if len(pool.waiting) else {}
+    dealt = deal(pool, lookup) if len(pool.waiting) else {}
     for worker in pool.workers.values():
         if not worker.dropped:
             _dispatch_worker(pool, worker, dealt.get(worker.link, []), policy, now, actions)
     return actions
-
-
-def running_views(worker: Worker, *, revoking: bool) -> list[Running]:
-    """The worker's running sequences as the next plan will find them; `revoking`: it ends all plans in flight."""
-    window, ledger = worker.window, worker.ledger
-    expected = window.expected(revoking=revoking)
-    ahead = sum(plan.num_steps for plan in expected)
-    views = []
-    worst_since: dict[int, int] = {}
-    for sequence_id, sequence in worker.sequences.items():
-        if sequence.state not in RUNNING:
-            continue
-        length = len(sequence.token_ids)
-        since = sequence.join_first
-        worst = worst_since.get(since)
-        if worst is None:
-            worst = worst_since[since] = window.steps_worst(since)
-        if sequence.state is State.DECODE:
-            left, gained, joined = 0, ahead, True
-        else:
-            left, gained = sequence.prefill_length - sequence.computed, 0
-            for plan in expected:
-                left -= plan.chunks.get(sequence_id, 0)
-                if left <= 0:
-                    gained += plan.num_steps
-            left = max(left, 0)
-            last = sequence.join_last
-            joined = last > 0 and not window.may_not_start(last, revoking=revoking)
-        views.append(
-            Running(
-                sequence_id,
-                sequence.arrival,
-                left,
-                min(length + worst, sequence.max_length),
-                sequence.max_length,
-                sequence.max_length - length - gained,
-                ledger.reserved(sequence_id),
-                joined,
-            )
-        )
-    return views
 
 
 def _dispatch_worker(
@@ -76,31 +38,48 @@ def _dispatch_worker(
     window = worker.window
     # Otherwise the newcomer waits for at most one step anyway.
     if dealt and window.steps_ahead > 1 and len(window) < MAX_PLANS_IN_FLIGHT:
-        decision = _decide(worker, dealt, policy, revoking=True)
+        decision = _decide(pool, worker, dealt, policy, revoking=True)
         if decision.start:
             _send(pool, worker, dealt, decision, now, actions, revoke=True)
             dealt = dealt[len(decision.start) :]
     while window.plans_ahead < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
-        decision = _decide(worker, dealt, policy, revoking=False)
-        if decision.preempt:
-            _preempt(worker, decision.preempt, actions)
+        decision = _decide(pool, worker, dealt, policy, revoking=False)
+        if decision.shortage:
+            _preempt(worker, decision.shortage, actions)
         if not decision.num_steps:
             return
         _send(pool, worker, dealt, decision, now, actions, revoke=False)
         dealt = dealt[len(decision.start) :]
 
 
-def _decide(worker: Worker, dealt: SequenceOf[Sequence], policy: Policy, *, revoking: bool) -> Decision:
-    running = running_views(worker, revoking=revoking)
-    if not running and not dealt:
+def _decide(pool: Pool, worker: Worker, dealt: list[Sequence], policy: Policy, *, revoking: bool) -> Decision:
+    running = running_view(worker, revoking=revoking)
+    if not len(running) and not dealt:
         return NOTHING
     account = Credits(
         available=worker.ledger.available,
         sequences=len(worker.ledger),
         settled=not len(worker.window) and len(running) == len(worker.sequences),
     )
-    candidates = [Candidate(each.sequence_id, len(each.token_ids), each.max_length) for each in dealt]
-    return make_plan(running, candidates, account, worker.limits, policy)
+    candidates = [
+        Candidate(
+            each.sequence_id,
+            len(each.token_ids),
+            each.max_length,
+            1 + len(each.forks),
+            each.swapped_on is not None,
+        )
+        for each in dealt
+    ]
+    times, context = worker.step_times, worker.context_tokens
+    mixed = times.tokens_within(policy.max_mixed_step_s, context)
+    forecast = Forecast(
+        quiet_steps=worker.pace.quiet_steps,
+        step_seconds=times.predict(running.decoding, context),
+        mixed_tokens=None if mixed is None else mixed - running.decoding,
+        crowded=len(pool.waiting) > 0,
+    )
+    return make_plan(running, candidates, account, worker.limits, policy, forecast)
 
 
 def _send(
@@ -118,49 +97,97 @@ def _send(
     # The planner takes candidates strictly from the front.
     for sequence in dealt[: len(decision.start)]:
         pool.waiting.remove(sequence)
-        sequence.place(worker.link, now)
-        worker.sequences[sequence.sequence_id] = sequence
-        submission = sequence.request.submission
-        new = NewSequence(
-            sequence_id=sequence.sequence_id,
-            token_ids=tuple(sequence.token_ids),
-            max_length=sequence.max_length,
-            stop_token_ids=submission.stop_token_ids,
-            sampling=submission.sampling,
-            prefix_salt=submission.prefix_salt,
-        )
-        actions.append(ToWorker(worker.link, new))
+        if sequence.swapped_on is None:
+            _start(worker, sequence, now, actions)
+        else:
+            _resume(worker, sequence, now, actions)
     plan_seq, revoke_through = worker.window.send(decision.num_steps, dict(decision.chunks), revoke=revoke)
+    if decision.start or revoke_through:
+        worker.pace.disturb()
     for sequence_id in decision.join:
-        sequence = worker.sequences[sequence_id]
-        sequence.join_first = sequence.join_first or plan_seq
-        sequence.join_last = plan_seq
+        for sequence in worker.sequences[sequence_id].group:
+            sequence.join_first = sequence.join_first or plan_seq
+            sequence.join_last = plan_seq
     reserve(worker)
     # The promise that keeps a worker from running out inside a plan.
-    assert worker.ledger.available >= 0 or len(worker.ledger) == 1
+    assert worker.ledger.available >= 0 or _one_unit(worker)
     plan = Plan(plan_seq, decision.num_steps, decision.chunks, decision.join, revoke_through)
     actions.append(ToWorker(worker.link, plan))
 
 
+def _start(worker: Worker, sequence: Sequence, now: float, actions: list[Action]) -> None:
+    """Sends a sequence whole, with those that will be forked from it."""
+    worker.expect(sequence)
+    for each in sequence.group:
+        each.place(worker.link, now)
+        worker.sequences[each.sequence_id] = each
+        if each is not sequence:
+            worker.ledger.open_fork(each.sequence_id, len(sequence.token_ids))
+    submission = sequence.request.submission
+    new = NewSequence(
+        sequence_id=sequence.sequence_id,
+        token_ids=tuple(sequence.token_ids),
+        max_length=sequence.max_length,
+        stop_token_ids=submission.stop_token_ids,
+        sampling=sequence.sampling,
+        prefix_salt=submission.prefix_salt,
+        forks=tuple((fork.sequence_id, fork.sampling.seed) for fork in sequence.forks),
+    )
+    actions.append(ToWorker(worker.link, new))
+
+
+def _resume(worker: Worker, sequence: Sequence, now: float, actions: list[Action]) -> None:
+    """Brings a sequence back from the worker's host memory. Nothing of it counts as held until its first token says
+    that the blocks are taken."""
+    sequence.resume(worker.link, now)
+    del worker.swapped[sequence.sequence_id]
+    worker.sequences[sequence.sequence_id] = sequence
+    actions.append(ToWorker(worker.link, Resume((sequence.sequence_id,))))
+
+
 def reserve(worker: Worker) -> None:
     """Sets every running sequence's reservation to the worst case of the plans now in flight."""
-    worst_since: dict[int, int] = {}
+    window, set_reservation = worker.window, worker.ledger.reserve
+    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
     for sequence_id, sequence in worker.sequences.items():
-        if sequence.state not in RUNNING:
+        state = sequence.state
+        if state is not State.DECODE and state is not State.PREFILL:
             # Until it is released it may run on in the plans it knows: its reservation stands.
             continue
-        worst = worst_since.get(sequence.join_first)
-        if worst is None:
-            worst = worst_since[sequence.join_first] = worker.window.steps_worst(sequence.join_first)
-        worker.ledger.reserve(sequence_id, min(len(sequence.token_ids) + worst, sequence.max_length))
+        since = sequence.join_first
+        tokens = len(sequence.token_ids) + (worst_of_all if since <= oldest else window.steps_worst(since))
+        most = sequence.max_length
+        set_reservation(sequence_id, tokens if tokens < most else most)
 
 
-def _preempt(worker: Worker, victims: tuple[int, ...], actions: list[Action]) -> None:
-    for sequence_id in victims:
-        sequence = worker.sequences[sequence_id]
-        sequence.become(State.PREEMPTED)
-        sequence.preemptions += 1
-        actions.append(
-            Log("preempted", {"request_id": sequence.request.submission.request_id, "sequence_id": sequence_id})
+def _one_unit(worker: Worker) -> bool:
+    """Whether all there is on the worker is one sequence, or one with those that wait to be forked from it."""
+    first = next(iter(worker.sequences.values()))
+    return len(worker.sequences) == len((first.leader or first).group)
+
+
+def _preempt(worker: Worker, shortage: int, actions: list[Action]) -> None:
+    """Tells those to give way that must, for `shortage` blocks."""
+    leaving: dict[ReleaseCause, list[int]] = {ReleaseCause.PREEMPT: [], ReleaseCause.SWAP: []}
+    host_blocks = worker.info.num_swap_blocks - worker.swap_blocks_used
+    for victim in choose_victims(holders(worker), shortage):
+        held = sum(map(worker.ledger.held, victim.sequence_ids))
+        swap = prefer_swap(
+            decoding=victim.decoding,
+            num_blocks=held,
+            free_host_blocks=host_blocks,
+            swap_block_s=worker.info.swap_block_ns * 1e-9,
+            recompute_s=worker.step_times.seconds_of(victim.lost_tokens),
         )
-    actions.append(ToWorker(worker.link, Release(victims, ReleaseCause.PREEMPT)))
+        host_blocks -= held if swap else 0
+        leaving[ReleaseCause.SWAP if swap else ReleaseCause.PREEMPT] += victim.sequence_ids
+        for sequence_id in victim.sequence_ids:
+            sequence = worker.sequences[sequence_id]
+            sequence.become(State.PREEMPTED)
+            sequence.preemptions += 1
+            sequence.length_at_preemption = len(sequence.token_ids)
+            request_id = sequence.request.submission.request_id
+            fields = {"request_id": request_id, "sequence_id": sequence_id, "swap": swap}
+            actions.append(Log("preempted", fields))
+    worker.pace.disturb()
+    actions += [ToWorker(worker.link, Release(tuple(ids), cause)) for cause, ids in leaving.items() if ids]

@@ -12,6 +12,7 @@ from .credits import CreditLedger, blocks_for
 from .events import BlockCounts, WorkerInfo
 from .plan_length import PlanPace
 from .planner import Limits
+from .prefix_index import PromisedPrefixes
 from .sequence import RUNNING, Sequence
 from .step_time import StepTimes
 from .waiting import WaitingQueue
@@ -46,8 +47,13 @@ class Worker:
         self.prefixes: set[int] = set()
         self.step_times = StepTimes()
         self.pace = PlanPace()
-        # Tokens in the cache of its running sequences, as of the last plan.
+        # Keys that sequences on their way there will add to it.
+        self.promised = PromisedPrefixes()
+        # Tokens that its decodes attend to, and tokens that its prefills have yet to compute, as of the last plan.
         self.context_tokens = 0
+        self.pending_tokens = 0
+        # The last suspect of bringing workers down that was put there.
+        self.suspect: Sequence | None = None
 
     @property
     def running(self) -> list[Sequence]:
@@ -67,6 +73,21 @@ class Worker:
     @property
     def swap_blocks_used(self) -> int:
         return sum(sequence.swapped_blocks for sequence in self.swapped.values())
+
+    @property
+    def guarded(self) -> bool:
+        """Whether somebody is to be alone there: a suspect that has not got a token yet."""
+        suspect = self.suspect
+        return suspect is not None and suspect.suspect and suspect.sequence_id in self.sequences
+
+    def expect(self, sequence: Sequence) -> None:
+        """A sequence is about to be put there."""
+        self.pending_tokens += len(sequence.token_ids)
+        if sequence.suspect:
+            self.suspect = sequence
+        if sequence.prefix_keys is not None:
+            self.promised.add(sequence.sequence_id, sequence.prefix_keys.get(self.info.block_size, ()))
+            sequence.prefix_keys = None
 
     @property
     def free_slots(self) -> int:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 
 from .credits import blocks_for
 from .fleet import Pool, Worker
-from .sequence import Sequence
+from .prefix_index import cached_run, chain_keys
+from .sequence import Sequence, State
+
+# What computing a prompt token weighs against one that others on the worker wait for: it delays those who come after,
+# too, and can be saved where the cache has it.
+COMPUTED_WEIGHT = 2
+# What a sequence on the worker weighs, in prompt tokens: it takes a part of every step.
+SEQUENCE_WEIGHT = 16
+# A step's tokens are dealt at most so often: more could not start in the plans that are made now.
+STEPS_DEALT = 2
+
+# (worker, sequence, keys dealt to that worker just now) -> tokens of the sequence that its prefix cache has, or will
+# have when what was sent there is prefilled.
+CachedTokens = Callable[[Worker, Sequence, Container[int]], int]
 
 
 @dataclass(slots=True)
@@ -16,49 +30,129 @@ class _Room:
     slots: int
     # Sequences there.
     taken: int
-    # Somebody is to be alone there.
+    # Prompt tokens to be computed there.
+    pending: int
+    # Tokens that may still be dealt to it.
+    budget: int
+    # Nobody else may come.
     shut: bool
+    keys: set[int] = field(default_factory=set)
+
+    def need(self, sequence: Sequence) -> int:
+        """Blocks with which it can start: forks share the full blocks of the prompt."""
+        size, tokens = self.worker.info.block_size, len(sequence.token_ids)
+        blocks = blocks_for(min(tokens + 1, sequence.max_length), size)
+        return blocks + len(sequence.forks) * (blocks - tokens // size)
+
+    def has_blocks(self, sequence: Sequence) -> bool:
+        """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
+        return not self.taken or self.need(sequence) + self.taken <= self.available
+
+    def has_place(self, sequence: Sequence) -> bool:
+        """Whether it may go there once there are blocks."""
+        return (
+            not self.shut
+            and self.budget > 0
+            and self.slots > len(sequence.forks)
+            and not (sequence.suspect and self.taken)
+            and self.worker.can_ever_take(sequence)
+        )
+
+    def take(self, sequence: Sequence, computed: int) -> None:
+        """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
+        members = 1 + len(sequence.forks)
+        self.available -= self.need(sequence)
+        self.slots -= members
+        self.taken += members
+        self.pending += computed
+        self.budget -= max(computed, members)
+        self.shut = sequence.suspect
+        self.keys.update((sequence.prefix_keys or {}).get(self.worker.info.block_size, ()))
 
 
-def deal(pool: Pool) -> dict[int, list[Sequence]]:
+def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> int:
+    """How many of the sequence's first tokens need not be computed on the worker."""
+    if not worker.prefixes and worker.tokens:
+        # It has worked and has nothing to show: it keeps no prefix cache, and promises to it are worth nothing.
+        return 0
+    size = worker.info.block_size
+    if sequence.prefix_keys is None:
+        sequence.prefix_keys = {}
+    keys = sequence.prefix_keys.get(size)
+    if keys is None:
+        keys = chain_keys(sequence.request.submission.prefix_salt, sequence.token_ids, size)
+        sequence.prefix_keys[size] = keys
+    return size * cached_run(keys, worker.prefixes, worker.promised, dealt)
+
+
+def deal(pool: Pool, lookup: CachedTokens = cached_tokens) -> dict[int, list[Sequence]]:
     """Which waiting sequences each worker (by link) should try to start, in order of service.
 
-    Each goes where most credits are available, so that load evens out. Order is strict: when the next sequence finds
-    no free slot or too few credits, those behind it wait too, or a long one could starve. A suspect of bringing workers
-    down goes to an empty worker only, and stays alone there until it has got a token.
+    Each goes where the least work lies before its first token: what its prefix there leaves to compute, what others
+    there have to compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few
+    credits, those behind it wait too, or a long one could starve. One that waits in a worker's host memory can start
+    there only, so it holds up that worker alone. A suspect of bringing workers down goes to an empty worker only, and
+    stays alone there until it has got a token.
     """
-    rooms = [
-        _Room(
-            worker,
-            worker.ledger.available,
-            worker.free_slots,
-            len(worker.sequences),
-            any(sequence.suspect for sequence in worker.sequences.values()),
-        )
-        for worker in pool.workers.values()
-        if worker.free_slots and not worker.dropped
-    ]
+    rooms = {worker.link: _room(worker) for worker in pool.workers.values() if worker.usable and worker.free_slots}
+    if not rooms:
+        return {}
+    swapped = sum(len(worker.swapped) for worker in pool.workers.values())
     dealt: dict[int, list[Sequence]] = {}
-    for sequence in pool.waiting.head(sum(room.slots for room in rooms)):
-        fitting = [
-            room
-            for room in rooms
-            if room.slots
-            and not room.shut
-            and not (sequence.suspect and room.taken)
-            and room.worker.can_ever_hold(sequence.max_length)
-        ]
-        if not fitting:
-            break
-        best = max(fitting, key=lambda room: (room.available, room.slots))
-        tokens = min(len(sequence.token_ids) + 1, sequence.max_length)
-        need = blocks_for(tokens, best.worker.info.block_size)
-        # As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted.
-        if best.taken and need + best.taken > best.available:
-            break
-        best.slots -= 1
-        best.taken += 1
-        best.shut = sequence.suspect
-        best.available -= need
+    for sequence in pool.waiting.head(swapped + sum(room.slots for room in rooms.values())):
+        computed = 0
+        if sequence.swapped_on is not None:
+            own = rooms.get(sequence.swapped_on)
+            if own is None or own.shut:
+                continue
+            if not own.has_place(sequence) or not own.has_blocks(sequence):
+                own.shut = True
+                continue
+            best = own
+        else:
+            places = [room for room in rooms.values() if room.has_place(sequence)]
+            fitting = [room for room in places if room.has_blocks(sequence)]
+            if not fitting:
+                break
+            best, computed = _cheapest(fitting, sequence, lookup)
+        best.take(sequence, computed)
         dealt.setdefault(best.worker.link, []).append(sequence)
     return dealt
+
+
+def _room(worker: Worker) -> _Room:
+    if len(worker.promised):
+        _settle_promises(worker)
+    return _Room(
+        worker=worker,
+        available=worker.ledger.available,
+        slots=worker.free_slots,
+        taken=len(worker.sequences),
+        pending=worker.pending_tokens,
+        budget=STEPS_DEALT * worker.limits.max_num_batched_tokens,
+        shut=worker.guarded,
+    )
+
+
+def _settle_promises(worker: Worker) -> None:
+    for sequence_id in worker.promised.sequence_ids():
+        sequence = worker.sequences.get(sequence_id)
+        if sequence is None or sequence.state is not State.PREFILL:
+            worker.promised.settle(sequence_id)
+
+
+def _cheapest(rooms: list[_Room], sequence: Sequence, lookup: CachedTokens) -> tuple[_Room, int]:
+    """The worker with the least work before the sequence's first token, and the tokens to be computed there."""
+    length = len(sequence.token_ids)
+    if len(rooms) == 1:
+        # Nothing to choose: the keys of its prefix need not be made.
+        return rooms[0], length
+    best: tuple[tuple[int, int], _Room, int] | None = None
+    for room in rooms:
+        computed = max(1, length - lookup(room.worker, sequence, room.keys))
+        cost = COMPUTED_WEIGHT * computed + room.pending + SEQUENCE_WEIGHT * room.taken
+        rating = (cost, -room.available)
+        if best is None or rating < best[0]:
+            best = rating, room, computed
+    assert best is not None
+    return best[1], best[2]

@@ -132,6 +132,8 @@ class Sequence:
     length_at_loss: int = 0
     # How long it was when it was last preempted; 0: never.
     length_at_preemption: int = 0
+    # While it waits: keys of its blocks by their size (prefix_index.py), once somebody asked.
+    prefix_keys: dict[int, tuple[int, ...]] | None = field(default=None, repr=False)
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None

@@ -65,7 +65,7 @@ def core_settings(settings: SchedulerSettings) -> CoreSettings:
     """What the core takes from the settings."""
     return CoreSettings(
         addresses=settings.workers,
-        policy=Policy(settings.num_scheduler_steps or 8, settings.max_prefill_tokens),
+        policy=Policy(settings.num_scheduler_steps, settings.max_prefill_tokens, settings.max_mixed_step_ms / 1e3),
         bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),
         worker_grace_s=settings.worker_grace_seconds,
     )

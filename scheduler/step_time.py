@@ -85,6 +85,10 @@ class StepTimes:
         most = 2 * self.most_tokens
         return most if left >= per_token * most else max(0, int(left / per_token))
 
+    def seconds_of(self, num_tokens: int) -> float | None:
+        """Seconds that computing these tokens adds to steps that run anyway; None while unknown."""
+        return self._coefficients[1] * num_tokens if self._steps >= MIN_STEPS else None
+
     def _evaluate(self, num_tokens: int, context_tokens: int) -> float:
         base, per_token, per_context = self._coefficients
         return base + per_token * num_tokens + per_context * context_tokens

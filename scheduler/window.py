@@ -14,6 +14,7 @@ from typing import NamedTuple
 class Expected(NamedTuple):
     """Steps that a plan in flight is expected to run, and the chunks of its first one if that is among them."""
 
+    plan_seq: int
     chunks: dict[int, int]
     num_steps: int
 
@@ -44,6 +45,11 @@ class PlanWindow:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+    @property
+    def oldest_seq(self) -> int:
+        """The oldest plan in flight; without any, the next one to be sent."""
+        return self._plans[0].plan_seq if self._plans else self._last_seq + 1
 
     @property
     def plans_ahead(self) -> int:
@@ -94,10 +100,10 @@ class PlanWindow:
         for index, plan in enumerate(self._plans):
             if not plan.revoked and not revoking:
                 if plan.steps_left:
-                    expected.append(Expected({} if plan.steps_run else plan.chunks, plan.steps_left))
+                    expected.append(Expected(plan.plan_seq, {} if plan.steps_run else plan.chunks, plan.steps_left))
             elif plan.steps_run == 0 and (plan.begun or (index == 0 and not plan.revoked)):
                 # The worker has nothing before it: that step is running, and will not be broken off.
-                expected.append(Expected(plan.chunks, 1))
+                expected.append(Expected(plan.plan_seq, plan.chunks, 1))
         return expected
 
     def may_not_start(self, plan_seq: int, *, revoking: bool) -> bool:

@@ -1,0 +1,135 @@
+"""What the decisions see of a worker: its sequences as plain numbers, as the next plan will find them.
+
+Reads the state; decides nothing. Runs over every sequence for every plan, so it is written to be fast.
+"""
+
+from __future__ import annotations
+
+from .credits import blocks_for
+from .fleet import Worker
+from .planner import Prefill, Running
+from .preemption import Holder
+from .sequence import RUNNING, Sequence, State
+from .window import Expected
+
+_NEVER = 1 << 62
+
+
+def running_view(worker: Worker, *, revoking: bool) -> Running:
+    """The worker's running sequences; `revoking`: the next plan ends all those in flight.
+
+    Notes on the worker how many tokens its decodes attend to, and how many its prefills have yet to compute.
+    """
+    window = worker.window
+    expected = window.expected(revoking=revoking)
+    ahead = sum(plan.num_steps for plan in expected)
+    # Most joined before the oldest plan in flight: these all have the same worst case.
+    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
+    decode, prefill = State.DECODE, State.PREFILL
+    ids: list[int] = []
+    tokens: list[int] = []
+    max_lengths: list[int] = []
+    prefills: list[Prefill] = []
+    decoding = last_end = context = pending = 0
+    first_end = _NEVER
+    for sequence_id, sequence in worker.sequences.items():
+        state = sequence.state
+        if state is not decode and state is not prefill:
+            continue
+        length, most = len(sequence.token_ids), sequence.max_length
+        since = sequence.join_first
+        worst = length + (worst_of_all if since <= oldest else window.steps_worst(since))
+        ids.append(sequence_id)
+        tokens.append(worst if worst < most else most)
+        max_lengths.append(most)
+        left = most - length
+        if state is decode and length > sequence.prefill_length:
+            left -= ahead
+            decoding += 1
+        elif sequence.leader is not None:
+            # It decodes as soon as its leader does, and is counted there.
+            continue
+        else:
+            view, gained = _prefill_view(worker, sequence, expected, revoking=revoking)
+            if state is prefill:
+                pending += sequence.prefill_length - sequence.computed
+            if view is not None:
+                prefills.append(view)
+                continue
+            left -= gained
+            decoding += 1 + len(sequence.forks)
+        context += length
+        if left > last_end:
+            last_end = left
+        if 0 < left < first_end:
+            first_end = left
+    worker.context_tokens, worker.pending_tokens = context, pending
+    return Running(
+        tokens=tokens,
+        max_lengths=max_lengths,
+        reserved=sum(map(worker.ledger.reserved, ids)),
+        prefills=prefills,
+        decoding=decoding,
+        last_end=last_end,
+        first_end=0 if first_end == _NEVER else first_end,
+        lone=len(ids) == len(worker.sequences) and _lone(worker, ids),
+    )
+
+
+def _prefill_view(
+    worker: Worker, sequence: Sequence, expected: list[Expected], *, revoking: bool
+) -> tuple[Prefill | None, int]:
+    """What the sequence still needs before it decodes, None if nothing; and the tokens that plans in flight give it."""
+    last = sequence.join_last
+    joined = last > 0 and not worker.window.may_not_start(last, revoking=revoking)
+    gained = 0
+    if sequence.state is State.DECODE:
+        # Back from host memory, and no token since.
+        left = 0
+        if joined:
+            return None, sum(plan.num_steps for plan in expected if plan.plan_seq >= last)
+    else:
+        left = sequence.prefill_length - sequence.computed
+        for plan in expected:
+            left -= plan.chunks.get(sequence.sequence_id, 0)
+            if left <= 0:
+                gained += plan.num_steps
+        if left <= 0:
+            return None, gained
+    steps_left = sequence.max_length - len(sequence.token_ids)
+    return Prefill(sequence.sequence_id, sequence.urgency, left, steps_left, joined), 0
+
+
+def _lone(worker: Worker, ids: list[int]) -> bool:
+    if len(ids) == 1:
+        return True
+    if not ids:
+        return False
+    first = worker.sequences[ids[0]]
+    group = (first.leader or first).group
+    return len(group) == len(ids) and not worker.window.steps_worst(first.join_first)
+
+
+def holders(worker: Worker) -> list[Holder]:
+    """The worker's running sequences as those of whom some must give way; groups as one."""
+    size = worker.info.block_size
+    held = []
+    for sequence in worker.sequences.values():
+        if sequence.state not in RUNNING or sequence.leader is not None:
+            continue
+        length = len(sequence.token_ids)
+        decoding = sequence.state is State.DECODE
+        blocks = blocks_for(min(length + 1, sequence.max_length), size)
+        held.append(
+            Holder(
+                sequence_ids=tuple(each.sequence_id for each in sequence.group),
+                rank=sequence.traffic_class.rank,
+                priority=sequence.request.submission.priority,
+                urgency=sequence.urgency,
+                shielded=sequence.shielded,
+                lost_tokens=length - 1 if decoding else sequence.computed,
+                blocks=blocks + len(sequence.forks) * (blocks - length // size),
+                decoding=decoding,
+            )
+        )
+    return held

@@ -1,0 +1,66 @@
+"""Who gives way when a worker runs out of blocks, and whether by swap or by recompute. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Holder(NamedTuple):
+    """What leaves a worker as one: a sequence, or a leader with the forks that wait for it."""
+
+    sequence_ids: tuple[int, ...]
+    # Of its traffic class, and of its request: of two, the higher gives way.
+    rank: int
+    priority: int
+    urgency: tuple[float, int]
+    # It has got no token since it gave way the last time.
+    shielded: bool
+    # Tokens in the KV cache, to be computed again.
+    lost_tokens: int
+    # Blocks that are free, or need not be promised any more, when it is gone.
+    blocks: int
+    # It decodes, so that host memory can take it.
+    decoding: bool
+
+
+def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ...]:
+    """Those whose going makes up for `shortage` blocks, in order; all but one if that is not enough.
+
+    The most urgent never goes. One that is shielded goes only after all that are not: nobody loses twice without a
+    token between while anybody else can help. Then by class, priority, and the work that would be lost; of equals the
+    latest.
+    """
+    if not holders:
+        return ()
+    keep = min(holders, key=lambda each: each.urgency)
+    order = sorted(
+        (each for each in holders if each is not keep),
+        key=lambda each: (
+            each.shielded,
+            -each.rank,
+            -each.priority,
+            each.lost_tokens,
+            (-each.urgency[0], -each.urgency[1]),
+        ),
+    )
+    victims = []
+    for each in order:
+        if shortage <= 0:
+            break
+        victims.append(each)
+        shortage -= each.blocks
+    return tuple(victims)
+
+
+def prefer_swap(
+    *, decoding: bool, num_blocks: int, free_host_blocks: int, swap_block_s: float, recompute_s: float | None
+) -> bool:
+    """Whether moving `num_blocks` to host memory and back is forecast cheaper than computing their tokens again.
+
+    `swap_block_s` is the time of one block one way, `recompute_s` None while the worker's step times are not known:
+    then it is recomputed, since host memory is the last resort.
+    """
+    if not decoding or recompute_s is None or not 0 < num_blocks <= free_host_blocks:
+        return False
+    return 2 * num_blocks * swap_block_s < recompute_s
