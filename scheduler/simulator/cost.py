@@ -20,3 +20,7 @@ class StepCost:
     def seconds(self, num_tokens: int, context_tokens: int) -> float:
         """Of a step that computes `num_tokens` for sequences with `context_tokens` in their caches."""
         return self.base_s + self.token_s * num_tokens + self.context_s * context_tokens
+
+    def slower(self, factor: float) -> StepCost:
+        """The same worker, `factor` times as slow."""
+        return StepCost(self.base_s * factor, self.token_s * factor, self.context_s * factor)

@@ -5,6 +5,7 @@ With `contents` it keeps what every block holds, so that a wrong block shows; wi
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2s
@@ -23,7 +24,7 @@ def salt_name(salt: bytes) -> bytes:
 
 def block_name(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """The name of a full block behind the one named `parent`, as workers name it."""
-    words = b"".join(token_id.to_bytes(4, "little") for token_id in token_ids)
+    words = struct.pack(f"<{len(token_ids)}I", *token_ids)
     return blake2s(parent + words, digest_size=16, person=b"tercet-b").digest()
 
 

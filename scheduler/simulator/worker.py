@@ -72,7 +72,8 @@ class SimulatedWorker:
         self.busy = False
         self.step_seconds = 0.0
         self.steps_run = 0
-        self.tokens_computed = 0
+        # Of prompts: what steps computed, and what the prefix cache had.
+        self.tokens_prefilled = 0
         self.tokens_cached = 0
         self.eager_revoke = eager_revoke
         self.reserve_ahead = reserve_ahead
@@ -137,8 +138,7 @@ class SimulatedWorker:
         prefills: list[PrefillProgress] = []
         sequences = self.sequences
         done = list(decoding)
-        for sequence_id in decoding:
-            self._write(sequences[sequence_id], 1)
+        self._write_one(decoding)
         for sequence_id, count in chunks:
             sequence = sequences[sequence_id]
             self._write(sequence, count)
@@ -255,8 +255,8 @@ class SimulatedWorker:
             sequence = self.sequences[sequence_id]
             context += sequence.computed
             self._grow(sequence, sequence.computed + count + ahead)
+            self.tokens_prefilled += count
         self.step_seconds = self._cost.seconds(tokens, context)
-        self.tokens_computed += tokens
         return tokens > 0
 
     def _grow(self, sequence: SimulatedSequence, num_tokens: int) -> None:
@@ -296,10 +296,27 @@ class SimulatedWorker:
                 assert len(self.pool.content[block]) == position % size, "writes into the wrong slot"
                 self.pool.content[block].append(sequence.tokens[position])
         sequence.computed = end
+        for index in range(start // size, end // size):
+            self._publish(sequence, index)
+
+    def _write_one(self, sequence_ids: list[int]) -> None:
+        """`_write` of one token for each, which is most of what a worker does."""
+        sequences, size, verify = self.sequences, self.info.block_size, self._verify
+        for sequence_id in sequence_ids:
+            sequence = sequences[sequence_id]
+            if verify:
+                self._write(sequence, 1)
+                continue
+            sequence.computed += 1
+            if not sequence.computed % size:
+                self._publish(sequence, sequence.computed // size - 1)
+
+    def _publish(self, sequence: SimulatedSequence, index: int) -> None:
+        """A block of a sequence is full."""
         if self.pool.caching:
-            for index in range(start // size, end // size):
-                sequence.chain = block_name(sequence.chain, sequence.tokens[index * size : (index + 1) * size])
-                self.pool.publish(sequence.blocks[index], sequence.chain)
+            size = self.info.block_size
+            sequence.chain = block_name(sequence.chain, sequence.tokens[index * size : (index + 1) * size])
+            self.pool.publish(sequence.blocks[index], sequence.chain)
 
     def _read_back(self, sequence: SimulatedSequence) -> list[int]:
         read = [token for block in sequence.blocks for token in self.pool.content[block]]

@@ -1,0 +1,169 @@
+"""What a capacity run counts: the gateway of all simulated clients, and what passes between scheduler and workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..actions import (
+    Accepted,
+    CancelDone,
+    GatewayMessage,
+    Plan,
+    PoolUpdate,
+    Refused,
+    Release,
+    ReleaseCause,
+    TokenBatch,
+    WorkerCommand,
+)
+from ..events import EndReason, Event, PlanEnded, SequenceReleased, StepReported, Submission
+from .gateway import VirtualGateway
+from .spread import Spread
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A request on its way."""
+
+    submission: Submission
+    arrived_at: float
+    # Outputs that have not ended.
+    left: int
+    sequence_ids: tuple[int, ...] = ()
+    queue_s: float = 0.0
+    started: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One output: when its last token came."""
+
+    ask: Ask
+    last: float = -1.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and spreads; times in seconds."""
+
+    completed: int = 0
+    cancelled: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    first_token: Spread = field(default_factory=Spread)
+    gap: Spread = field(default_factory=Spread)
+    queue: Spread = field(default_factory=Spread)
+    total: Spread = field(default_factory=Spread)
+    first_token_by_class: dict[str, Spread] = field(default_factory=dict)
+    plans: int = 0
+    plan_steps: int = 0
+    steps: int = 0
+    revocations: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+
+    @property
+    def over(self) -> int:
+        """Requests that have had their terminal message."""
+        return self.completed + self.cancelled + self.failed.total() + self.refused.total()
+
+    def sent(self, command: WorkerCommand) -> None:
+        """A command is on its way to a worker."""
+        if isinstance(command, Plan):
+            self.plans += 1
+            self.plan_steps += command.num_steps
+        elif isinstance(command, Release) and command.cause is not ReleaseCause.CANCEL:
+            self.preemptions += len(command.sequence_ids)
+
+    def reported(self, event: Event) -> None:
+        """A worker said something."""
+        if isinstance(event, StepReported):
+            self.steps += 1
+        elif isinstance(event, PlanEnded):
+            self.revocations += event.revoked
+        elif isinstance(event, SequenceReleased):
+            self.swaps += event.swapped
+
+
+class CountingGateway(VirtualGateway):
+    """All clients at once. Each request must get exactly one terminal message; raises AssertionError if not."""
+
+    def __init__(self, number: int, tally: Tally) -> None:
+        super().__init__(number)
+        self.tally = tally
+        self.asks: dict[int, Ask] = {}
+        # When the last request was over.
+        self.last_at = 0.0
+        self._over: list[Submission] = []
+        self._streams: dict[int, _Stream] = {}
+
+    def open(self, submission: Submission, now: float) -> None:
+        """A request is submitted."""
+        self.asks[submission.request_key] = Ask(submission, now, submission.n)
+
+    def take_over(self) -> list[Submission]:
+        """Requests that were over since the last call."""
+        over, self._over = self._over, []
+        return over
+
+    def receive(self, message: GatewayMessage, now: float) -> None:
+        tally = self.tally
+        if isinstance(message, TokenBatch):
+            self._take(message, now)
+        elif isinstance(message, Accepted):
+            ask = self.asks[message.request_key]
+            ask.sequence_ids = message.sequence_ids
+            self._streams.update((sequence_id, _Stream(ask)) for sequence_id in message.sequence_ids)
+        elif isinstance(message, Refused):
+            tally.refused[message.failure.reason] += 1
+            self._close(message.request_key, now)
+        elif isinstance(message, CancelDone):
+            if message.found:
+                tally.cancelled += 1
+                self._close(message.request_key, now)
+        else:
+            assert isinstance(message, PoolUpdate)
+
+    def _take(self, batch: TokenBatch, now: float) -> None:
+        streams, tally = self._streams, self.tally
+        tally.tokens += len(batch.token_ids)
+        # Those of one step mostly have had their last tokens in one step, too.
+        gaps: dict[float, int] = {}
+        for sequence_id in batch.sequence_ids:
+            stream = streams[sequence_id]
+            last = stream.last
+            stream.last = now
+            if last >= 0.0:
+                gaps[last] = gaps.get(last, 0) + 1
+            elif not stream.ask.started:
+                self._start(stream.ask, now)
+        for last, times in gaps.items():
+            tally.gap.add(now - last, times)
+        for end in batch.ends:
+            ask = streams.pop(end.sequence_id).ask
+            ask.left -= 1
+            ask.queue_s = max(ask.queue_s, end.account.queue_us * 1e-6)
+            if end.reason is EndReason.FAILED:
+                assert end.failure is not None
+                tally.failed[end.failure.reason] += ask.left == 0
+            elif not ask.left:
+                tally.completed += 1
+                tally.queue.add(ask.queue_s)
+                tally.total.add(now - ask.arrived_at)
+            if not ask.left:
+                self._close(ask.submission.request_key, now)
+
+    def _start(self, ask: Ask, now: float) -> None:
+        ask.started = True
+        waited = now - ask.arrived_at
+        self.tally.first_token.add(waited)
+        self.tally.first_token_by_class.setdefault(ask.submission.traffic_class, Spread()).add(waited)
+
+    def _close(self, key: int, now: float) -> None:
+        ask = self.asks.pop(key)
+        self.last_at = now
+        for sequence_id in ask.sequence_ids:
+            self._streams.pop(sequence_id, None)
+        self._over.append(ask.submission)
