@@ -27,10 +27,12 @@ else:
 
 ENV_PREFIX = "TERCET"
 
-# Who set the environment of a child of `tercet up`; which instructions the C++ extension may use.
+# Who set the environment of a child of `tercet up`, and what the child is called there; which instructions the C++
+# extension may use.
 PARENT_PID_VARIABLE = f"{ENV_PREFIX}_PARENT_PID"
+PROCESS_NAME_VARIABLE = f"{ENV_PREFIX}_PROCESS_NAME"
 ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
-_NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, ISA_VARIABLE})
+_NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE})
 
 # In front of an entry of scheduler.workers: every address that the name has, resolved again and again.
 DNS_PREFIX = "dns://"
@@ -64,6 +66,10 @@ def _count(low: int, high: int = _MAX_COUNT) -> Callable[[Any], str | None]:
 
 def _at_least(low: float) -> Callable[[Any], str | None]:
     return lambda value: None if value >= low else f"must be at least {low}, is {value}"
+
+
+def _fraction(value: float) -> str | None:
+    return None if 0 < value <= 1 else f"must be above 0 and at most 1, is {value}"
 
 
 def _port(value: int) -> str | None:
@@ -168,6 +174,11 @@ class WorkerSettings:
     device: str = setting("cpu", "cpu, cuda or cuda:N")
     dtype: Dtype = setting("auto", "type of weights and activations; auto: bfloat16")
     block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", _block_size)
+    memory_fraction: float = setting(
+        1.0,
+        "part of the free memory that the worker may plan with; tercet up divides it among its workers",
+        _fraction,
+    )
     kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", _at_least(1), in_bytes=True)
     max_num_seqs: int = setting(64, "most sequences in a step", _count(1))
     max_num_batched_tokens: int = setting(512, "most tokens in a step", _count(1))

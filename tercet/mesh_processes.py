@@ -1,4 +1,4 @@
-"""A whole mesh on this host: gateway, scheduler and worker as child processes that start, live and end together.
+"""A whole mesh on this host: gateway, scheduler and workers as child processes that start, live and end together.
 
 Knows the services by name and health alone.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import os
 import signal
 import sys
@@ -24,16 +23,20 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tercet
-from tercet.config import PARENT_PID_VARIABLE, MeshConfig, raise_all, setting_keys, to_environment, variable_of
-from tercet.errors import ConfigError, StartupError
-from tercet.ports import check_port_free, free_ports
+from tercet.config import (
+    PARENT_PID_VARIABLE,
+    PROCESS_NAME_VARIABLE,
+    MeshConfig,
+    setting_keys,
+    to_environment,
+    variable_of,
+)
+from tercet.errors import StartupError
+from tercet.mesh_layout import SERVICES, Member, check_ports, layout, service_of
 from tercet.rpc import open_channel
 from tercet.telemetry import level_of
 
 State = Literal["starting", "ready", "stopping", "stopped", "failed"]
-
-# In the order in which they stop: the edge first, so that nothing new comes in; the device last.
-SERVICES = ("gateway", "scheduler", "worker")
 
 # What must be SERVING. The gateway's says that the whole path down to a worker is there.
 _HEALTH_NAMES = {
@@ -49,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """Where one service stands. `seconds` since its start; `detail` is why it failed."""
+    """Where one process stands; `name` is its member's. `seconds` since its start; `detail` is why it failed."""
 
     name: str
     state: State
@@ -69,11 +72,11 @@ class ServiceFailedError(StartupError):
 
 
 class MeshProcesses:
-    """Three running services, as a scope: entering starts them, leaving stops them.
+    """The running services of a mesh, as a scope: entering starts them, leaving stops them.
 
-    `on_change` is called with every change of a status. Output of the services goes to ``<name>.log`` in `log_dir`, or
-    to standard error if that is None. A service has its own drain time and `stop_margin_s` seconds more to stop.
-    `command` gives the command line of a service. Not reusable.
+    `on_change` is called with every change of a status. Output of a process goes to ``<name>.log`` in `log_dir`, or to
+    standard error if that is None; with several workers their names are worker-1 and so on. A process has its own drain
+    time and `stop_margin_s` seconds more to stop. `command` gives the command line for a name. Not reusable.
     """
 
     def __init__(
@@ -81,12 +84,14 @@ class MeshProcesses:
         config: MeshConfig,
         *,
         on_change: Callable[[ServiceStatus], None],
+        num_workers: int = 1,
         log_dir: Path | None = None,
         start_timeout_s: float = 600.0,
         stop_margin_s: float = 5.0,
-        command: Callable[[str], Sequence[str]] = lambda name: (sys.executable, "-m", "tercet", name),
+        command: Callable[[str], Sequence[str]] = lambda name: (sys.executable, "-m", "tercet", service_of(name)),
     ) -> None:
-        self.config = link(config)
+        """Raises ConfigError as `layout` does."""
+        self._members = {member.name: member for member in layout(config, num_workers)}
         self._on_change = on_change
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
@@ -100,13 +105,18 @@ class MeshProcesses:
     @property
     def address(self) -> str:
         """host:port of the gateway."""
-        return _address(self.config, "gateway")
+        return self._members["gateway"].address
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All processes, in the order in which they stop."""
+        return tuple(self._members.values())
 
     async def __aenter__(self) -> MeshProcesses:
-        """Raises ConfigError as `check_ports` does, ServiceFailedError if a service does not become ready."""
-        check_ports(self.config)
+        """Raises ConfigError as `check_ports` does, ServiceFailedError if a process does not become ready."""
+        check_ports(self.members)
         try:
-            for name in reversed(SERVICES):
+            for name in reversed(self._members):
                 await self._spawn(name)
             await self._until_ready()
         except BaseException:
@@ -120,28 +130,42 @@ class MeshProcesses:
         await asyncio.shield(self.stop())
 
     async def failure(self) -> ServiceStatus:
-        """Waits until a service ends by itself, and says which and why."""
-        await asyncio.wait(self._exits.values(), return_when=asyncio.FIRST_COMPLETED)
-        return next(self._report_exit(name) for name, task in self._exits.items() if task.done())
+        """Waits until the mesh cannot go on, since gateway, scheduler or the last worker ended; says which and why.
+
+        A worker that ends while others live is told by `on_change` alone.
+        """
+        left = dict(self._exits)
+        while True:
+            await asyncio.wait(left.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, task in left.items() if task.done()]:
+                del left[name]
+                workers = [other for other in left if service_of(other) == "worker"]
+                if service_of(name) != "worker" or not workers:
+                    return self._report_exit(name)
+                self._report_exit(name, f"; {', '.join(workers)} left")
 
     async def stop(self) -> None:
         """Stops what still runs, edge first: SIGTERM, a bounded wait, then SIGKILL. Idempotent."""
         self.stopping = True
-        for name in SERVICES:
-            process = self._processes.get(name)
-            if process is None or self._exits[name].done():
-                continue
-            self._tell(name, "stopping")
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            limit_s = getattr(getattr(self.config, name), "drain_seconds", 0.0) + self._stop_margin_s
-            done, _ = await asyncio.wait({self._exits[name]}, timeout=limit_s)
-            if done:
-                self._tell(name, "stopped", exit_code=self._exits[name].result())
-                continue
+        for service in SERVICES:
+            await asyncio.gather(*(self._stop(name) for name in self._members if service_of(name) == service))
+
+    async def _stop(self, name: str) -> None:
+        process = self._processes.get(name)
+        if process is None or self._exits[name].done():
+            return
+        self._tell(name, "stopping")
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        limit_s = self._members[name].settings.drain_seconds + self._stop_margin_s
+        done, _ = await asyncio.wait({self._exits[name]}, timeout=limit_s)
+        if done:
+            self._tell(name, "stopped", exit_code=self._exits[name].result())
+            return
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
-            await self._exits[name]
-            self._tell(name, "stopped", detail=f"killed: it did not stop within {limit_s:g} s")
+        await self._exits[name]
+        self._tell(name, "stopped", detail=f"killed: it did not stop within {limit_s:g} s")
 
     def kill(self) -> None:
         """Kills what still runs, without grace."""
@@ -157,7 +181,7 @@ class MeshProcesses:
         with log as stream:
             process = await asyncio.create_subprocess_exec(
                 *self._command(name),
-                env=_environment(self.config, os.environ),
+                env=_environment(self._members[name], os.environ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -170,8 +194,8 @@ class MeshProcesses:
 
     async def _until_ready(self) -> None:
         probes = {
-            asyncio.create_task(_until_serving(_address(self.config, name), _HEALTH_NAMES[name])): name
-            for name in SERVICES
+            asyncio.create_task(_until_serving(member.address, _HEALTH_NAMES[member.service])): name
+            for name, member in self._members.items()
         }
         deadline = time.monotonic() + self._start_timeout_s
         waiting = set(probes)
@@ -197,7 +221,7 @@ class MeshProcesses:
             for probe in probes:
                 probe.cancel()
 
-    def _report_exit(self, name: str) -> ServiceStatus:
+    def _report_exit(self, name: str, note: str = "") -> ServiceStatus:
         code = self._exits[name].result()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         # SIGKILL comes from outside: whatever was said before has nothing to do with it.
@@ -205,7 +229,7 @@ class MeshProcesses:
         said = "" if unexplained else last_problem(self._log_path(name))
         # A start-up error is written for people and complete; anything else needs its circumstances.
         detail = said if code == 2 and said else f"{how}{': ' + said if said else ''}; {self._log_hint(name)}"
-        return self._tell(name, "failed", detail=detail, exit_code=code)
+        return self._tell(name, "failed", detail=detail + note, exit_code=code)
 
     def _log_hint(self, name: str) -> str:
         return "see its messages above" if self._log_dir is None else f"see {self._log_path(name)}"
@@ -218,7 +242,7 @@ class MeshProcesses:
         status = ServiceStatus(
             name=name,
             state=state,
-            address=_address(self.config, name),
+            address=self._members[name].address,
             pid=self._processes[name].pid,
             seconds=time.monotonic() - self._started[name],
             detail=detail,
@@ -226,40 +250,6 @@ class MeshProcesses:
         )
         self._on_change(status)
         return status
-
-
-def link(config: MeshConfig) -> MeshConfig:
-    """`config` with free ports where 0 stands, and with the addresses by which the three find each other."""
-    ports = free_ports(len(SERVICES))
-    sections = {
-        name: section if section.port else dataclasses.replace(section, port=port)
-        for name, port in zip(SERVICES, ports, strict=True)
-        if (section := getattr(config, name))
-    }
-    config = dataclasses.replace(config, **sections)
-    return dataclasses.replace(
-        config,
-        gateway=dataclasses.replace(config.gateway, scheduler=_address(config, "scheduler")),
-        scheduler=dataclasses.replace(config.scheduler, workers=(_address(config, "worker"),)),
-    )
-
-
-def check_ports(config: MeshConfig) -> None:
-    """Raises ConfigError, or ConfigErrors, if the three cannot listen on their ports of this host."""
-    problems: list[ConfigError] = []
-    for name in SERVICES:
-        settings = getattr(config, name)
-        try:
-            check_port_free(f"{name}.port", settings.host, settings.port)
-        except ConfigError as error:
-            problems.append(error)
-    for index, name in enumerate(SERVICES):
-        for other in SERVICES[:index]:
-            one, two = getattr(config, name), getattr(config, other)
-            everywhere = bool({one.host, two.host} & {"0.0.0.0", "::"})
-            if one.port and one.port == two.port and (everywhere or one.host == two.host):
-                problems.append(ConfigError(f"{name}.port", f"is {one.port}, which is {other}.port too"))
-    raise_all(problems)
 
 
 def die_with_parent() -> None:
@@ -284,18 +274,12 @@ def last_problem(path: Path) -> str:
     return "" if level_of(text) in ("debug", "info", "warning") else text.removeprefix("tercet: ")
 
 
-def _address(config: MeshConfig, name: str) -> str:
-    settings = getattr(config, name)
-    # A service that listens everywhere is found on loopback.
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
-    return f"[{host}]:{settings.port}" if ":" in host and not host.startswith("[") else f"{host}:{settings.port}"
-
-
-def _environment(config: MeshConfig, base: Mapping[str, str]) -> dict[str, str]:
+def _environment(member: Member, base: Mapping[str, str]) -> dict[str, str]:
     ours = {variable_of(key) for key in setting_keys()}
     out = {key: value for key, value in base.items() if key not in ours}
-    out.update(to_environment(config))
+    out.update(to_environment(member.config))
     out[PARENT_PID_VARIABLE] = str(os.getpid())
+    out[PROCESS_NAME_VARIABLE] = member.name
     # A file named scheduler.py in the user's folder must not be taken for the service; this tree must be found.
     out["PYTHONSAFEPATH"] = "1"
     root = Path(tercet.__file__).resolve().parent.parent

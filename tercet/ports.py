@@ -7,6 +7,8 @@ import socket
 
 from tercet.errors import ConfigError
 
+MAX_PORT = 65535
+
 
 def free_ports(count: int) -> list[int]:
     """Ports nobody listens on now, all different."""

@@ -18,7 +18,8 @@ from tercet.cli.status_board import StatusBoard
 from tercet.cli.up import stop_on_signals
 from tercet.client import Answer, ChatMessage, Client, FleetInfo
 from tercet.config import MeshConfig
-from tercet.mesh_processes import SERVICES, MeshProcesses
+from tercet.mesh_layout import SERVICES
+from tercet.mesh_processes import MeshProcesses
 
 QUESTION = "What is the capital of France?"
 _MAX_TOKENS = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import ipaddress
+import os
 import socket
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 import structlog
 
 from tercet.cli.settings import SettingsCommand, with_config
-from tercet.config import MeshConfig
+from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig
 from tercet.errors import ConfigError
 from tercet.mesh_processes import die_with_parent
 from tercet.telemetry import configure_logging
@@ -37,7 +38,8 @@ def service_module(name: str) -> Any:
 def run_service(name: str, config: MeshConfig) -> None:
     """Runs a service until SIGTERM or SIGINT. Raises errors.StartupError."""
     die_with_parent()
-    configure_logging(name, config.log.level, config.log.format)
+    # With several workers on one host, `tercet up` tells each its name.
+    configure_logging(os.environ.get(PROCESS_NAME_VARIABLE) or name, config.log.level, config.log.format)
     host = getattr(config, name).host
     if is_public(host):
         structlog.get_logger().warning("listens_publicly", host=host, note=PUBLIC_NOTE)

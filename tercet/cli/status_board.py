@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tercet.mesh_processes import SERVICES, ServiceStatus
+from tercet.mesh_layout import stop_order
+from tercet.mesh_processes import ServiceStatus
 
 _STYLES = {"starting": "yellow", "ready": "green", "stopping": "yellow", "stopped": "dim", "failed": "bold red"}
 
 
 class StatusBoard:
-    """One line per service: updated in place on a terminal, one printed line per change elsewhere. A scope."""
+    """One line per process: updated in place on a terminal, one printed line per change elsewhere. A scope."""
 
     def __init__(self, console: Console, *, in_place: bool) -> None:
         self._console = console
@@ -34,7 +35,7 @@ class StatusBoard:
         if self._live is None:
             self._console.print(_line(status), soft_wrap=True)
         else:
-            rows = [_line(self._rows[name]) for name in SERVICES if name in self._rows]
+            rows = [_line(self._rows[name]) for name in sorted(self._rows, key=stop_order)]
             self._live.update(Text("\n").join(rows), refresh=True)
 
 

@@ -17,19 +17,28 @@ from tercet.cli.services import PUBLIC_NOTE, is_public
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.config import MeshConfig
-from tercet.mesh_processes import SERVICES, MeshProcesses, ServiceFailedError, check_ports
+from tercet.mesh_layout import SERVICES, check_ports, layout
+from tercet.mesh_processes import MeshProcesses, ServiceFailedError
 
-# `up` itself tells the three where the others are.
+# `up` itself tells all where the others are.
 _LINKS = ("gateway.scheduler", "scheduler.workers")
 
 
-async def run_mesh(config: MeshConfig, log_dir: Path | None, start_timeout_s: float, console: Console) -> int:
-    """Runs a mesh until SIGINT, SIGTERM or SIGHUP (exit code 0), or until a service fails. The exit code.
+async def run_mesh(
+    config: MeshConfig, num_workers: int, log_dir: Path | None, start_timeout_s: float, console: Console
+) -> int:
+    """Runs a mesh until SIGINT, SIGTERM or SIGHUP (exit code 0), or until it cannot go on. The exit code.
 
     A second signal kills what has not stopped yet. Raises ConfigError for a port in use.
     """
     with StatusBoard(console, in_place=console.is_terminal and log_dir is not None) as board:
-        mesh = MeshProcesses(config, on_change=board.show, log_dir=log_dir, start_timeout_s=start_timeout_s)
+        mesh = MeshProcesses(
+            config,
+            on_change=board.show,
+            num_workers=num_workers,
+            log_dir=log_dir,
+            start_timeout_s=start_timeout_s,
+        )
         stop_on_signals(mesh)
         try:
             async with mesh:
@@ -59,6 +68,10 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
 
 
 @click.command(cls=SettingsCommand)
+@click.option(
+    "--num-workers", type=click.IntRange(min=1, max=256), default=1, show_default=True, metavar="N",
+    help="Workers, on the ports from --worker-port on. They divide cores and free memory; each has its own KV cache.",
+)  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Show the services' log here instead of writing files.")
 @click.option(
     "--log-dir",
@@ -71,15 +84,17 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     help="How long the services may take to become ready.",
 )  # fmt: skip
 @with_config(["gateway", "scheduler", "worker", "model", "log"], omit=_LINKS)
-def up(config: MeshConfig, verbose: bool, log_dir: Path | None, start_timeout: float) -> None:
+def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None, start_timeout: float) -> None:
     """Run gateway, scheduler and worker together, in the foreground.
 
-    Ctrl-C stops all three, the gateway first so that running requests can end. If one fails, it is named, the others
-    are stopped, and the exit code is not 0. The addresses by which the three find each other follow from their ports.
+    Ctrl-C stops all, the gateway first so that running requests can end. If one fails, it is named, the others are
+    stopped, and the exit code is not 0; but while one of several workers lives, the mesh goes on. The addresses by
+    which they find each other follow from their ports.
     """
     console = Console(highlight=False)
+    members = layout(config, num_workers)
     # Before there is a folder of logs: nothing starts that could write one.
-    check_ports(config)
+    check_ports(members)
     for name in SERVICES:
         if is_public(host := getattr(config, name).host):
             console.print(f"warning: {name} listens on {host}: {PUBLIC_NOTE}", soft_wrap=True)
@@ -89,8 +104,8 @@ def up(config: MeshConfig, verbose: bool, log_dir: Path | None, start_timeout: f
     try:
         if target is not None:
             target.mkdir(parents=True, exist_ok=True)
-            console.print(f"logs: {target}/{{gateway,scheduler,worker}}.log", soft_wrap=True)
-        code = asyncio.run(run_mesh(config, target, start_timeout, console))
+            console.print(f"logs: {target}/{{{','.join(member.name for member in members)}}}.log", soft_wrap=True)
+        code = asyncio.run(run_mesh(config, num_workers, target, start_timeout, console))
     finally:
         # Logs of a failure are kept; a start that ended before any was written leaves nothing.
         if temporary is not None and (code == 0 or not any(temporary.iterdir())):

@@ -1,4 +1,4 @@
-"""A stand-in for one service of a mesh: ``python fake_service.py NAME BEHAVIOUR``. Serves health and nothing else.
+"""A stand-in for one process of a mesh: ``python fake_service.py NAME BEHAVIOUR``. Serves health and nothing else.
 
 Behaviours: ``ok`` · ``broken`` cannot start · ``mute`` listens but never serves · ``stubborn`` ignores SIGTERM ·
 ``torn`` writes a traceback and ends.
@@ -12,6 +12,7 @@ import signal
 import sys
 
 from tercet.config import load_config
+from tercet.mesh_layout import service_of
 from tercet.mesh_processes import die_with_parent
 from tercet.rpc import Server
 
@@ -24,14 +25,15 @@ HEALTH = {
 
 async def serve(name: str, behaviour: str) -> None:
     config = load_config(None, os.environ)
-    settings = getattr(config, name)
+    service = service_of(name)
+    settings = getattr(config, service)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set if behaviour != "stubborn" else lambda: None)
     server = Server()
-    await server.start(settings.host, settings.port, [], key=f"{name}.port")
-    await server.set_serving(HEALTH[name], behaviour != "mute")
+    await server.start(settings.host, settings.port, [], key=f"{service}.port")
+    await server.set_serving(HEALTH[service], behaviour != "mute")
     sys.stderr.write(f"{name} {config.gateway.scheduler} {','.join(config.scheduler.workers)}\n")
     await stop.wait()
     await server.stop(0)
@@ -41,7 +43,7 @@ def main() -> None:
     name, behaviour = sys.argv[1:]
     die_with_parent()
     if behaviour == "broken":
-        sys.stderr.write(f"tercet: {name}.kv_cache_memory: too small for one block\n")
+        sys.stderr.write(f"tercet: {service_of(name)}.kv_cache_memory: too small for one block\n")
         sys.exit(2)
     if behaviour == "torn":
         raise ValueError("boom")

@@ -53,6 +53,18 @@ def test_without_sources_all_is_default():
         ("gateway.drain_seconds", "-1"),
         ("scheduler.workers", ""),
         ("scheduler.workers", "a:1,b"),
+        ("scheduler.workers", "dns://"),
+        ("scheduler.workers", "dns://name"),
+        ("scheduler.workers", "a:1,dns://name:0"),
+        ("scheduler.workers", "dns://dns://name:1"),
+        ("scheduler.workers", "http://name:1"),
+        ("scheduler.workers", "::1:50053"),
+        ("scheduler.workers", "[]:50053"),
+        ("scheduler.resolve_seconds", "0"),
+        ("gateway.scheduler", "dns://name:1"),
+        ("worker.memory_fraction", "0"),
+        ("worker.memory_fraction", "1.5"),
+        ("worker.memory_fraction", "nan"),
         ("scheduler.num_scheduler_steps", "-1"),
         ("model.max_model_len", "-5"),
         ("log.level", "loud"),
@@ -121,7 +133,9 @@ def test_a_mistyped_variable_is_told_its_neighbour():
 
 
 def test_variables_that_are_no_settings_may_be_there():
-    assert load_config(None, {"TERCET_ISA": "avx2", "TERCET_PARENT_PID": "1"}) == MeshConfig()
+    assert (
+        load_config(None, {"TERCET_ISA": "avx2", "TERCET_PARENT_PID": "1", "TERCET_PROCESS_NAME": "x"}) == MeshConfig()
+    )
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path):
@@ -158,6 +172,13 @@ def test_booleans_are_read(text, value):
 def test_lists_are_comma_separated():
     config = load_config(None, {"TERCET_MODEL_SERVED_MODEL_NAME": "a, b,,c "})
     assert config.model.served_model_name == ("a", "b", "c")
+
+
+def test_workers_are_addresses_and_names():
+    entries = ("10.0.0.1:50053", "[::1]:50053", "gpu-1.lan:7", "dns://workers:50053", "dns://workers.default.svc:1")
+    assert load_config(None, {"TERCET_SCHEDULER_WORKERS": ",".join(entries)}).scheduler.workers == entries
+    with pytest.raises(ConfigError, match=r"^scheduler\.workers: must be host:port or dns://name:port, is 'dns://x'$"):
+        load_config(None, None, {"scheduler.workers": ("a:1", "dns://x")})
 
 
 _names = st.lists(st.text("abc-./", min_size=1, max_size=8), max_size=3).map(tuple)

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tercet import mesh_processes
-from tercet.config import ConfigErrors, MeshConfig, load_config
+from tercet.config import load_config
 from tercet.errors import ConfigError
-from tercet.mesh_processes import MeshProcesses, ServiceFailedError, check_ports, last_problem, link
-from tercet.ports import check_port_free, free_ports
+from tercet.mesh_processes import MeshProcesses, ServiceFailedError, last_problem
 
 FAKE = str(Path(__file__).with_name("fake_service.py"))
 FREE = {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0, "gateway.drain_seconds": 0}
@@ -52,14 +51,67 @@ async def test_the_three_start_find_each_other_and_stop_edge_first(tmp_path):
     async with _mesh(tmp_path, seen) as mesh:
         assert {status.name for status in seen if status.state == "ready"} == {"gateway", "scheduler", "worker"}
         pids = {status.pid for status in seen}
-        config = mesh.config
-        assert mesh.address == f"127.0.0.1:{config.gateway.port}"
+        gateway, scheduler, worker = mesh.members
+        assert mesh.address == gateway.address
     assert [s.name for s in seen if s.state == "stopped"] == ["gateway", "scheduler", "worker"]
     assert all(s.exit_code == 0 for s in seen if s.state == "stopped")
     assert await _until_gone(pids)
     for name in ("gateway", "scheduler", "worker"):
         said = (tmp_path / f"{name}.log").read_text().split()
-        assert said == [name, f"127.0.0.1:{config.scheduler.port}", f"127.0.0.1:{config.worker.port}"]
+        assert said == [name, scheduler.address, worker.address]
+
+
+async def test_several_workers_have_names_ports_and_logs_of_their_own(tmp_path):
+    seen = []
+    async with _mesh(tmp_path, seen, num_workers=3) as mesh:
+        addresses = [member.address for member in mesh.members[2:]]
+        pids = {status.pid for status in seen}
+        assert len(pids) == 5
+    stopped = [status.name for status in seen if status.state == "stopped"]
+    assert stopped[:2] == ["gateway", "scheduler"]
+    assert sorted(stopped[2:]) == ["worker-1", "worker-2", "worker-3"]
+    assert await _until_gone(pids)
+    assert len(set(addresses)) == 3
+    for member in mesh.members:
+        assert (tmp_path / f"{member.name}.log").read_text().split()[2] == ",".join(addresses)
+
+
+async def test_a_mesh_goes_on_while_a_worker_lives(tmp_path):
+    seen = []
+
+    def failed() -> list[str]:
+        return [status.name for status in seen if status.state == "failed"]
+
+    async with _mesh(tmp_path, seen, num_workers=3) as mesh:
+        pids = {status.name: status.pid for status in seen}
+        failure = asyncio.create_task(mesh.failure())
+        for count, name in enumerate(("worker-2", "worker-1"), 1):
+            os.kill(pids[name], signal.SIGKILL)
+            while len(failed()) < count:  # noqa: ASYNC110 - `seen` is a plain list
+                await asyncio.sleep(0.02)
+            assert not failure.done()
+        assert seen[-1].detail.endswith("worker-1.log; worker-3 left")
+        os.kill(pids["worker-3"], signal.SIGKILL)
+        status = await asyncio.wait_for(failure, 20)
+    assert status.name == "worker-3"
+    assert failed() == ["worker-2", "worker-1", "worker-3"]
+    assert [s.name for s in seen if s.state == "stopped"] == ["gateway", "scheduler"]
+
+
+async def test_a_dead_scheduler_ends_a_mesh_of_several_workers(tmp_path):
+    seen = []
+    async with _mesh(tmp_path, seen, num_workers=2) as mesh:
+        pids = {status.name: status.pid for status in seen}
+        os.kill(pids["worker-1"], signal.SIGKILL)
+        os.kill(pids["scheduler"], signal.SIGKILL)
+        status = await asyncio.wait_for(mesh.failure(), 20)
+    assert status.name == "scheduler"
+
+
+async def test_every_worker_must_start(tmp_path):
+    with pytest.raises(ServiceFailedError, match=r"^worker-2: worker\.kv_cache_memory: too small"):
+        async with _mesh(tmp_path, [], {"worker-2": "broken"}, num_workers=2):
+            pytest.fail("it must not start")
 
 
 async def test_a_service_that_cannot_start_is_named_with_its_reason_and_the_others_stop(tmp_path):
@@ -174,56 +226,6 @@ asyncio.run(main())
     while not all(_gone(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all(_gone(pid) for pid in pids)
-
-
-def test_link_connects_by_ports_and_loopback():
-    config = load_config(
-        None,
-        None,
-        {
-            "gateway.host": "0.0.0.0",
-            "scheduler.host": "::",
-            "worker.host": "0.0.0.0",
-            "worker.port": 7,
-            "scheduler.port": 8,
-        },
-    )
-    linked = link(config)
-    assert linked.gateway.scheduler == "[::1]:8"
-    assert linked.scheduler.workers == ("127.0.0.1:7",)
-    assert linked.gateway.port == MeshConfig().gateway.port
-
-
-def test_link_gives_three_different_free_ports():
-    linked = link(load_config(None, None, FREE))
-    ports = {linked.gateway.port, linked.scheduler.port, linked.worker.port}
-    assert len(ports) == 3
-    for port in ports:
-        check_port_free("x.port", "127.0.0.1", port)
-
-
-def test_free_ports_differ():
-    assert len(set(free_ports(20))) == 20
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_that_is_not_ours_names_the_key(host):
-    with pytest.raises(ConfigError, match=r"gateway\.port"):
-        check_port_free("gateway.port", host, 0)
-
-
-def test_services_on_one_port_of_one_host_are_found_before_anything_starts():
-    (port,) = free_ports(1)
-    same = {**FREE, "gateway.port": port, "scheduler.port": port}
-    with pytest.raises(ConfigError, match=rf"^scheduler\.port: is {port}, which is gateway\.port too"):
-        check_ports(load_config(None, None, same))
-    with pytest.raises(ConfigError, match="gateway"):
-        check_ports(load_config(None, None, {**same, "gateway.host": "0.0.0.0"}))
-    with pytest.raises(ConfigErrors) as caught:
-        check_ports(load_config(None, None, {**same, "worker.host": "192.0.2.1"}))
-    assert [problem.key for problem in caught.value.problems] == ["worker.port", "scheduler.port"]
-    check_ports(load_config(None, None, FREE))
-    check_ports(load_config(None, None, {**same, "scheduler.host": "127.0.0.2"}))
 
 
 @pytest.mark.parametrize("fmt", ["console", "json"])

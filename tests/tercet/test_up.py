@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ class Up:
     """A running ``tercet up``; `lines` is what it printed until it was ready."""
 
     def __init__(self, *flags: str) -> None:
+        self.names = SERVICES
         self.ports = dict(zip(SERVICES, free_ports(3), strict=True))
         self.flags = [f"--{name}-port={port}" for name, port in self.ports.items()]
         self.process = _tercet("up", *self.flags, "--kv-cache-memory", "64MiB", *flags)
@@ -48,7 +50,7 @@ class Up:
 
     def all_gone(self) -> bool:
         deadline = time.monotonic() + 30
-        pids = [self.pid(name) for name in SERVICES]
+        pids = [self.pid(name) for name in self.names]
         while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)
         return not any(_alive(pid) for pid in pids)
@@ -110,6 +112,32 @@ def test_a_death_is_named_and_ends_the_others(up):
     assert re.search(r"^worker +failed .*SIGKILL", out, re.MULTILINE)
     assert re.findall(r"^(\w+) +stopped", out, re.MULTILINE) == ["gateway", "scheduler"]
     assert up.all_gone()
+
+
+def test_two_workers_serve_and_the_mesh_goes_on_with_one():
+    up = Up("--num-workers", "2", "--worker-port", "0")
+    up.names = ("gateway", "scheduler", "worker-1", "worker-2")
+    try:
+        fleet = CliRunner().invoke(main, ["fleet", "--json", "--address", up.address])
+        workers = json.loads(fleet.stdout)["workers"]
+        assert len({worker["address"] for worker in workers}) == 2
+        (logs,) = re.findall(
+            r"^logs: (.*)/\{gateway,scheduler,worker-1,worker-2\}\.log", "".join(up.lines), re.MULTILINE
+        )
+        os.kill(up.pid("worker-1"), signal.SIGKILL)
+        assert re.search(r"^worker-1 +failed .*SIGKILL.*; worker-2 left$", up.process.stdout.readline())
+        ask = ["generate", "Hi", "--max-tokens", "3", "--json", "--address", up.address]
+        done = CliRunner().invoke(main, ask)
+        assert done.exit_code == 0, done.output
+        assert "worker-2" in (Path(logs) / "worker-2.log").read_text()
+        up.process.send_signal(signal.SIGTERM)
+        out, problem = up.process.communicate(timeout=60)
+        assert (up.process.returncode, problem) == (0, "")
+        assert re.findall(r"^(\S+) +stopped", out, re.MULTILINE) == ["gateway", "scheduler", "worker-2"]
+        assert up.all_gone()
+    finally:
+        up.process.kill()
+        up.process.communicate()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's parent-death signal is Linux's")

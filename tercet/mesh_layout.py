@@ -1,0 +1,131 @@
+"""Which processes a mesh on this host has, and the settings of each: ports, addresses, shares of cores and memory.
+
+Starts nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tercet.config import MeshConfig, WorkerSettings, raise_all
+from tercet.errors import ConfigError
+from tercet.ports import MAX_PORT, check_port_free, free_ports
+
+# In the order in which they stop: the edge first, so that nothing new comes in; the device last.
+SERVICES = ("gateway", "scheduler", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process. `name` is its service's, with a number behind it where there are several: worker-2."""
+
+    name: str
+    config: MeshConfig
+
+    @property
+    def service(self) -> str:
+        """gateway, scheduler or worker."""
+        return service_of(self.name)
+
+    @property
+    def settings(self) -> Any:
+        """Its own section."""
+        return getattr(self.config, self.service)
+
+    @property
+    def address(self) -> str:
+        """host:port for those on this host."""
+        # A service that listens everywhere is found on loopback.
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.settings.host, self.settings.host)
+        bare = ":" in host and not host.startswith("[")
+        return f"[{host}]:{self.settings.port}" if bare else f"{host}:{self.settings.port}"
+
+
+def service_of(name: str) -> str:
+    """The service of a member's name."""
+    return name.partition("-")[0]
+
+
+def stop_order(name: str) -> tuple[int, int]:
+    """Sorts names of members as SERVICES has them, workers by their number."""
+    service, _, number = name.partition("-")
+    return SERVICES.index(service), int(number or 0)
+
+
+def layout(config: MeshConfig, num_workers: int = 1) -> tuple[Member, ...]:
+    """The members, in the order of SERVICES, with free ports where 0 stands and the addresses by which they meet.
+
+    Several workers take the ports from worker.port on, and divide the host among them. Raises ConfigError if there are
+    not so many ports.
+    """
+    last = config.worker.port + num_workers - 1
+    if config.worker.port and last > MAX_PORT:
+        raise ConfigError("worker.port", f"is {config.worker.port}: {num_workers} workers need the ports up to {last}")
+    ports = free_ports(num_workers + 2)
+    workers = [
+        dataclasses.replace(
+            _share(config.worker, index, num_workers),
+            port=config.worker.port + index if config.worker.port else ports.pop(),
+        )
+        for index in range(num_workers)
+    ]
+    config = dataclasses.replace(
+        config,
+        gateway=dataclasses.replace(config.gateway, port=config.gateway.port or ports.pop()),
+        scheduler=dataclasses.replace(config.scheduler, port=config.scheduler.port or ports.pop()),
+    )
+    names = [f"worker-{index + 1}" for index in range(num_workers)] if num_workers > 1 else ["worker"]
+    devices = [
+        Member(name, dataclasses.replace(config, worker=worker)) for name, worker in zip(names, workers, strict=True)
+    ]
+    scheduler = dataclasses.replace(config.scheduler, workers=tuple(member.address for member in devices))
+    gateway = dataclasses.replace(config.gateway, scheduler=Member("scheduler", config).address)
+    return tuple(
+        Member(member.name, dataclasses.replace(member.config, gateway=gateway, scheduler=scheduler))
+        for member in (Member("gateway", config), Member("scheduler", config), *devices)
+    )
+
+
+def check_ports(members: Sequence[Member]) -> None:
+    """Raises ConfigError, or ConfigErrors, if they cannot listen on their ports of this host."""
+    problems: list[ConfigError] = []
+    for member in members:
+        try:
+            check_port_free(f"{member.service}.port", member.settings.host, member.settings.port)
+        except ConfigError as error:
+            problems.append(error)
+    for index, member in enumerate(members):
+        for other in members[:index]:
+            one, two = member.settings, other.settings
+            everywhere = bool({one.host, two.host} & {"0.0.0.0", "::"})
+            if one.port == two.port and (everywhere or one.host == two.host):
+                whose = "" if member.name == member.service else f" for {member.name}"
+                problems.append(
+                    ConfigError(f"{member.service}.port", f"is {one.port}{whose}, which is {other.service}.port too")
+                )
+    raise_all(problems)
+
+
+def _share(settings: WorkerSettings, index: int, num_workers: int) -> WorkerSettings:
+    """What is left to each of several workers: a GPU of its own where the device says no number, else a part."""
+    if num_workers == 1:
+        return settings
+    if settings.device == "cuda":
+        return dataclasses.replace(settings, device=f"cuda:{index}")
+    num_threads = settings.num_threads
+    if settings.device == "cpu" and num_threads == 0:
+        cores = num_cores()
+        # Two workers that compute on the same cores are slower than one after the other.
+        num_threads = max(1, cores // num_workers + (index < cores % num_workers))
+    # All look at the free memory before any has taken its part.
+    fraction = settings.memory_fraction / num_workers
+    return dataclasses.replace(settings, num_threads=num_threads, memory_fraction=fraction)
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,119 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tercet import mesh_layout
+from tercet.config import ConfigErrors, MeshConfig, load_config
+from tercet.errors import ConfigError
+from tercet.mesh_layout import SERVICES, check_ports, layout, num_cores, stop_order
+from tercet.ports import check_port_free, free_ports
+
+FREE = {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0}
+
+
+def _layout(num_workers=1, **flags):
+    return layout(load_config(None, None, {key.replace("__", "."): value for key, value in flags.items()}), num_workers)
+
+
+def _check(flags, num_workers=1):
+    check_ports(layout(load_config(None, None, flags), num_workers))
+
+
+def test_the_three_are_connected_by_ports_and_loopback():
+    gateway, scheduler, worker = members = _layout(
+        gateway__host="0.0.0.0", scheduler__host="::", worker__host="0.0.0.0", worker__port=7, scheduler__port=8
+    )
+    assert [member.name for member in members] == [member.service for member in members] == list(SERVICES)
+    assert gateway.address == f"127.0.0.1:{MeshConfig().gateway.port}"
+    assert (scheduler.address, worker.address) == ("[::1]:8", "127.0.0.1:7")
+    for member in members:
+        assert member.config.gateway.scheduler == "[::1]:8"
+        assert member.config.scheduler.workers == ("127.0.0.1:7",)
+    # One worker has the host for itself.
+    assert worker.settings == load_config(None, None, {"worker.host": "0.0.0.0", "worker.port": 7}).worker
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_free_ports_are_different_and_free(num_workers):
+    members = layout(load_config(None, None, FREE), num_workers)
+    assert len({member.settings.port for member in members}) == num_workers + 2
+    for member in members:
+        check_port_free("x.port", "127.0.0.1", member.settings.port)
+
+
+def test_several_workers_take_the_ports_that_follow():
+    members = _layout(3, worker__port=700)
+    assert [member.name for member in members] == ["gateway", "scheduler", "worker-1", "worker-2", "worker-3"]
+    assert [member.address for member in members[2:]] == [f"127.0.0.1:{port}" for port in (700, 701, 702)]
+    assert {member.config.scheduler.workers for member in members} == {tuple(m.address for m in members[2:])}
+    with pytest.raises(ConfigError, match=r"^worker\.port: is 65534: 3 workers need the ports up to 65536"):
+        _layout(3, worker__port=65534)
+    assert _layout(2, worker__port=65534)[-1].settings.port == 65535
+
+
+@given(st.integers(1, 16), st.integers(2, 12))
+def test_workers_divide_cores_and_memory(cores, num_workers):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh_layout, "num_cores", lambda: cores)
+        workers = [member.settings for member in _layout(num_workers, worker__memory_fraction=0.8)[2:]]
+    threads = [worker.num_threads for worker in workers]
+    assert min(threads) >= 1
+    assert max(threads) - min(threads) <= 1
+    assert sum(threads) == max(cores, num_workers)
+    assert sum(worker.memory_fraction for worker in workers) == pytest.approx(0.8)
+
+
+def test_what_is_said_of_a_worker_holds_for_each():
+    for worker in (member.settings for member in _layout(2, worker__num_threads=5, worker__kv_cache_memory="1MiB")[2:]):
+        assert (worker.num_threads, worker.kv_cache_memory) == (5, 1 << 20)
+    assert num_cores() >= 1
+
+
+def test_each_worker_has_a_gpu_of_its_own_unless_one_is_named():
+    each = [member.settings for member in _layout(2, worker__device="cuda")[2:]]
+    assert [(worker.device, worker.memory_fraction) for worker in each] == [("cuda:0", 1.0), ("cuda:1", 1.0)]
+    one = [member.settings for member in _layout(2, worker__device="cuda:1")[2:]]
+    assert [(worker.device, worker.memory_fraction) for worker in one] == [("cuda:1", 0.5)] * 2
+    assert {worker.num_threads for worker in (*each, *one)} == {0}
+
+
+def test_names_sort_as_the_members_stop():
+    names = ["worker-10", "worker-2", "scheduler", "worker-1", "gateway"]
+    assert sorted(names, key=stop_order) == ["gateway", "scheduler", "worker-1", "worker-2", "worker-10"]
+
+
+def test_members_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        _layout()[0].name = "x"
+
+
+def test_free_ports_differ():
+    assert len(set(free_ports(20))) == 20
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours_names_the_key(host):
+    with pytest.raises(ConfigError, match=r"gateway\.port"):
+        check_port_free("gateway.port", host, 0)
+
+
+def test_services_on_one_port_of_one_host_are_found_before_anything_starts():
+    (port,) = free_ports(1)
+    same = {**FREE, "gateway.port": port, "scheduler.port": port}
+    with pytest.raises(ConfigError, match=rf"^scheduler\.port: is {port}, which is gateway\.port too"):
+        _check(same)
+    with pytest.raises(ConfigError, match="gateway"):
+        _check({**same, "gateway.host": "0.0.0.0"})
+    with pytest.raises(ConfigErrors) as caught:
+        _check({**same, "worker.host": "192.0.2.1"})
+    assert [problem.key for problem in caught.value.problems] == ["worker.port", "scheduler.port"]
+    _check(FREE)
+    _check({**same, "scheduler.host": "127.0.0.2"})
+
+
+def test_a_further_worker_on_the_port_of_another_service_is_named():
+    (port,) = free_ports(1)
+    with pytest.raises(ConfigError, match=rf"worker\.port: is {port} for worker-2, which is gateway\.port too"):
+        _check({**FREE, "gateway.port": port, "worker.port": port - 1}, num_workers=2)
