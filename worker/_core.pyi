@@ -21,7 +21,8 @@ class BlockPool:
     """The KV blocks of one device. Not thread-safe: the thread that owns the device owns the pool and its tables.
 
     A block is free, cached (no user, but its content can still be found by its prefix) or used (by one table or more).
-    Cached blocks are taken, least recently used first, when none is free. num_free + num_cached + num_used = num_total.
+    Cached blocks are taken, least recently used first and the end of a prefix before its beginning, when none is free.
+    num_free + num_cached + num_used = num_total.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
@@ -36,6 +37,14 @@ class BlockPool:
     def num_cached(self) -> int: ...
     @property
     def num_used(self) -> int: ...
+    def take_events(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Keys of blocks that can be found no more, and of those that can be found now, since the last call; ascending.
+
+        A key is the first 8 bytes, little endian, of a block's name (cpp/include/tercet/prefix_hash.h). What was stored
+        and removed since, or removed and stored, is in neither. Takes bounded memory even if nobody calls it.
+        """
+    def published_keys(self) -> npt.NDArray[np.uint64]:
+        """Keys of all blocks that can be found, ascending."""
     def check(self) -> None:
         """Verifies every invariant of the pool and of all its tables; O(blocks). Raises PoolCorrupt.
 
@@ -81,13 +90,24 @@ class BlockTable:
         """Committed tokens."""
     def blocks(self) -> list[int]:
         """A copy of the block ids, in order of position."""
-    def write_row(self, row: npt.NDArray[np.int32]) -> None:
-        """Writes the block ids to row[:num_blocks] and leaves the rest. `row` is contiguous int32 [>= num_blocks].
-
-        Raises ValueError if it is too short or not writable, TypeError if it is of another type.
-        """
     def slots(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """[count] block * S + offset of positions first, first + 1, ... Raises IndexError beyond the reserved room."""
+
+def place_rows(
+    tables: Sequence[BlockTable],
+    firsts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    block_tables: npt.NDArray[np.int32],
+) -> None:
+    """Where the tokens of a step stand: counts[b] tokens of table b from position firsts[b] on.
+
+    Writes their positions and slots, one row behind the other, to `positions` and `slots` [T], and the tables' blocks
+    to the beginning of each row of `block_tables` [B, >= num_blocks]; the rest of a row stays. `firsts` and `counts`
+    are [B]. Raises ValueError if sizes do not fit each other or an array is not writable, TypeError for another type or
+    one that is not contiguous, IndexError beyond a table's reserved room; what is in the arrays is then worthless.
+    """
 
 def blake2s(data: bytes, person: bytes, digest_size: int) -> bytes:
     """BLAKE2s (RFC 7693), the hash of prefixes. `person` is 8 bytes, `digest_size` 1 to 32; else ValueError."""
@@ -114,7 +134,7 @@ def sample(
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """The four words of Philox4x32-10 for four counter words and two key words of 32 bits."""
 
-# --- Kernels: cpp/include/tercet/{thread_pool,linear,attention,kv_write,norm,rope,activation}.h ----------------------
+# --- Kernels: cpp/include/tercet/{thread_pool,linear,attention,block_copy,kv_write,norm,rope,activation}.h -----------
 # Integers named like tensors are addresses; strides count elements. The checked faces are in `worker.ops`. All release
 # the GIL.
 
@@ -180,6 +200,18 @@ def write_kv(
     /,
 ) -> None:
     """Raises IndexError, before any write, on a slot outside the cache."""
+
+def copy_blocks(
+    sources: Sequence[int],
+    targets: Sequence[int],
+    block_bytes: int,
+    num_source_blocks: int,
+    num_target_blocks: int,
+    source_blocks: Sequence[int],
+    target_blocks: Sequence[int],
+    /,
+) -> None:
+    """Raises ValueError on lists of different lengths, IndexError on a block that is not there, before any copy."""
 
 def rms_norm(
     is_bf16: bool,

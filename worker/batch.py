@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from . import _core
 from .ops.attention import AttentionBatch
 from .ops.sampler import SamplingRows
 from .sequence import Sequence
@@ -25,61 +26,77 @@ class Row:
         """Whether the step reaches the end of the known tokens, so that the next one can be chosen."""
         return self.count == self.sequence.num_missing
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to compute."""
+        first = self.sequence.num_computed
+        return self.sequence.token_ids[first : first + self.count]
+
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The input of one forward pass over B sequences and T tokens, R of the sequences getting a token."""
+    """The input of one forward pass over B sequences and T tokens, R of the sequences getting a token.
+
+    A leader whose prefill ends here gets one for each of its forks as well, behind its own.
+    """
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
     attention: AttentionBatch
     logit_rows: torch.Tensor  # int64 [R], indices into T
-    sampling: SamplingRows  # R rows
+    # int64, indices into R: which logits each token is sampled from. None: a token for each row.
+    sampled_rows: torch.Tensor | None
+    sampling: SamplingRows  # a row for each token
 
 
 def build_batch(rows: Seq[Row], device: torch.device) -> StepBatch:
     """The tensors of a step. `rows` must not be empty, and every row's table must have room for its tokens."""
-    counts = np.fromiter((row.count for row in rows), np.int32, len(rows))  # [B]
+    firsts = np.array([row.sequence.num_computed for row in rows], np.int64)  # [B]
+    counts = np.array([row.count for row in rows], np.int64)  # [B]
     query_starts = np.zeros(len(rows) + 1, np.int32)  # [B + 1]
     np.cumsum(counts, out=query_starts[1:])
     num_tokens = int(query_starts[-1])
-    token_ids = np.empty(num_tokens, np.int64)
     positions = np.empty(num_tokens, np.int64)
     slots = np.empty(num_tokens, np.int64)
-    context_lens = np.empty(len(rows), np.int32)
-    block_tables = np.zeros((len(rows), max(row.sequence.table.num_blocks for row in rows)), np.int32)
-    for index, row in enumerate(rows):
-        sequence, first = row.sequence, row.sequence.num_computed
-        last = first + row.count
-        span = slice(int(query_starts[index]), int(query_starts[index + 1]))
-        token_ids[span] = sequence.token_ids[first:last]
-        positions[span] = np.arange(first, last)
-        slots[span] = sequence.table.slots(first, row.count)
-        context_lens[index] = last
-        sequence.table.write_row(block_tables[index])
+    tables = [row.sequence.table for row in rows]
+    block_tables = np.zeros((len(rows), max(table.num_blocks for table in tables)), np.int32)
+    _core.place_rows(tables, firsts, counts, positions, slots, block_tables)
     ready = [index for index, row in enumerate(rows) if row.gets_token]
     attention = AttentionBatch(
         query_starts=torch.from_numpy(query_starts).to(device),
-        context_lens=torch.from_numpy(context_lens).to(device),
+        context_lens=torch.from_numpy((firsts + counts).astype(np.int32)).to(device),
         block_tables=torch.from_numpy(block_tables).to(device),
         slots=torch.from_numpy(slots).to(device),
     )
+    sequences = [rows[index].sequence for index in ready]
     return StepBatch(
-        token_ids=torch.from_numpy(token_ids).to(device),
+        token_ids=torch.tensor([token_id for row in rows for token_id in row.token_ids], device=device),
         positions=torch.from_numpy(positions).to(device),
         attention=attention,
         logit_rows=torch.from_numpy(query_starts[1:][ready].astype(np.int64) - 1).to(device),
-        sampling=_sampling_rows([rows[index].sequence for index in ready]),
+        sampled_rows=_sampled_rows(sequences, device),
+        sampling=_sampling_rows(sequences),
     )
 
 
+def _sampled_rows(sequences: Seq[Sequence], device: torch.device) -> torch.Tensor | None:
+    if not any(sequence.forks for sequence in sequences):
+        return None
+    rows = [row for row, sequence in enumerate(sequences) for _ in range(1 + len(sequence.forks))]
+    return torch.tensor(rows, device=device)
+
+
 def _sampling_rows(sequences: Seq[Sequence]) -> SamplingRows:
-    specs = [sequence.spec.sampling for sequence in sequences]
+    drawn = [  # (how, with which seed, at which position)
+        (sequence.spec.sampling, seed, len(sequence.token_ids))
+        for sequence in sequences
+        for seed in (sequence.spec.sampling.seed, *(fork.seed for fork in sequence.forks))
+    ]
     return SamplingRows(
-        temperature=np.array([spec.temperature for spec in specs], np.float32),
-        top_k=np.array([spec.top_k for spec in specs], np.int32),
-        top_p=np.array([spec.top_p for spec in specs], np.float32),
-        min_p=np.array([spec.min_p for spec in specs], np.float32),
-        seed=np.array([spec.seed for spec in specs], np.uint64),
-        position=np.array([len(sequence.token_ids) for sequence in sequences], np.int64),
+        temperature=np.array([how.temperature for how, _, _ in drawn], np.float32),
+        top_k=np.array([how.top_k for how, _, _ in drawn], np.int32),
+        top_p=np.array([how.top_p for how, _, _ in drawn], np.float32),
+        min_p=np.array([how.min_p for how, _, _ in drawn], np.float32),
+        seed=np.array([seed for _, seed, _ in drawn], np.uint64),
+        position=np.array([position for _, _, position in drawn], np.int64),
     )

@@ -62,6 +62,8 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
         )
     if kind == "new_sequence":
         new = message.new_sequence
+        if len({new.sequence_id, *(fork.sequence_id for fork in new.forks)}) <= len(new.forks):
+            raise ValueError(f"sequence {new.sequence_id}: it and its forks have an id twice")
         sampling = new.sampling
         return NewSequence(
             new.sequence_id,

@@ -23,6 +23,7 @@ from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone,
 from .model.config import ModelConfig
 from .model.decoder import Model
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
+from .swap_space import SwapSpace
 from .weights.loader import load_config, load_model
 
 log = structlog.get_logger()
@@ -63,7 +64,11 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
         available=_available_bytes(device),
+        memory_fraction=settings.memory_fraction,
         max_model_len=model.max_model_len,
+        swap_space=settings.swap_space,
+        host_available=_available_bytes(torch.device("cpu")),
+        device_is_host=device.type == "cpu",
     )
     return Layout(model, device, dtype, budget)
 
@@ -88,7 +93,7 @@ def build_executor(
 def executor_for(
     model: Model, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None] = lambda: None
 ) -> Executor:
-    """An executor for a model that is already in memory."""
+    """An executor for a model that is already in memory. Raises StartupError if the host refuses the swap space."""
     kv_cache = KVCache(
         layout.model,
         layout.budget.num_blocks,
@@ -97,7 +102,16 @@ def executor_for(
         layout.device,
         settings.enable_prefix_caching,
     )
-    return Executor(model, kv_cache, layout.device, on_death=on_death)
+    return Executor(model, kv_cache, layout.device, _swap_space(kv_cache, layout.budget), on_death=on_death)
+
+
+def _swap_space(kv_cache: KVCache, budget: Budget) -> SwapSpace:
+    try:
+        swap_space = SwapSpace(kv_cache, budget.num_swap_blocks)
+    except RuntimeError as error:
+        raise StartupError(f"worker.swap_space: the host refuses {budget.swap_bytes:,} bytes: {error}") from error
+    swap_space.measure()
+    return swap_space
 
 
 def warm_up(executor: Executor, layout: Layout) -> None:

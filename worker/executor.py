@@ -6,6 +6,7 @@ step boundary whatever a plan's length. It knows neither text nor tenants, and n
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -14,8 +15,6 @@ from collections.abc import Callable
 
 import structlog
 import torch
-
-from tercet.errors import EngineFaultError
 
 from . import _core
 from .batch import Row, build_batch
@@ -27,19 +26,19 @@ from .messages import (
     Ended,
     EndReason,
     Event,
-    Failure,
     NewSequence,
     Plan,
     PlanDone,
     PrefillProgress,
     Release,
-    Released,
+    Resume,
     Shutdown,
     StepResult,
 )
 from .model.decoder import Model
 from .ops.sampler import sample
-from .sequence import Sequence
+from .sequences import Sequences
+from .swap_space import SwapSpace
 
 log = structlog.get_logger()
 
@@ -61,6 +60,7 @@ class Executor:
         model: Model,
         kv_cache: KVCache,
         device: torch.device,
+        swap_space: SwapSpace | None = None,
         *,
         check_every_step: bool = False,
         on_death: Callable[[], None] = lambda: None,
@@ -77,10 +77,10 @@ class Executor:
         self._num_unread = 0
         self._unread_lock = threading.Lock()
         self._stopped = False
-        self._sequences: dict[int, Sequence] = {}
-        self._refused: list[NewSequence] = []  # to be told with the next step
+        self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
+        self._sequences = Sequences(kv_cache, self.swap_space)
         self._plans: deque[Plan] = deque()
-        self._steps_run = 0  # of the plan at the head of _plans
+        self._step_us: list[int] = []  # of the steps that the plan at the head has run
         self._emit: Callable[[Event], None] | None = None
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
 
@@ -151,14 +151,18 @@ class Executor:
     def _obey(self, command: Command) -> None:
         match command:
             case NewSequence():
-                self._add(command)
+                self._sequences.add(command)
             case Plan():
                 self._accept(command)
             case Release():
-                self._release(command)
+                for released in self._sequences.release(command.sequence_ids, command.cause):
+                    self._send(released)
+            case Resume():
+                self._sequences.resume(command.sequence_ids)
             case Attach():
                 self._forget_all()
                 self._emit = command.emit
+                self._send(self._kv_cache.contents())
             case Detach():
                 # Not `is`: a bound method is a new object each time it is taken.
                 if self._emit == command.emit:
@@ -170,15 +174,6 @@ class Executor:
         with self._unread_lock:
             self._num_unread -= 1
 
-    def _add(self, spec: NewSequence) -> None:
-        if old := self._sequences.pop(spec.sequence_id, None):
-            log.error("sequence_id_reused", sequence_id=spec.sequence_id)
-            old.table.release()
-        if spec.problem is not None:
-            self._refused.append(spec)
-            return
-        self._sequences[spec.sequence_id] = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt))
-
     def _accept(self, plan: Plan) -> None:
         while self._plans and self._plans[0].plan_seq <= plan.revoke_through:
             self._finish_plan(revoked=True)
@@ -188,59 +183,44 @@ class Executor:
                 sequence.in_decode_set = True
         self._plans.append(plan)
 
-    def _release(self, command: Release) -> None:
-        for sequence_id in command.sequence_ids:
-            sequence = self._sequences.pop(sequence_id, None)
-            used = sequence.table.num_blocks if sequence else 0
-            freed = sequence.table.release() if sequence else 0
-            log.info(
-                "sequence_released", sequence_id=sequence_id, cause=command.cause.value, found=sequence is not None,
-                blocks_freed=freed,
-            )  # fmt: skip
-            self._send(Released(sequence_id, command.cause, sequence is not None, used, freed, self._kv_cache.counts()))
-
     def _forget_all(self) -> None:
-        if self._sequences:
-            log.info("sequences_dropped", count=len(self._sequences))
-        for sequence in self._sequences.values():
-            sequence.table.release()
         self._sequences.clear()
-        self._refused.clear()
         self._plans.clear()
-        self._steps_run = 0
+        self._step_us = []
 
     def _advance(self, plan: Plan) -> None:
         started = self._clock()
-        ended = [self._refusal(spec) for spec in self._refused]
-        self._refused.clear()
+        ended = self._sequences.take_untold()
         rows = self._rows(plan, ended)
         if not rows and not ended:
             self._finish_plan(revoked=False)
             return
         tokens, prefills = self._compute(rows, ended)
         if self._check_every_step:
-            self._kv_cache.check()
+            self._sequences.check()
+        step_us = int((self._clock() - started) * 1e6)
         result = StepResult(
             plan_seq=plan.plan_seq,
-            step=self._steps_run,
+            step=len(self._step_us),
             sequence_ids=tuple(tokens),
             token_ids=tuple(tokens.values()),
             prefills=tuple(prefills),
             ended=tuple(ended),
             blocks=self._kv_cache.counts(),
-            step_us=int((self._clock() - started) * 1e6),
+            step_us=step_us,
         )
-        self._steps_run += 1
+        self._step_us.append(step_us)
         self._send(result)
-        if self._steps_run >= plan.num_steps:
+        if len(self._step_us) >= plan.num_steps:
             self._finish_plan(revoked=False)
-        # Last: whoever waits for the tokens need not wait for the log.
+        # Last: whoever waits for the tokens need not wait for these.
+        self._send(self._kv_cache.changes())
         log.debug("step", plan_seq=result.plan_seq, step=result.step, tokens=len(tokens), step_us=result.step_us)
 
     def _rows(self, plan: Plan, ended: list[Ended]) -> list[Row]:
         """What this step computes, decodes first; blocks are reserved. A sequence without room goes to `ended`."""
-        wanted = [(sequence, 1) for sequence in self._sequences.values() if sequence.decodes]
-        if self._steps_run == 0:
+        wanted = [(sequence, 1) for sequence in self._sequences.decoding()]
+        if not self._step_us:
             for chunk in plan.chunks:
                 sequence = self._sequences.get(chunk.sequence_id)
                 # A prefix hit may have completed the prefill earlier than the scheduler could know.
@@ -255,7 +235,7 @@ class Executor:
                 self._kv_cache.reserve(sequence.table, sequence.num_computed + count)
             except _core.OutOfBlocks as error:
                 # Credits make this impossible; a scheduler that breaks them must not take the others down.
-                ended.append(self._fail(sequence, str(error)))
+                ended += self._sequences.fail(sequence, str(error))
                 continue
             rows.append(Row(sequence, count))
         return rows
@@ -268,28 +248,31 @@ class Executor:
             chosen = self._forward(rows)
         except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
             log.exception("step_failed", sequences=len(rows))
-            ended.extend(self._fail(row.sequence, f"the step failed: {type(error).__name__}") for row in rows)
+            for row in rows:
+                ended += self._sequences.fail(row.sequence, f"the step failed: {type(error).__name__}")
             return {}, []
         tokens: dict[int, int] = {}
         prefills: list[PrefillProgress] = []
         next_token = iter(chosen)
         for row in rows:
-            sequence = row.sequence
-            sequence_id, in_prefill = sequence.spec.sequence_id, not sequence.prefill_complete
-            token_id = next(next_token) if row.gets_token else None
-            if token_id is not None and token_id < 0:
+            sequence, in_prefill = row.sequence, not row.sequence.prefill_complete
+            drawn = list(itertools.islice(next_token, 1 + len(sequence.forks))) if row.gets_token else []
+            if drawn and min(drawn) < 0:
                 # Before its blocks are published: what made the logits so must not be found by the next prompt.
-                ended.append(self._fail(sequence, "the model's logits are not finite"))
+                ended += self._sequences.fail(sequence, "the model's logits are not finite")
                 continue
             sequence.advance(row.count)
             if in_prefill:
-                prefills.append(PrefillProgress(sequence_id, sequence.num_computed, sequence.num_cached))
-            if token_id is None:
+                progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
+                prefills.append(progress)
+            if not drawn:
                 continue
-            reason = sequence.append(token_id)
-            tokens[sequence_id] = token_id
-            if reason is not None:
-                ended.append(self._end(sequence, reason, stop_token_id=token_id if reason is EndReason.STOP else 0))
+            members = [sequence, *self._sequences.begin_forks(sequence)] if sequence.forks else [sequence]
+            for member, token_id in zip(members, drawn, strict=True):
+                tokens[member.spec.sequence_id] = token_id
+                if reason := member.append(token_id):
+                    stop_token_id = token_id if reason is EndReason.STOP else 0
+                    ended.append(self._sequences.end(member, reason, stop_token_id=stop_token_id))
         return tokens, prefills
 
     def _forward(self, rows: list[Row]) -> list[int]:
@@ -299,35 +282,22 @@ class Executor:
         )  # [R, V]
         if logits.shape[0] == 0:
             return []
+        if batch.sampled_rows is not None:
+            logits = logits.index_select(0, batch.sampled_rows)
         return sample(logits, batch.sampling).tolist()
-
-    def _end(
-        self, sequence: Sequence, reason: EndReason, *, stop_token_id: int = 0, failure: Failure | None = None
-    ) -> Ended:
-        del self._sequences[sequence.spec.sequence_id]
-        used = sequence.table.num_blocks
-        return Ended(sequence.spec.sequence_id, reason, used, sequence.table.release(), stop_token_id, failure)
-
-    def _fail(self, sequence: Sequence, message: str) -> Ended:
-        log.error("sequence_failed", sequence_id=sequence.spec.sequence_id, problem=message)
-        return self._end(sequence, EndReason.FAILED, failure=Failure(EngineFaultError.reason, message))
-
-    def _refusal(self, spec: NewSequence) -> Ended:
-        log.error("sequence_refused", sequence_id=spec.sequence_id, problem=spec.problem)
-        failure = Failure(EngineFaultError.reason, f"the worker cannot run the sequence: {spec.problem}")
-        return Ended(spec.sequence_id, EndReason.FAILED, 0, 0, failure=failure)
 
     def _finish_plan(self, *, revoked: bool) -> None:
         plan = self._plans.popleft()
-        self._send(PlanDone(plan.plan_seq, self._steps_run, revoked, self._kv_cache.counts()))
-        self._steps_run = 0
+        counts = self._kv_cache.counts()
+        self._send(PlanDone(plan.plan_seq, len(self._step_us), revoked, counts, tuple(self._step_us)))
+        self._step_us = []
 
-    def _send(self, event: Event) -> None:
-        if self._emit is not None:
+    def _send(self, event: Event | None) -> None:
+        if event is not None and self._emit is not None:
             self._emit(event)
 
     def _check_pool(self) -> None:
         try:
-            self._kv_cache.check()
+            self._sequences.check()
         except _core.PoolCorrupt as error:
             log.error("block_pool_broken", problem=str(error))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from . import _core
-from .messages import BlockCounts
+from .messages import BlockCounts, KvEvents
 from .model.config import ModelConfig
+from .ops.block_copy import BlockTensors, copy_blocks
 
 
 class KVCache:
@@ -25,6 +26,8 @@ class KVCache:
             (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
             for _ in range(config.num_layers)
         ]
+        self.blocks = BlockTensors([tensor for layer in self.layers for tensor in layer])
+        self._prefix_caching = enable_prefix_caching
 
     def new_table(self, salt: bytes) -> _core.BlockTable:
         """An empty block table whose prefix hashes start from `salt`."""
@@ -35,14 +38,27 @@ class KVCache:
 
         Raises `_core.OutOfBlocks` and changes nothing if the pool has too few blocks.
         """
-        for source, destination in table.reserve(num_tokens):
-            for k_cache, v_cache in self.layers:
-                k_cache[destination] = k_cache[source]
-                v_cache[destination] = v_cache[source]
+        if copies := table.reserve(num_tokens):
+            sources, destinations = zip(*copies, strict=True)
+            copy_blocks(self.blocks, self.blocks, sources, destinations)
 
     def counts(self) -> BlockCounts:
         """How the pool is spent now."""
         return BlockCounts(self.pool.num_free, self.pool.num_cached, self.pool.num_used)
+
+    def contents(self) -> KvEvents | None:
+        """All that the prefix cache has, as the first event for somebody new; None without prefix caching."""
+        if not self._prefix_caching:
+            return None
+        self.pool.take_events()
+        return KvEvents(True, (), tuple(self.pool.published_keys().tolist()))
+
+    def changes(self) -> KvEvents | None:
+        """What the prefix cache lost and got since the last `contents` or `changes`; None if nothing."""
+        removed, stored = self.pool.take_events()
+        if not (len(removed) or len(stored)):
+            return None
+        return KvEvents(False, tuple(removed.tolist()), tuple(stored.tolist()))
 
     def check(self) -> None:
         """Raises _core.PoolCorrupt naming the first broken invariant of the pool and its tables."""

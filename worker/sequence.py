@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from . import _core
-from .messages import EndReason, NewSequence
+from .messages import EndReason, Fork, NewSequence
 
 
 class Sequence:
-    """A sequence between NewSequence and its end. Its KV cache holds the first `num_computed` of `token_ids`."""
+    """A sequence between NewSequence and its end. Its KV cache holds the first `num_computed` of `token_ids`.
 
-    __slots__ = ("in_decode_set", "num_cached", "num_computed", "spec", "table", "token_ids")
+    A leader has `forks` until its prefill is complete and they begin. While a sequence is swapped out its table is
+    empty, and blocks of host memory hold what its KV cache held.
+    """
+
+    __slots__ = ("forks", "host_blocks", "in_decode_set", "num_cached", "num_computed", "spec", "table", "token_ids")
 
     def __init__(self, spec: NewSequence, table: _core.BlockTable) -> None:
         self.spec = spec
@@ -18,6 +24,8 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.in_decode_set = False
+        self.forks: tuple[Fork, ...] = spec.forks
+        self.host_blocks: list[int] = []
 
     @property
     def num_missing(self) -> int:
@@ -33,6 +41,15 @@ class Sequence:
     def decodes(self) -> bool:
         """Whether it takes part in every step."""
         return self.in_decode_set and self.prefill_complete
+
+    def fork(self, fork: Fork) -> Sequence:
+        """One that goes on from here with its own seed, and shares all blocks until it writes."""
+        sampling = dataclasses.replace(self.spec.sampling, seed=fork.seed)
+        spec = dataclasses.replace(self.spec, sequence_id=fork.sequence_id, sampling=sampling, forks=())
+        child = Sequence(spec, self.table.fork())
+        child.num_computed, child.num_cached = self.num_computed, self.num_cached
+        child.in_decode_set = self.in_decode_set
+        return child
 
     def find_prefix(self) -> None:
         """Takes what the prefix cache has, but for the last token: that one must be computed to get logits."""

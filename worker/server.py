@@ -18,6 +18,7 @@ from tercet.model_source import ModelSource, fingerprint, resolve_model
 from .engine import Layout, build_executor, plan_layout, warm_up
 from .executor import Executor
 from .service import WorkerService
+from .swap_space import SwapSpace
 
 log = structlog.get_logger()
 
@@ -56,7 +57,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
 
     try:
         executor = loaded = await asyncio.to_thread(_load, layout, source, config, stopping.is_set, on_death)
-        service.open(loaded, _hello(config, source, layout))
+        service.open(loaded, _hello(config, source, layout, loaded.swap_space))
         await server.set_serving(_SERVICE, True)
         log.info("worker_ready", host=config.worker.host, port=port)
         if ready is not None:
@@ -125,7 +126,7 @@ def budget_lines(config: MeshConfig) -> list[str]:
     return plan_layout(config, resolve_model(config.model.model)).budget.lines()
 
 
-def _hello(config: MeshConfig, source: ModelSource, layout: Layout) -> worker_pb2.Hello:
+def _hello(config: MeshConfig, source: ModelSource, layout: Layout, swap_space: SwapSpace) -> worker_pb2.Hello:
     names = config.model.served_model_name or (source.default_name,)
     return worker_pb2.Hello(
         worker_id=ids.new_process_id("worker"),
@@ -140,4 +141,6 @@ def _hello(config: MeshConfig, source: ModelSource, layout: Layout) -> worker_pb
         max_num_batched_tokens=config.worker.max_num_batched_tokens,
         max_model_len=layout.model.max_model_len,
         vocab_size=layout.model.vocab_size,
+        num_swap_blocks=swap_space.num_total,
+        swap_block_ns=swap_space.block_ns,
     )

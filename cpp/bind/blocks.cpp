@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <numeric>
 #include <string_view>
 
 #include "bind.h"
@@ -17,13 +18,41 @@ namespace {
 using IdArray = py::array_t<std::int32_t, py::array::c_style>;
 using IdList = std::vector<std::int32_t>;
 
-// Fills row[0 .. num_blocks) and leaves the rest as it is.
-void write_row(const BlockTable& table, IdArray row) {
-  if (row.ndim() != 1 || row.size() < table.num_blocks()) {
-    throw std::invalid_argument("write_row needs one dimension of at least " + std::to_string(table.num_blocks()) +
-                                " elements");
+using Column = py::array_t<std::int64_t, py::array::c_style>;
+
+// See worker/_core.pyi. One call a step: one a row costs more than what it does.
+void place_rows(const std::vector<const BlockTable*>& tables, const Column& firsts, const Column& counts,
+                Column positions, Column slots, IdArray block_tables) {
+  const auto num_rows = static_cast<py::ssize_t>(tables.size());
+  if (firsts.ndim() != 1 || counts.ndim() != 1 || firsts.size() != num_rows || counts.size() != num_rows ||
+      block_tables.ndim() != 2 || block_tables.shape(0) != num_rows) {
+    throw std::invalid_argument("place_rows needs a first, a count and a row of block_tables for each table");
   }
-  std::copy(table.blocks().begin(), table.blocks().end(), row.mutable_data());
+  if (positions.ndim() != 1 || slots.ndim() != 1 || positions.size() != slots.size()) {
+    throw std::invalid_argument("place_rows needs positions and slots of one length");
+  }
+  const py::ssize_t width = block_tables.shape(1);
+  py::ssize_t left = slots.size();
+  std::int64_t* position = positions.mutable_data();
+  std::int64_t* slot = slots.mutable_data();
+  std::int32_t* row = block_tables.mutable_data();
+  for (py::ssize_t i = 0; i < num_rows; ++i, row += width) {
+    const std::int64_t first = firsts.data()[i], count = counts.data()[i];
+    if (tables[i] == nullptr || tables[i]->num_blocks() > width || count > left) {
+      throw std::invalid_argument("row " + std::to_string(i) + " does not fit into the arrays");
+    }
+    tables[i]->slots(first, count, slot);
+    std::iota(position, position + count, first);
+    std::copy(tables[i]->blocks().begin(), tables[i]->blocks().end(), row);
+    slot += count;
+    position += count;
+    left -= count;
+  }
+  if (left != 0) throw std::invalid_argument("the counts do not add up to the length of slots");
+}
+
+py::array_t<std::uint64_t> array_of(const BlockPool::Keys& keys) {
+  return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(keys.size()), keys.data());
 }
 
 py::array_t<std::int64_t> slots(const BlockTable& table, int first, int count) {
@@ -61,6 +90,12 @@ void bind_blocks(py::module_& m) {
       .def_property_readonly("num_free", &BlockPool::num_free)
       .def_property_readonly("num_cached", &BlockPool::num_cached)
       .def_property_readonly("num_used", &BlockPool::num_used)
+      .def("take_events",
+           [](BlockPool& pool) {
+             const auto [removed, stored] = pool.take_events();
+             return py::make_tuple(array_of(removed), array_of(stored));
+           })
+      .def("published_keys", [](const BlockPool& pool) { return array_of(pool.published_keys()); })
       .def("check", &BlockPool::check, py::call_guard<py::gil_scoped_release>());
 
   // An int32 array is read in place; any other sequence of ints is converted.
@@ -97,9 +132,10 @@ void bind_blocks(py::module_& m) {
       .def_property_readonly("num_blocks", &BlockTable::num_blocks)
       .def_property_readonly("num_tokens", &BlockTable::num_tokens)
       .def("blocks", &BlockTable::blocks)
-      .def("write_row", &write_row, py::arg("row").noconvert())
       .def("slots", &slots, py::arg("first"), py::arg("count"));
 
+  m.def("place_rows", &place_rows, py::arg("tables"), py::arg("firsts").noconvert(), py::arg("counts").noconvert(),
+        py::arg("positions").noconvert(), py::arg("slots").noconvert(), py::arg("block_tables").noconvert());
   m.def("blake2s", &digest, py::arg("data"), py::arg("person"), py::arg("digest_size"));
 }
 

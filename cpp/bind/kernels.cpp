@@ -1,10 +1,13 @@
 // Kernels over raw addresses: worker/ops checks shapes, types and devices before it hands them over.
+#include <pybind11/stl.h>
+
 #include <stdexcept>
 #include <string>
 
 #include "bind.h"
 #include "tercet/activation.h"
 #include "tercet/attention.h"
+#include "tercet/block_copy.h"
 #include "tercet/cpu.h"
 #include "tercet/kv_write.h"
 #include "tercet/linear.h"
@@ -88,6 +91,13 @@ void bind_kernels(py::module_& m) {
                     v_head_stride, pointer(k_cache), pointer(v_cache), num_tokens, num_kv_heads, head_dim, num_blocks,
                     block_size, pointer_to<int64_t>(slots)});
         });
+
+  m.def("copy_blocks", [](const std::vector<uintptr_t>& sources, const std::vector<uintptr_t>& targets,
+                          int64_t block_bytes, int64_t num_source_blocks, int64_t num_target_blocks,
+                          const std::vector<int32_t>& source_blocks, const std::vector<int32_t>& target_blocks) {
+    py::gil_scoped_release release;
+    copy_blocks({sources, targets, block_bytes, num_source_blocks, num_target_blocks, source_blocks, target_blocks});
+  });
 
   m.def("rms_norm", [](bool is_bf16, uintptr_t x, int64_t x_outer_stride, int64_t x_inner_stride, uintptr_t residual,
                        int64_t residual_outer_stride, int64_t residual_inner_stride, uintptr_t weight, uintptr_t out,

@@ -41,6 +41,7 @@ std::int32_t BlockPool::take_one() {
     unpublish(block);
   }
   blocks_[block].references = 1;
+  blocks_[block].duplicate = false;
   return block;
 }
 
@@ -55,6 +56,16 @@ bool BlockPool::release(std::int32_t block) {
   Block& b = blocks_[block];
   assert(b.references > 0);
   if (--b.references > 0) return false;
+  if (b.duplicate) {
+    b.duplicate = false;
+    if (!take_name(block)) {
+      const std::int32_t first = by_hash_.at(b.hash);
+      if (blocks_[first].references == 0) {
+        lru_remove(first);
+        lru_append(first);
+      }
+    }
+  }
   if (b.published) {
     lru_append(block);
   } else {
@@ -77,16 +88,47 @@ void BlockPool::publish(std::int32_t block, const PrefixHash& parent, const Pref
                         const std::int32_t* token_ids) {
   Block& b = blocks_[block];
   assert(prefix_caching_ && b.references > 0 && !b.published);
-  if (!by_hash_.emplace(hash, block).second) return;
-  b.published = true;
   b.parent = parent;
   b.hash = hash;
   std::copy(token_ids, token_ids + block_size_, token_ids_.begin() + static_cast<std::ptrdiff_t>(block) * block_size_);
+  b.duplicate = !take_name(block);
+}
+
+bool BlockPool::take_name(std::int32_t block) {
+  Block& b = blocks_[block];
+  if (!by_hash_.emplace(b.hash, block).second) return false;
+  b.published = true;
+  note_change(b.hash, true);
+  return true;
 }
 
 void BlockPool::unpublish(std::int32_t block) {
   by_hash_.erase(blocks_[block].hash);
   blocks_[block].published = false;
+  note_change(blocks_[block].hash, false);
+}
+
+void BlockPool::note_change(const PrefixHash& hash, bool stored) {
+  const auto [change, is_new] = changes_.emplace(prefix_key(hash), stored);
+  // The second change of a key undoes the first.
+  if (!is_new) changes_.erase(change);
+}
+
+std::pair<BlockPool::Keys, BlockPool::Keys> BlockPool::take_events() {
+  Keys removed, stored;
+  for (const auto& [key, is_stored] : changes_) (is_stored ? stored : removed).push_back(key);
+  changes_.clear();
+  std::sort(removed.begin(), removed.end());
+  std::sort(stored.begin(), stored.end());
+  return {std::move(removed), std::move(stored)};
+}
+
+BlockPool::Keys BlockPool::published_keys() const {
+  Keys keys;
+  keys.reserve(by_hash_.size());
+  for (const auto& [hash, block] : by_hash_) keys.push_back(prefix_key(hash));
+  std::sort(keys.begin(), keys.end());
+  return keys;
 }
 
 void BlockPool::lru_append(std::int32_t block) {
@@ -130,12 +172,15 @@ void BlockPool::check_free_list() const {
 void BlockPool::check_lru_list() const {
   int count = 0;
   std::int32_t older = kNone;
+  std::unordered_set<PrefixHash, PrefixHashHasher> passed;
   for (std::int32_t block = oldest_; block != kNone; older = block, block = blocks_[block].newer) {
     const std::string name = "cached block " + std::to_string(block);
     if (++count > num_cached_) throw PoolCorrupt("the LRU list is longer than " + std::to_string(num_cached_));
     if (blocks_[block].older != older) throw PoolCorrupt(name + " is linked to the wrong older block");
     if (blocks_[block].references != 0) throw PoolCorrupt(name + " has references");
     if (!blocks_[block].published) throw PoolCorrupt(name + " is not published");
+    if (passed.count(blocks_[block].parent)) throw PoolCorrupt(name + " would be evicted after its parent");
+    passed.insert(blocks_[block].hash);
   }
   if (newest_ != older) throw PoolCorrupt("the LRU list does not end at its newest block");
   if (count != num_cached_) throw PoolCorrupt("the LRU list is shorter than " + std::to_string(num_cached_));
@@ -145,6 +190,8 @@ void BlockPool::check_published() const {
   std::size_t count = 0;
   for (std::int32_t block = 0; block < num_total(); ++block) {
     const Block& b = blocks_[block];
+    if (b.duplicate && (b.published || b.references == 0))
+      throw PoolCorrupt("block " + std::to_string(block) + " is a duplicate that is published or has no user");
     if (!b.published) continue;
     ++count;
     const std::string name = "published block " + std::to_string(block);

@@ -109,16 +109,16 @@ int BlockTable::release() {
   return freed;
 }
 
-void BlockTable::slots(int first, int count, std::int64_t* out) const {
+void BlockTable::slots(std::int64_t first, std::int64_t count, std::int64_t* out) const {
   const int block_size = pool_->block_size();
   const std::int64_t room = static_cast<std::int64_t>(num_blocks()) * block_size;
-  if (first < 0 || count < 0 || static_cast<std::int64_t>(first) + count > room) {
+  if (first < 0 || count < 0 || first > room || count > room - first) {
     throw std::out_of_range("slots of " + std::to_string(count) + " tokens from position " + std::to_string(first) +
                             " are not reserved; the table has room for " + std::to_string(room));
   }
-  for (int i = 0; i < count; ++i) {
-    const int position = first + i;
-    out[i] = static_cast<std::int64_t>(blocks_[position / block_size]) * block_size + position % block_size;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t position = first + i;
+    out[i] = blocks_[position / block_size] * std::int64_t{block_size} + position % block_size;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "tercet/prefix_hash.h"
@@ -30,7 +31,8 @@ class PoolCorrupt : public std::logic_error {
 //   free    no references, content worthless; in the free list
 //   cached  no references, content kept under its prefix hash; in the LRU list, taken when no block is free
 //   used    referenced by one or more block tables; it may be published under its hash too
-// Invariant: num_free + num_cached + num_used = num_total.
+// Invariant: num_free + num_cached + num_used = num_total. Of two cached blocks, the one that continues the other is
+// the older one: a prefix is evicted from its end, since nothing is found behind a hole.
 //
 // Not thread-safe: the thread that owns the device owns the pool and its tables.
 class BlockPool {
@@ -55,8 +57,8 @@ class BlockPool {
   // One reference more, to a used or cached block.
   void acquire(std::int32_t block);
 
-  // One reference less, to a used block. True if it was the last: the block is now cached if it is published, else
-  // free. Of blocks released one after another, the first is the first to be evicted.
+  // One reference less, to a used block. True if it was the last: the block is now cached if its name leads to it, else
+  // free. Of blocks released one after another, the first is the first to be evicted: a chain is released from its end.
   bool release(std::int32_t block);
 
   int references(std::int32_t block) const { return blocks_[block].references; }
@@ -67,8 +69,19 @@ class BlockPool {
                                    const std::int32_t* token_ids) const;
 
   // Lets later prefixes find a used block by its hash. If a block has that name already, it stays and this one remains
-  // private: tables are append-only, so a duplicate is never swapped for the first.
+  // a private duplicate: tables are append-only, so it is never swapped for the first. When it is released, it takes
+  // the place of the first if that is gone by then, or else makes it as recent as itself: what was published behind the
+  // duplicate hangs on whichever block has the name.
   void publish(std::int32_t block, const PrefixHash& parent, const PrefixHash& hash, const std::int32_t* token_ids);
+
+  // Keys (prefix_key) of blocks, ascending.
+  using Keys = std::vector<std::uint64_t>;
+
+  // What became unfindable and findable since the last call; what did both, in any order, is in neither.
+  std::pair<Keys, Keys> take_events();
+
+  // Of all published blocks.
+  Keys published_keys() const;
 
   // Throws PoolCorrupt unless every invariant holds. O(blocks + table entries).
   void check() const;
@@ -81,14 +94,17 @@ class BlockPool {
   struct Block {
     std::int32_t references = 0;
     bool published = false;
+    bool duplicate = false;      // named, but another block had the name first
     std::int32_t older = kNone;  // neighbours in the LRU list
     std::int32_t newer = kNone;
-    PrefixHash parent;  // valid if published
+    PrefixHash parent;  // valid if published or a duplicate
     PrefixHash hash;
   };
 
   std::int32_t take_one();
+  bool take_name(std::int32_t block);
   void unpublish(std::int32_t block);
+  void note_change(const PrefixHash& hash, bool stored);
   void lru_append(std::int32_t block);
   void lru_remove(std::int32_t block);
   void check_free_list() const;
@@ -99,12 +115,15 @@ class BlockPool {
   const int block_size_;
   const bool prefix_caching_;
   std::vector<Block> blocks_;
-  std::vector<std::int32_t> token_ids_;  // [N, S] of published blocks; empty without prefix caching
+  std::vector<std::int32_t> token_ids_;  // [N, S] of published blocks and duplicates; empty without prefix caching
   std::vector<std::int32_t> free_;
   std::int32_t oldest_ = kNone;
   std::int32_t newest_ = kNone;
   int num_cached_ = 0;
   std::unordered_map<PrefixHash, std::int32_t, PrefixHashHasher> by_hash_;
+  // Key -> whether it is stored now, of keys for which that has changed since take_events: at most those published now
+  // and those published then, whether or not somebody takes them.
+  std::unordered_map<std::uint64_t, bool> changes_;
   std::unordered_set<const BlockTable*> tables_;
 };
 

@@ -53,7 +53,7 @@ class BlockTable {
 
   // Writes block * S + offset of positions first, first + 1, ... to out[0 .. count). Throws std::out_of_range unless
   // room for all of them is reserved.
-  void slots(int first, int count, std::int64_t* out) const;
+  void slots(std::int64_t first, std::int64_t count, std::int64_t* out) const;
 
   // Throws PoolCorrupt unless counts and blocks agree.
   void check() const;

@@ -1,0 +1,196 @@
+"""All sequences of a worker, by id: those that run, forks that wait for their leader, and those swapped out.
+
+Knows no plans and no steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import structlog
+
+from tercet.errors import EngineFaultError
+
+from . import _core
+from .kv_cache import KVCache
+from .messages import Ended, EndReason, Failure, NewSequence, ReleaseCause, Released
+from .sequence import Sequence
+from .swap_space import SwapSpace
+
+log = structlog.get_logger()
+
+
+class Sequences:
+    """An id is at one place: among the running ones, the forks that have not begun, or the swapped ones.
+
+    Whatever way a sequence leaves, its blocks are given back, in the pool or in host memory.
+    """
+
+    def __init__(self, kv_cache: KVCache, swap_space: SwapSpace) -> None:
+        self._kv_cache = kv_cache
+        self._swap_space = swap_space
+        self._running: dict[int, Sequence] = {}
+        self._leaders: dict[int, Sequence] = {}  # by the ids of their forks
+        self._swapped: dict[int, Sequence] = {}
+        self._untold: list[Ended] = []
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._leaders) + len(self._swapped)
+
+    def get(self, sequence_id: int) -> Sequence | None:
+        """One that runs; None also for a fork that has not begun, and for a swapped one."""
+        return self._running.get(sequence_id)
+
+    def decoding(self) -> Iterator[Sequence]:
+        """Those that take part in every step."""
+        return (sequence for sequence in self._running.values() if sequence.decodes)
+
+    def add(self, spec: NewSequence) -> None:
+        """Takes a sequence, and its forks as waiting. One that cannot be run ends instead: see `take_untold`."""
+        members = (spec.sequence_id, *(fork.sequence_id for fork in spec.forks))
+        for sequence_id in members:
+            if self._drop(sequence_id) is not None:
+                log.error("sequence_id_reused", sequence_id=sequence_id)
+        if spec.problem is not None:
+            log.error("sequence_refused", sequence_id=spec.sequence_id, problem=spec.problem)
+            failure = _fault(f"the worker cannot run the sequence: {spec.problem}")
+            self._untold += (Ended(member, EndReason.FAILED, 0, 0, failure=failure) for member in members)
+            return
+        sequence = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt))
+        self._running[spec.sequence_id] = sequence
+        self._leaders |= {fork.sequence_id: sequence for fork in spec.forks}
+
+    def begin_forks(self, leader: Sequence) -> list[Sequence]:
+        """The forks of a leader whose prefill is complete, in order: they share its blocks and run from now on."""
+        children = [leader.fork(fork) for fork in leader.forks]
+        self._forget_forks(leader)
+        self._running |= {child.spec.sequence_id: child for child in children}
+        return children
+
+    def release(self, sequence_ids: Iterable[int], cause: ReleaseCause) -> list[Released]:
+        """Lets sequences go; the answers, one for each id. A leader takes forks that have not begun with it."""
+        answers = []
+        taken_along: set[int] = set()
+        for sequence_id in sequence_ids:
+            sequence = self._running.get(sequence_id)
+            if cause is ReleaseCause.SWAP and sequence is not None and self._can_swap(sequence):
+                answer = self._swap_out(sequence)
+            elif cause is ReleaseCause.SWAP and sequence_id in self._swapped:
+                answer = self._released(sequence_id, cause, (0, 0), swapped=True)
+            else:
+                if sequence is not None:
+                    taken_along.update(fork.sequence_id for fork in sequence.forks)
+                blocks = self._drop(sequence_id)
+                if blocks is None and sequence_id in taken_along:
+                    taken_along.remove(sequence_id)
+                    blocks = (0, 0)
+                answer = self._released(sequence_id, cause, blocks)
+            log.info(
+                "sequence_released", sequence_id=sequence_id, cause=cause.value, found=answer.found,
+                blocks_freed=answer.blocks_freed, swapped=answer.swapped,
+            )  # fmt: skip
+            answers.append(answer)
+        return answers
+
+    def resume(self, sequence_ids: Iterable[int]) -> None:
+        """Brings swapped sequences back; ids that are not swapped are ignored. One without room ends: `take_untold`."""
+        for sequence_id in sequence_ids:
+            if (sequence := self._swapped.pop(sequence_id, None)) is None:
+                continue
+            self._running[sequence_id] = sequence
+            try:
+                self._swap_in(sequence)
+            except _core.OutOfBlocks as error:
+                # Credits make this impossible; a scheduler that breaks them must not take the others down.
+                self._untold += self.fail(sequence, str(error))
+            self._swap_space.release(sequence.host_blocks)
+            sequence.host_blocks = []
+
+    def end(
+        self, sequence: Sequence, reason: EndReason, *, stop_token_id: int = 0, failure: Failure | None = None
+    ) -> Ended:
+        """A running sequence without waiting forks ends."""
+        sequence_id = sequence.spec.sequence_id
+        del self._running[sequence_id]
+        used = sequence.table.num_blocks
+        return Ended(sequence_id, reason, used, sequence.table.release(), stop_token_id, failure)
+
+    def fail(self, sequence: Sequence, message: str) -> list[Ended]:
+        """A running sequence ends FAILED, and so do its forks that have not begun."""
+        log.error("sequence_failed", sequence_id=sequence.spec.sequence_id, problem=message)
+        failure = _fault(message)
+        forks = [Ended(fork.sequence_id, EndReason.FAILED, 0, 0, failure=failure) for fork in sequence.forks]
+        self._forget_forks(sequence)
+        return [self.end(sequence, EndReason.FAILED, failure=failure), *forks]
+
+    def take_untold(self) -> list[Ended]:
+        """Ends that came about between steps and have not been told; the next step tells them."""
+        untold, self._untold = self._untold, []
+        return untold
+
+    def clear(self) -> None:
+        """Lets all go, without a word."""
+        if len(self):
+            log.info("sequences_dropped", count=len(self))
+        for sequence_id in (*self._running, *self._swapped):
+            self._drop(sequence_id)
+        self._untold = []
+
+    def check(self) -> None:
+        """Raises `_core.PoolCorrupt` naming the first broken invariant of the pools on the device and on the host."""
+        self._kv_cache.check()
+        self._swap_space.check(sequence.host_blocks for sequence in self._swapped.values())
+
+    def _drop(self, sequence_id: int) -> tuple[int, int] | None:
+        """Forgets an id wherever it is. The blocks it held and those that it freed, None if it is unknown."""
+        if sequence := self._running.pop(sequence_id, None):
+            self._forget_forks(sequence)
+            used = sequence.table.num_blocks
+            return used, sequence.table.release()
+        if leader := self._leaders.pop(sequence_id, None):
+            leader.forks = tuple(fork for fork in leader.forks if fork.sequence_id != sequence_id)
+            return 0, 0
+        if sequence := self._swapped.pop(sequence_id, None):
+            self._swap_space.release(sequence.host_blocks)
+            return 0, 0
+        return None
+
+    def _forget_forks(self, leader: Sequence) -> None:
+        for fork in leader.forks:
+            del self._leaders[fork.sequence_id]
+        leader.forks = ()
+
+    def _can_swap(self, sequence: Sequence) -> bool:
+        return sequence.prefill_complete and len(self._written(sequence)) <= self._swap_space.num_free
+
+    def _written(self, sequence: Sequence) -> list[int]:
+        """The blocks that have content, without room that was reserved ahead."""
+        return sequence.table.blocks()[: -(-sequence.num_computed // self._kv_cache.pool.block_size)]
+
+    def _swap_out(self, sequence: Sequence) -> Released:
+        sequence_id = sequence.spec.sequence_id
+        sequence.host_blocks = self._swap_space.save(self._written(sequence))
+        sequence.in_decode_set = False
+        used = sequence.table.num_blocks
+        freed = sequence.table.release()
+        self._swapped[sequence_id] = self._running.pop(sequence_id)
+        return self._released(sequence_id, ReleaseCause.SWAP, (used, freed), swapped=True)
+
+    def _swap_in(self, sequence: Sequence) -> None:
+        table, token_ids = sequence.table, sequence.token_ids[: sequence.num_computed]
+        # What the prefix cache still has need not be copied.
+        num_found = table.match_prefix(token_ids)
+        self._kv_cache.reserve(table, len(token_ids))
+        first = num_found // self._kv_cache.pool.block_size
+        self._swap_space.load(sequence.host_blocks[first:], table.blocks()[first:])
+        table.commit(token_ids[num_found:])
+
+    def _released(
+        self, sequence_id: int, cause: ReleaseCause, blocks: tuple[int, int] | None, *, swapped: bool = False
+    ) -> Released:
+        used, freed = blocks or (0, 0)
+        return Released(sequence_id, cause, blocks is not None, used, freed, self._kv_cache.counts(), swapped)
+
+
+def _fault(message: str) -> Failure:
+    return Failure(EngineFaultError.reason, message)
