@@ -48,6 +48,10 @@ class Up:
     def pid(self, name: str) -> int:
         return int(re.search(rf"^{name} .* pid (\d+)", "".join(self.lines), re.MULTILINE).group(1))
 
+    def live_workers(self) -> set[str]:
+        fleet = CliRunner().invoke(main, ["fleet", "--json", "--address", self.address])
+        return {worker["address"] for worker in json.loads(fleet.stdout)["workers"] if worker["live"]}
+
     def all_gone(self) -> bool:
         deadline = time.monotonic() + 30
         pids = [self.pid(name) for name in self.names]
@@ -118,12 +122,13 @@ def test_two_workers_serve_and_the_mesh_goes_on_with_one():
     up = Up("--num-workers", "2", "--worker-port", "0")
     up.names = ("gateway", "scheduler", "worker-1", "worker-2")
     try:
-        fleet = CliRunner().invoke(main, ["fleet", "--json", "--address", up.address])
-        workers = json.loads(fleet.stdout)["workers"]
-        assert len({worker["address"] for worker in workers}) == 2
-        (logs,) = re.findall(
-            r"^logs: (.*)/\{gateway,scheduler,worker-1,worker-2\}\.log", "".join(up.lines), re.MULTILINE
-        )
+        # It is ready with the first of them.
+        deadline = time.monotonic() + 30
+        while len(live := up.live_workers()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(live) == 2
+        names = r"\{gateway,scheduler,worker-1,worker-2\}"
+        (logs,) = re.findall(rf"^logs: (.*)/{names}\.log", "".join(up.lines), re.MULTILINE)
         os.kill(up.pid("worker-1"), signal.SIGKILL)
         assert re.search(r"^worker-1 +failed .*SIGKILL.*; worker-2 left$", up.process.stdout.readline())
         ask = ["generate", "Hi", "--max-tokens", "3", "--json", "--address", up.address]
