@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from sequences import sequence_of
-from simulated_worker import VOCAB, worker_info
-from virtual_mesh import submission
 
-from scheduler.admission import QueueBounds, check_queue, check_sizes, find_pool
+from scheduler.admission import QueueBounds, check_queue, check_sizes, find_class, find_pool
 from scheduler.events import Submission
 from scheduler.fleet import Fleet, Pool, Worker
 from scheduler.sequence import Request
+from scheduler.simulator.small import submission, worker_info
+from scheduler.simulator.text import VOCAB
 from tercet import errors
 
 
@@ -68,6 +68,10 @@ def test_another_revision() -> None:
         (submission(1, (1,) * 128, 1), errors.PromptTooLongError, "prompt_token_ids"),
         (submission(1, (1,) * 100, 29), errors.PromptTooLongError, "max_tokens"),
         (submission(1, (1,) * 60, 41), errors.KvNeverFitsError, "max_tokens"),
+        (submission(1, n=0), errors.InvalidFieldError, "sampling.n"),
+        (submission(1, n=9), errors.InvalidFieldError, "sampling.n"),
+        # 21 blocks for the prompt and its first token, one for each of the five forks.
+        (submission(1, (1,) * 80, 4, n=6), errors.KvNeverFitsError, "sampling.n"),
     ],
 )
 def test_sizes(wish: Submission, error: type[errors.RequestError], field: str) -> None:
@@ -90,6 +94,62 @@ def test_never_fits_tells_the_numbers() -> None:
 def test_what_exactly_fits_is_taken_and_the_largest_worker_decides() -> None:
     wish = submission(1, (1,) * 60, 40)
     check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=4), worker_info(num_blocks=25))))
+
+
+def test_a_group_that_can_just_start_is_taken() -> None:
+    check_sizes(submission(1, (1,) * 80, 4, n=5), find_pool(submission(1), fleet_of(worker_info(num_blocks=25))))
+
+
+def test_n_that_never_fits_tells_the_numbers() -> None:
+    wish = submission(1, (1,) * 80, 4, n=6)
+    with pytest.raises(errors.KvNeverFitsError, match="n = 6") as caught:
+        check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=25), worker_info(max_num_seqs=4))))
+    assert caught.value.metadata["n"] == "6"
+    assert caught.value.metadata["blocks_needed"] == "26"
+
+
+def test_n_is_bounded_by_the_worker_that_runs_most() -> None:
+    wish = submission(1, n=12)
+    check_sizes(wish, find_pool(wish, fleet_of(worker_info(), worker_info(max_num_seqs=12))))
+    with pytest.raises(errors.InvalidFieldError, match="runs 8"):
+        check_sizes(wish, find_pool(wish, fleet_of(worker_info(max_num_seqs=64, max_num_batched_tokens=8))))
+
+
+def test_a_draining_worker_counts_for_nothing() -> None:
+    fleet = fleet_of(worker_info(num_blocks=4), worker_info())
+    wish = submission(1, (1,) * 30, 4)
+    (pool,) = fleet.pools.values()
+    check_sizes(wish, pool)
+    fleet.workers[1].draining = True
+    with pytest.raises(errors.KvNeverFitsError):
+        check_sizes(wish, pool)
+    fleet.workers[0].draining = True
+    with pytest.raises(errors.NoWorkerError):
+        find_pool(wish, fleet)
+    assert (pool.state.workers_live, pool.state.max_model_len) == (0, 0)
+
+
+def test_classes() -> None:
+    assert find_class(submission(1)).name == "interactive"
+    assert find_class(submission(1, traffic_class="batch", priority=-100)).rank == 2
+    with pytest.raises(errors.InvalidFieldError, match=r"'bulk'.*interactive, rag, batch") as caught:
+        find_class(submission(1, traffic_class="bulk"))
+    assert caught.value.metadata["field"] == "traffic_class"
+
+
+@pytest.mark.parametrize("priority", [-101, 101, 2**31 - 1])
+def test_priority_is_bounded(priority: int) -> None:
+    with pytest.raises(errors.InvalidFieldError) as caught:
+        find_class(submission(1, priority=priority))
+    assert caught.value.metadata["field"] == "priority"
+
+
+def test_a_full_pool_refuses_no_other_model() -> None:
+    fleet = fleet_of(worker_info(), worker_info(model="other"))
+    wait(fleet.pools["tiny", "r1"], 1, 6)
+    check_queue(submission(2, model="other"), fleet.pools["other", "r1"], QueueBounds(1, 10))
+    with pytest.raises(errors.QueueFullError):
+        check_queue(submission(2), fleet.pools["tiny", "r1"], QueueBounds(1, 10))
 
 
 def test_queue_bounds() -> None:

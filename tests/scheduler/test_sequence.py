@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 from sequences import sequence_of
-from virtual_mesh import submission
 
 from scheduler.sequence import TRANSITIONS, IllegalTransitionError, Request, Sequence, State
+from scheduler.simulator.small import submission
 
 LEGAL = {
     ("QUEUED", "PREFILL"),
@@ -72,3 +72,57 @@ def test_a_sequence_that_comes_back_keeps_its_tokens_and_its_queue_time() -> Non
     assert sequence.placements == 2
     assert sequence.queue_seconds == 2.0
     assert sequence.generated == 1
+
+
+def group_of(size: int) -> list[Sequence]:
+    leader, *forks = (make() for _ in range(size))
+    leader.forks = tuple(forks)
+    for fork in forks:
+        fork.leader = leader
+    return [leader, *forks]
+
+
+def test_a_group_that_parts_is_no_group() -> None:
+    group = group_of(3)
+    group[0].part()
+    assert all(each.leader is None and each.group == (each,) for each in group)
+
+
+def test_a_fork_that_leaves_goes_alone() -> None:
+    leader, gone, stays = group_of(3)
+    gone.leave()
+    assert gone.group == (gone,)
+    assert gone.leader is None
+    assert leader.group == (leader, stays)
+
+
+def test_the_first_fork_leads_when_the_leader_leaves() -> None:
+    leader, heir, other = group_of(3)
+    leader.leave()
+    assert leader.group == (leader,)
+    assert heir.leader is None
+    assert heir.group == (heir, other)
+    assert other.leader is heir
+
+
+def test_what_comes_back_from_host_memory_decodes_where_it_was() -> None:
+    sequence = make()
+    sequence.place(3, 7.0)
+    sequence.become(State.DECODE)
+    sequence.token_ids.append(9)
+    sequence.become(State.PREEMPTED)
+    sequence.requeue()
+    sequence.swapped_on, sequence.swapped_blocks = 3, 2
+    sequence.resume(3, 9.0)
+    assert sequence.state is State.DECODE
+    assert (sequence.link, sequence.computed, sequence.prefill_length) == (3, 3, 4)
+    assert (sequence.swapped_on, sequence.swapped_blocks, sequence.placements) == (None, 0, 2)
+
+
+def test_the_shield_falls_with_the_next_token() -> None:
+    sequence = make(State.DECODE)
+    assert not sequence.shielded
+    sequence.length_at_preemption = len(sequence.token_ids)
+    assert sequence.shielded
+    sequence.token_ids.append(1)
+    assert not sequence.shielded
