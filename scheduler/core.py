@@ -40,6 +40,7 @@ from .events import (
     WorkerLost,
 )
 from .fleet import FleetView, Pool
+from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request, Sequence
 from .state import MeshState
@@ -66,8 +67,10 @@ class CoreSettings:
 class Core:
     """Single-threaded; every method returns at once. Times are seconds on one monotonic clock."""
 
-    def __init__(self, settings: CoreSettings) -> None:
+    def __init__(self, settings: CoreSettings, lookup: CachedTokens = cached_tokens) -> None:
+        """`lookup` says how much of a sequence a worker's prefix cache has."""
         self._settings = settings
+        self._lookup = lookup
         self._mesh = MeshState(settings.addresses)
         self._next_id = 1
 
@@ -249,7 +252,7 @@ class Core:
     def _plan(self, now: float) -> None:
         dirty, self._mesh.dirty = self._mesh.dirty, {}
         for pool in dirty.values():
-            self._mesh.actions += dispatch(pool, self._settings.policy, now)
+            self._mesh.actions += dispatch(pool, self._settings.policy, now, self._lookup)
 
     def _take_actions(self) -> list[Action]:
         actions, self._mesh.actions = self._mesh.actions, []

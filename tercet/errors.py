@@ -4,6 +4,7 @@
     ├── StartupError                 a service cannot start; never on the wire
     │   ├── ConfigError              a setting is wrong; names its key
     │   └── ModelError               model files are missing, broken or unsupported
+    ├── PlanFileError                a file is no plan log, or is broken; never on the wire
     └── RequestError                 one request failed; has a stable reason
         ├── InvalidFieldError        INVALID_ARGUMENT     INVALID_FIELD
         │   ├── PromptTooLongError                        PROMPT_TOO_LONG
@@ -19,6 +20,7 @@
         ├── WorkerLostError          UNAVAILABLE          WORKER_LOST
         ├── DrainingError            UNAVAILABLE          DRAINING
         ├── RevisionMismatchError    FAILED_PRECONDITION  REVISION_MISMATCH
+        ├── SwitchedOffError         FAILED_PRECONDITION  SWITCHED_OFF
         ├── RequestCancelledError    CANCELLED            REQUEST_CANCELLED
         └── EngineFaultError         INTERNAL             ENGINE_FAULT
 
@@ -60,6 +62,10 @@ class ConfigError(StartupError):
 
 class ModelError(StartupError):
     """Model files are missing, broken or unsupported."""
+
+
+class PlanFileError(TercetError):
+    """A file is not what `tercet dump-plans` writes, or a part of it is missing."""
 
 
 class RequestError(TercetError):
@@ -197,6 +203,13 @@ class RevisionMismatchError(RequestError):
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "REVISION_MISMATCH"
+
+
+class SwitchedOffError(RequestError):
+    """The service was started without what is asked for; metadata `setting` is the key that turns it on."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "SWITCHED_OFF"
 
 
 class RequestCancelledError(RequestError):

@@ -1,0 +1,192 @@
+"""All of a core's state at one moment, as data from which the same core can be made again.
+
+It is taken in two halves, since the core stands still meanwhile: `Snapshot` copies what can change, which is quick, and
+writes it out later. Knows nothing of what the state means.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from tercet.errors import PlanFileError, RequestError
+
+from .shape import ATOMS, BLANK_CLASSES, Shape, is_blank, is_counted, shape_of
+from .values import Copied, class_of, copied, counted, decode, decode_field, encode, fields_of
+
+# Containers that can change, by name; they are numbered like objects.
+_CONTAINERS: dict[str, type] = {
+    "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict, "Counter": Counter,
+}  # fmt: skip
+_MAPPINGS = frozenset({"dict", "OrderedDict", "Counter"})
+_NAMES = {cls: name for name, cls in _CONTAINERS.items()}
+
+
+class Snapshot:
+    """The state of everything reachable from `root`; later changes of it do not show. Number 0 is the root.
+
+    `left_out` are attributes that are not state, by name of their class. Raises UnknownClassError.
+    """
+
+    def __init__(self, root: object, left_out: Mapping[str, frozenset[str]] | None = None) -> None:
+        self._left_out = left_out or {}
+        self._references: dict[int, dict[str, int]] = {id(root): {"ref": 0}}
+        self._found: list[object] = [root]
+        # The content of each; with the name of its kind, if no class has declared its fields.
+        self._entries: list[Copied | tuple[str, Any]] = []
+        copy, add = self._copy, self._entries.append
+        # Thousands of objects that all live on: looking for garbage among them takes as long as making them.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for each in self._found:
+                add(copy(each))
+        finally:
+            if collecting:
+                gc.enable()
+        # The originals are free to change, and to go.
+        self._found.clear()
+        self._references.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def encoded(self) -> Iterator[dict[str, Any]]:
+        """JSON data of each object, in order of their numbers."""
+        for entry in self._entries:
+            if isinstance(entry, Copied):
+                yield entry.encoded()
+            elif isinstance(entry[1], dict):
+                yield {"is": entry[0], **{name: encode(each) for name, each in entry[1].items()}}
+            else:
+                yield {entry[0]: [encode(each) for each in entry[1]]}
+
+    def _copy(self, value: Any) -> Copied | tuple[str, Any]:
+        cls = type(value)
+        freeze = self._freeze
+        container = _NAMES.get(cls)
+        if container is not None:
+            if container in _MAPPINGS:
+                return container, [
+                    (key if type(key) in ATOMS else freeze(key), each if type(each) in ATOMS else freeze(each))
+                    for key, each in value.items()
+                ]
+            return container, [freeze(each) for each in value]
+        if cls in BLANK_CLASSES:
+            return cls.__name__, {}
+        shape = shape_of(cls)
+        if shape.fields is None:
+            return shape.name, self._attributes(shape, value)
+        fields = copied(shape, value)
+        for index in shape.open:
+            each = fields[index]
+            if each is not None:
+                fields[index] = freeze(each)
+        return fields
+
+    def _attributes(self, shape: Shape, value: Any) -> dict[str, Any]:
+        left_out = self._left_out.get(shape.name, ())
+        return {
+            name: None if is_blank(name) else counted(each) if is_counted(name) else self._freeze(each)
+            for name, each in vars(value).items()
+            if name not in left_out
+        }
+
+    def _freeze(self, value: Any) -> Any:
+        """What stands for a value: itself if it cannot change, a copy, or a reference."""
+        cls = type(value)
+        if cls in ATOMS:
+            return value
+        # Most often it has been met before.
+        reference = self._references.get(id(value))
+        if reference is not None:
+            return reference
+        if cls is tuple:
+            return tuple([each if type(each) in ATOMS else self._freeze(each) for each in value])
+        if cls not in _NAMES:
+            if isinstance(value, RequestError):
+                return encode(value)
+            shape = shape_of(cls)
+            if shape.plain:
+                return value
+            if shape.inline:
+                return self._copy(value)
+        reference = self._references[id(value)] = {"ref": len(self._found)}
+        self._found.append(value)
+        return reference
+
+
+def restore(entries: Iterable[Any], root: type) -> Any:
+    """The object that `Snapshot.encoded` wrote, a `root`, with everything that it refers to. Raises PlanFileError."""
+    written = list(entries)
+    shells = [_shell(data) for data in written]
+    if not shells or type(shells[0]) is not root:
+        raise PlanFileError(f"the checkpoint does not begin with a {root.__name__}")
+
+    def resolve(number: int) -> Any:
+        if number >= len(shells):
+            raise PlanFileError(f"the checkpoint refers to object {number} of {len(shells)}")
+        return shells[number]
+
+    for shell, data in zip(shells, written, strict=True):
+        _fill(shell, data, resolve)
+    return shells[0]
+
+
+def _shell(data: Any) -> Any:
+    """An object without content."""
+    if not isinstance(data, dict) or not data:
+        raise PlanFileError("the checkpoint has an object that is none")
+    if "is" in data:
+        cls = class_of(data)
+        if cls in BLANK_CLASSES:
+            return cls()
+        if shape_of(cls).inline:
+            raise PlanFileError(f"{cls.__name__} is a value and has no number")
+        return object.__new__(cls)
+    container = _CONTAINERS.get(next(iter(data)))
+    if container is None or len(data) != 1:
+        raise PlanFileError("the checkpoint has a container of an unknown kind")
+    return container()
+
+
+def _fill(shell: Any, data: dict[str, Any], resolve: Callable[[int], Any]) -> None:
+    if "is" in data:
+        _fill_object(shell, data, resolve)
+        return
+    ((name, content),) = data.items()
+    if not isinstance(content, list):
+        raise PlanFileError(f"the content of a {name} is no list")
+    if name not in _MAPPINGS:
+        add = shell.add if name == "set" else shell.append
+        for each in content:
+            add(_hashable(decode(each, resolve)) if name == "set" else decode(each, resolve))
+        return
+    for pair in content:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise PlanFileError(f"a {name} has an entry that is no pair")
+        shell[_hashable(decode(pair[0], resolve))] = decode(pair[1], resolve)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        raise PlanFileError("a container cannot be a key") from None
+    return value
+
+
+def _fill_object(shell: Any, data: dict[str, Any], resolve: Callable[[int], Any]) -> None:
+    cls = type(shell)
+    if cls in BLANK_CLASSES:
+        return
+    names = shape_of(cls).fields
+    if names is None:
+        for name, content in data.items():
+            if name != "is":
+                vars(shell)[name] = decode_field(name, content, resolve)
+        return
+    for name, value in fields_of(data, names, resolve).items():
+        setattr(shell, name, value)

@@ -1,0 +1,188 @@
+"""The flight recorder: what happened to the core of late, and the commands that followed, bounded in rounds and memory.
+
+It costs the loop microseconds a round: what cannot change is kept as it is and written out only for a dump. Tokens are
+not kept, neither those of prompts nor those generated.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Container, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from tercet.errors import InvalidFieldError, SwitchedOffError
+
+from ..actions import Action, DropWorker, NewSequence, Refused, ToGateway, ToWorker
+from ..core import Core, CoreSettings
+from ..events import (
+    CancelReceived,
+    Event,
+    GatewayAttached,
+    GatewayLost,
+    PlanEnded,
+    SequenceReleased,
+    StepReported,
+    Submitted,
+    TimePassed,
+    WorkerAttached,
+    WorkerLost,
+)
+from ..fleet import Worker
+from ..placement import cached_tokens
+from ..sequence import Sequence
+from .checkpoint import Snapshot
+from .plan_file import write_plan_file
+from .round import OUTSIDE, KeptRound, KeptStep
+from .shape import UnknownClassError
+from .values import encode
+
+# Values that a round may hold on average: sequence ids, chunks, joins and the like. Rounds that hold more are fewer.
+VALUES_PER_ROUND = 128
+# What is no state of the core, by class.
+LEFT_OUT: Mapping[str, frozenset[str]] = MappingProxyType({"Core": frozenset({"_lookup"})})
+
+# They have no tokens, and never change.
+_KEPT_AS_THEY_ARE = frozenset(
+    {CancelReceived, GatewayAttached, GatewayLost, PlanEnded, SequenceReleased, TimePassed, WorkerAttached}
+)
+_COMMANDS = frozenset({ToWorker, DropWorker})
+
+
+class NotedLookup:
+    """What placement asks of prefix caches, and what it was told. A replay has no tokens to find it out again."""
+
+    def __init__(self) -> None:
+        self._answers: list[int] = []
+
+    def __call__(self, worker: Worker, sequence: Sequence, dealt: Container[int]) -> int:
+        """As cached_tokens."""
+        tokens = cached_tokens(worker, sequence, dealt)
+        self._answers += (sequence.sequence_id, worker.link, tokens)
+        return tokens
+
+    def take(self) -> tuple[int, ...]:
+        """Sequence, link and tokens of each answer since the last call."""
+        answers = tuple(self._answers)
+        self._answers.clear()
+        return answers
+
+
+def recorded_core(settings: CoreSettings, max_rounds: int) -> tuple[Core, Recorder | None]:
+    """A new core, and the recorder that its loop feeds; None if no round is to be kept."""
+    if not max_rounds:
+        return Core(settings), None
+    lookup = NotedLookup()
+    core = Core(settings, lookup)
+    return core, Recorder(core, lookup, max_rounds)
+
+
+class Segment:
+    """Rounds that follow each other, and the state before the first."""
+
+    def __init__(self, start: Snapshot) -> None:
+        self.start = start
+        self.rounds: list[KeptRound] = []
+        self.num_values = 0
+
+
+class Recorder:
+    """Keeps between a half and the whole of `max_rounds` rounds, fewer if they hold much.
+
+    Two segments of half the bound follow each other: when the younger one is full, the older one goes, and a new one
+    starts from a checkpoint, so that what is left can be replayed.
+    """
+
+    def __init__(self, core: Core, lookup: NotedLookup, max_rounds: int) -> None:
+        """`lookup` is what the core asks."""
+        self._core = core
+        self._lookup = lookup
+        self._max_rounds = max(1, max_rounds // 2)
+        self._max_values = self._max_rounds * VALUES_PER_ROUND
+        self._last_ids: dict[int, tuple[tuple[int, ...], array[int]]] = {}
+        self._older: Segment | None = None
+        self._younger = Segment(Snapshot(core, LEFT_OUT))
+        # Values of sequence ids that the round being kept shares with none before it.
+        self._unshared = 0
+        # Why it records no more.
+        self.problem: str | None = None
+
+    def note(self, now: float, events: SequenceOf[Event], actions: SequenceOf[Action]) -> None:
+        """A round is over: `events` were applied at `now`, a plan was made, and `actions` came out, in order."""
+        cached = self._lookup.take()
+        if self.problem is not None:
+            return
+        try:
+            kept = KeptRound(
+                now,
+                tuple([each if type(each) in _KEPT_AS_THEY_ARE else self._keep(each, actions) for each in events]),
+                cached,
+                tuple([_keep_command(each) for each in actions if type(each) in _COMMANDS]),
+            )
+            self._add(kept)
+        except UnknownClassError as error:
+            # A gap in the record is a bug, but none of serving.
+            self.problem = f"the plan log stopped: {error}"
+            self._older, self._younger = None, Segment(self._younger.start)
+            structlog.get_logger().error("plan_log_stopped", problem=self.problem)
+
+    def dump(self, now: float, written_at: float) -> Iterator[bytes]:
+        """The file, in parts: all rounds kept at this moment, which is `now` on the scheduler's clock and
+        `written_at` in seconds since 1970. What is recorded meanwhile is not in it.
+
+        Each part takes a millisecond or two to make. Raises SwitchedOffError if recording has stopped.
+        """
+        if self.problem is not None:
+            raise SwitchedOffError(self.problem)
+        first = self._older or self._younger
+        rounds = first.rounds + (self._younger.rounds if first is not self._younger else [])
+        return write_plan_file(first.start, rounds, now, written_at)
+
+    def _add(self, kept: KeptRound) -> None:
+        segment = self._younger
+        segment.rounds.append(kept)
+        segment.num_values += self._unshared + kept.num_values
+        self._unshared = 0
+        if len(segment.rounds) >= self._max_rounds or segment.num_values >= self._max_values:
+            self._older, self._younger = segment, Segment(Snapshot(self._core, LEFT_OUT))
+
+    def _keep(self, event: Event, actions: SequenceOf[Action]) -> Any:
+        """What stands for an event that has tokens, or is news of who is there."""
+        if type(event) is StepReported:
+            ids = event.sequence_ids
+            last = self._last_ids.get(event.link)
+            if last is None or last[0] != ids:
+                last = self._last_ids[event.link] = (ids, array("Q", ids))
+                self._unshared += len(ids)
+            return KeptStep(
+                event.link, event.plan_seq, event.step, last[1], event.prefills, event.ended, event.blocks,
+                event.step_us,
+            )  # fmt: skip
+        if type(event) is WorkerLost:
+            self._last_ids.pop(event.link, None)
+            return event
+        data = encode(event)
+        if type(event) is Submitted and _is_outside(event, actions):
+            data[OUTSIDE] = True
+        return data
+
+
+def _keep_command(action: Any) -> Any:
+    if type(action) is ToWorker and type(action.command) is NewSequence:
+        return {"link": action.link, **encode(action.command)}
+    return action
+
+
+def _is_outside(event: Submitted, actions: SequenceOf[Action]) -> bool:
+    """Whether the request was refused for a token that the model does not have: the one refusal that hangs on more of
+    the prompt than its length."""
+    wish = event.submission
+    for action in actions:
+        if type(action) is ToGateway and action.gateway == event.gateway and type(action.message) is Refused:
+            refused = action.message
+            if refused.request_key == wish.request_key and type(refused.failure) is InvalidFieldError:
+                return refused.failure.metadata.get("field") == "prompt_token_ids" and len(wish.prompt_token_ids) > 0
+    return False

@@ -1,0 +1,146 @@
+"""One round of the core: the events that it was given at once, and the commands to workers that followed.
+
+Kept without tokens; written as one line of JSON data, read back for a replay.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
+
+from tercet.errors import PlanFileError
+
+from ..actions import DropWorker, Plan, ToWorker
+from ..events import BlockCounts, Ended, Event, PrefillProgress, StepReported, Submitted
+from .shape import conforms
+from .values import MAX_ID, decode, encode, whole_number
+
+# Marks a submission that was refused for a token outside the vocabulary.
+OUTSIDE = "outside_vocabulary"
+_OUTSIDE_TOKEN = 2**32 - 1
+# What a round counts beside its lists.
+_ROUND_VALUES = 8
+
+
+class KeptStep(NamedTuple):
+    """A StepReported without tokens. Consecutive ones of a worker share `sequence_ids` while those do not change."""
+
+    link: int
+    plan_seq: int
+    step: int
+    sequence_ids: array[int]
+    prefills: tuple[PrefillProgress, ...]
+    ended: tuple[Ended, ...]
+    blocks: BlockCounts
+    step_us: int
+
+
+class KeptRound(NamedTuple):
+    """A round in memory. An event or command is as the core saw it, or JSON data if that had tokens."""
+
+    # Seconds on the scheduler's clock.
+    now: float
+    events: tuple[Any, ...]
+    # (sequence_id, link, tokens) of each question for a cached prefix, in order, in one tuple.
+    cached: tuple[int, ...]
+    commands: tuple[ToWorker | DropWorker | dict[str, Any], ...]
+
+    @property
+    def num_values(self) -> int:
+        """About how many numbers it keeps in memory, besides sequence ids of steps."""
+        values = _ROUND_VALUES * (1 + len(self.events) + len(self.commands)) + len(self.cached)
+        for event in self.events:
+            if type(event) is KeptStep:
+                values += 2 * len(event.prefills) + _ROUND_VALUES * len(event.ended)
+            elif type(event) is dict:
+                values += 2 * _ROUND_VALUES
+        for each in self.commands:
+            if type(each) is ToWorker:
+                command = each.command
+                values += 2 * len(command.chunks) + len(command.join) if type(command) is Plan else _ROUND_VALUES
+        return values
+
+
+class Round(NamedTuple):
+    """A round as it is read. `commands` stay JSON data: what a replay makes is compared in that form."""
+
+    now: float
+    events: tuple[Event, ...]
+    cached: tuple[int, ...]
+    commands: list[dict[str, Any]]
+
+
+def encode_round(kept: KeptRound, last_ids: dict[int, array[int]]) -> dict[str, Any]:
+    """JSON data. `last_ids` are the sequence ids of each link's last step written; it is kept up to date."""
+    events = [_encode_step(each, last_ids) if type(each) is KeptStep else encode(each) for each in kept.events]
+    data: dict[str, Any] = {"now": kept.now, "events": events}
+    if kept.cached:
+        data["cached"] = list(kept.cached)
+    if kept.commands:
+        data["commands"] = [encode_command(each) for each in kept.commands]
+    return data
+
+
+def encode_command(action: ToWorker | DropWorker | dict[str, Any]) -> dict[str, Any]:
+    """JSON data of a command and where it goes; what is JSON data stays as it is."""
+    if isinstance(action, ToWorker):
+        return {"link": action.link, **encode(action.command)}
+    data: dict[str, Any] = encode(action)
+    return data
+
+
+def _encode_step(step: KeptStep, last_ids: dict[int, array[int]]) -> dict[str, Any]:
+    data = {
+        "is": StepReported.__name__,
+        **{name: encode(value) for name, value in zip(step._fields, step, strict=True)},
+    }
+    if last_ids.get(step.link) is step.sequence_ids:
+        # As in the step before.
+        del data["sequence_ids"]
+    last_ids[step.link] = step.sequence_ids
+    return data
+
+
+def decode_round(data: Any, last_ids: dict[int, list[int]]) -> Round:
+    """The opposite. Raises PlanFileError."""
+    if not isinstance(data, dict) or not {"now", "events"} <= data.keys() <= {"now", "events", "cached", "commands"}:
+        raise PlanFileError("this is no round")
+    now, events, cached, commands = data["now"], data["events"], data.get("cached", []), data.get("commands", [])
+    if type(now) not in (int, float) or not isinstance(events, list) or not isinstance(commands, list):
+        raise PlanFileError("a round has a time, events and commands")
+    if not isinstance(cached, list) or len(cached) % 3:
+        raise PlanFileError("cached is a sequence id, a link and a count of tokens, each time")
+    for command in commands:
+        if not isinstance(command, dict) or not {"is", "link"} <= command.keys():
+            raise PlanFileError("a command has a name and a link")
+    return Round(
+        float(now),
+        tuple(_decode_event(each, last_ids) for each in events),
+        tuple(whole_number(each, MAX_ID) for each in cached),
+        commands,
+    )
+
+
+def _decode_event(data: Any, last_ids: dict[int, list[int]]) -> Event:
+    if not isinstance(data, dict) or data.get("is") not in _EVENTS:
+        raise PlanFileError(f"{str(data)[:80]} is no event")
+    data = dict(data)
+    if data["is"] == StepReported.__name__:
+        link = whole_number(data.get("link"), MAX_ID)
+        ids = data.setdefault("sequence_ids", last_ids.get(link))
+        if not isinstance(ids, list):
+            raise PlanFileError("the first step of a stream names its sequences")
+        last_ids[link] = ids
+        data["token_ids"] = {"zeros": len(ids)}
+    outside = data.pop(OUTSIDE, False)
+    event: Event = decode(data)
+    if not conforms(event, type(event)):
+        raise PlanFileError(f"a field of {data['is']} has a value of a wrong type")
+    if outside and isinstance(event, Submitted):
+        prompt = (*event.submission.prompt_token_ids[1:], _OUTSIDE_TOKEN)
+        event = replace(event, submission=replace(event.submission, prompt_token_ids=prompt))
+    return event
+
+
+_EVENTS = frozenset(cls.__name__ for cls in get_args(Event))

@@ -1,0 +1,204 @@
+"""Which classes a plan log may hold, and what of their objects: counts instead of tokens, nothing of prompts.
+
+A class that is not defined in one of the modules below is no part of the core's state, and is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from operator import attrgetter
+from typing import Any
+
+from .. import (
+    actions,
+    admission,
+    core,
+    events,
+    fleet,
+    membership,
+    placement,
+    plan_length,
+    planner,
+    planner_view,
+    preemption,
+    prefix_index,
+    sequence,
+    state,
+    step_time,
+    traffic_class,
+    waiting,
+    window,
+)
+from .. import credits as credit_ledger
+
+_MODULES = (
+    actions,
+    admission,
+    core,
+    credit_ledger,
+    events,
+    fleet,
+    membership,
+    placement,
+    plan_length,
+    planner,
+    planner_view,
+    preemption,
+    prefix_index,
+    sequence,
+    state,
+    step_time,
+    traffic_class,
+    waiting,
+    window,
+)
+
+# Of these fields only the length is kept; they come back as zeros. By name, so that no new class can forget it.
+_COUNTED_SUFFIX = "token_ids"
+_COUNTED = frozenset({"removed", "stored"})
+# These come back empty: they are made of tokens, or of whose they are.
+BLANK: Mapping[str, Any] = types.MappingProxyType({"prefix_salt": b"", "stop_token_id": 0, "prefix_keys": None})
+BLANK_SETS = frozenset({"prefixes"})
+# All that is in these are keys of blocks, which are made of tokens.
+BLANK_CLASSES = frozenset({prefix_index.PromisedPrefixes})
+
+ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class UnknownClassError(Exception):
+    """A bug: the core's state has an object of a class that the plan log does not know."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(f"{cls.__module__}.{cls.__qualname__} is not among the classes of a plan log")
+
+
+class Shape:
+    """How the objects of one class are written.
+
+    `inline`: they never change and have no identity, so they are written where they are used. `plain`: their fields
+    can be kept as they are, since none of them can change, or has to be hidden. `fields` is None if each object may
+    have its own. Indices of fields: of the `counted` only the length is kept, of the `blank` nothing, the `open` are
+    the others that are not plain. `lists` are the counted ones that are no tuples.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.name = cls.__name__
+        self.enum = issubclass(cls, Enum)
+        self.inline = is_inline(cls)
+        self.fields = () if self.enum else _fields_of(cls)
+        hints = _hints_of(cls)
+        names = self.fields or ()
+        self.counted = tuple(index for index, name in enumerate(names) if is_counted(name))
+        self.lists = frozenset(index for index in self.counted if typing.get_origin(hints.get(names[index])) is list)
+        self.blank = tuple(index for index, name in enumerate(names) if is_blank(name))
+        self.open = tuple(
+            index
+            for index, name in enumerate(names)
+            if not is_counted(name) and not is_blank(name) and not is_plain(hints.get(name))
+        )
+        self.plain = self.enum or (self.inline and not self.counted and not self.blank and not self.open)
+        self.read = _reader(names)
+
+
+_shapes: dict[type, Shape] = {}
+
+
+def is_blank(name: str) -> bool:
+    """Whether nothing of a field is written."""
+    return name in BLANK or name in BLANK_SETS
+
+
+def is_counted(name: str) -> bool:
+    """Whether only the length of a field is written."""
+    return name.endswith(_COUNTED_SUFFIX) or name in _COUNTED
+
+
+def shape_of(cls: type) -> Shape:
+    """Raises UnknownClassError."""
+    shape = _shapes.get(cls)
+    if shape is not None:
+        return shape
+    if CLASSES.get(cls.__name__) is not cls:
+        raise UnknownClassError(cls)
+    shape = _shapes[cls] = Shape(cls)
+    return shape
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether a value of that type never changes and may be kept as it is; False for a type that says too little."""
+    if hint in ATOMS:
+        return True
+    origin = typing.get_origin(hint)
+    if origin is tuple or origin is typing.Union or origin is types.UnionType:
+        return all(each is ... or is_plain(each) for each in typing.get_args(hint))
+    # Not by shape_of for what is not inline: such classes refer to each other.
+    return isinstance(hint, type) and CLASSES.get(hint.__name__) is hint and is_inline(hint) and shape_of(hint).plain
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Whether a value that was read has the type that its field is declared with, and so on inside it."""
+    if hint is float:
+        return type(value) in (int, float)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        return any(conforms(value, each) for each in arguments)
+    if origin is tuple:
+        if type(value) is not tuple:
+            return False
+        if len(arguments) == 2 and arguments[1] is ...:
+            return all(conforms(each, arguments[0]) for each in value)
+        return len(value) == len(arguments) and all(map(conforms, value, arguments))
+    if dataclasses.is_dataclass(hint):
+        return type(value) is hint and all(
+            conforms(getattr(value, name), field)
+            for name, field in _hints_of(hint).items()  # type: ignore[arg-type]
+        )
+    if hint in ATOMS:
+        return type(value) is (type(None) if hint is None else hint)
+    return isinstance(value, hint)
+
+
+def is_inline(cls: type) -> bool:
+    """Whether objects of the class never change, so that only their content counts."""
+    return issubclass(cls, (Enum, tuple)) or (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+def _reader(names: tuple[str, ...]) -> Callable[[Any], Iterable[Any]]:
+    """Reads these fields of an object at once."""
+    return attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
+
+
+def _fields_of(cls: type) -> tuple[str, ...] | None:
+    if issubclass(cls, tuple):
+        return tuple(cls._fields)  # type: ignore[attr-defined]
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if "__dict__" in dir(cls) and not hasattr(cls, "__slots__"):
+        return None
+    return tuple(name for base in reversed(cls.__mro__) for name in getattr(base, "__slots__", ()))
+
+
+@functools.cache
+def _hints_of(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:
+        # A name that only type checkers see: nothing is taken for plain then.
+        return {}
+
+
+CLASSES: Mapping[str, type] = types.MappingProxyType(
+    {
+        name: cls
+        for module in _MODULES
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and not issubclass(cls, BaseException)
+    }
+)
