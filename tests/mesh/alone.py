@@ -1,0 +1,58 @@
+"""What a sequence generates when it has an executor for itself, one step at a time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from worker.executor import Executor
+from worker.kv_cache import KVCache
+from worker.messages import Attach, Chunk, EndReason, Event, NewSequence, Plan, Sampling, StepResult
+
+from .models import CPU, MAX_MODEL_LEN, model_of, poison
+
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lone:
+    """All that its text may depend on."""
+
+    model: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stops: frozenset[int]
+    sampling: Sampling
+
+
+@functools.lru_cache(maxsize=20_000)
+def run_alone(lone: Lone) -> tuple[tuple[int, ...], EndReason]:
+    """The generated tokens and why they end: the whole prompt in one step, no prefix cache, plans of one step."""
+    model = model_of(lone.model)
+    blocks = -(-MAX_MODEL_LEN // _BLOCK_SIZE)
+    kv_cache = KVCache(model.config, blocks, _BLOCK_SIZE, torch.float32, CPU, enable_prefix_caching=False)
+    poison(kv_cache.layers)
+    executor = Executor(model, kv_cache, CPU)  # type: ignore[arg-type]
+    events: list[Event] = []
+    executor.submit(Attach(events.append))
+    executor.submit(
+        NewSequence(1, lone.prompt, len(lone.prompt) + lone.max_tokens, lone.stops, lone.sampling),
+    )
+    tokens: list[int] = []
+    for plan_seq in itertools.count(1):
+        first = plan_seq == 1
+        executor.submit(Plan(plan_seq, 1, (Chunk(1, len(lone.prompt)),) if first else (), (1,) if first else ()))
+        executor.obey()
+        executor.step()
+        for event in events:
+            if isinstance(event, StepResult):
+                tokens += event.token_ids
+                for ended in event.ended:
+                    assert ended.failure is None, ended.failure
+                    return tuple(tokens), ended.reason
+        events.clear()
+        assert len(tokens) == plan_seq
+    raise AssertionError("unreachable")

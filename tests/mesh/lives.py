@@ -1,0 +1,286 @@
+"""One random life of a mesh: what is asked of it and what befalls it, as plain values; and the verdict on it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from scheduler.events import EndReason, Sampling
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.small import submission
+from tests.mesh.alone import Lone, run_alone
+from tests.mesh.models import model_of
+from tests.mesh.real_mesh import RealMesh
+from tests.mesh.real_worker import Setup
+from worker.messages import EndReason as WorkerEndReason
+from worker.messages import Sampling as WorkerSampling
+
+# Ends that a request may have through no fault of anybody in these lives.
+_FAILURES = {"WORKER_LOST", "NO_WORKER"}
+_REFUSALS = {"KV_NEVER_FITS", "NO_WORKER", "DEADLINE_PASSED"}
+_REASONS = {WorkerEndReason.STOP: EndReason.STOP, WorkerEndReason.LENGTH: EndReason.LENGTH}
+# How long a worker that is told to stop lets run what cannot move, in seconds.
+_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request. Times are in seconds: `at` from the start, the others from there. `stops`: (output, when)."""
+
+    at: float
+    gateway: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    n: int
+    stop_token_ids: tuple[int, ...]
+    sampling: Sampling
+    salt: bytes
+    deadline_s: float | None
+    traffic_class: str
+    priority: int
+    cancels: tuple[float, ...]
+    stops: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """Something that befalls a worker, or the second gateway."""
+
+    at: float
+    kind: str
+    worker: int
+    pause: float
+    steps_alone: int
+    detach: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A mesh of one or two workers and two gateways, and its story."""
+
+    seed: int
+    workers: tuple[Setup, ...]
+    num_steps: int
+    max_prefill_tokens: int
+    delay: float
+    wake: float
+    batching: bool
+    asks: tuple[Ask, ...]
+    blows: tuple[Blow, ...]
+
+    def __str__(self) -> str:
+        lines = [repr(replace(self, asks=(), blows=())), *map(repr, self.asks), *map(repr, self.blows)]
+        return "\n".join(lines)
+
+
+def random_life(rng: random.Random, model: str) -> Life:
+    """Small pools, many coincidences."""
+    block_size = rng.choice([1, 2, 3, 4, 8, 16])
+    num_tokens = rng.randint(40, 160)
+    setup = Setup(
+        model,
+        block_size,
+        -(-num_tokens // block_size),
+        max_num_seqs=rng.choice([1, 2, 3, 4, 6]),
+        max_num_batched_tokens=rng.choice([1, 3, 5, 8, 16, 32]),
+        caching=rng.random() < 0.8,
+        num_swap_blocks=rng.choice([0, 1, 4, 20]) * 8 // block_size,
+        swap_block_ns=rng.choice([1, 10_000_000]),
+    )
+    vocab_size = model_of(model).config.vocab_size
+    prefixes = [tuple(rng.randrange(vocab_size) for _ in range(24)) for _ in range(2)]
+    burst = rng.random() < 0.5
+    asks = tuple(_random_ask(rng, vocab_size, num_tokens, prefixes, burst) for _ in range(rng.randint(1, 12)))
+    num_workers = rng.choice([1, 1, 2])
+    num_blows = rng.choice([0, 0, 1, 3])
+    return Life(
+        seed=rng.randrange(2**16),
+        workers=(setup,) * num_workers,
+        num_steps=rng.choice([1, 2, 3, 5, 8, 16, 32]),
+        max_prefill_tokens=rng.choice([0, 0, 1, 4]),
+        delay=rng.choice([0.0, 0.002, 0.03]),
+        wake=rng.choice([0.0, 0.01]),
+        batching=rng.random() < 0.5,
+        asks=asks,
+        blows=tuple(_random_blow(rng, num_workers) for _ in range(num_blows)),
+    )
+
+
+def _random_ask(
+    rng: random.Random, vocab_size: int, num_tokens: int, prefixes: list[tuple[int, ...]], burst: bool
+) -> Ask:
+    prefix = rng.choice(prefixes)[: rng.choice([0, 8, 16, 24])]
+    tail = rng.randrange(2**16), rng.randint(1, 12)
+    # Not a draw per token: what they are matters little, that they differ does.
+    words = random.Random(tail[0])
+    prompt = prefix + tuple(words.randrange(vocab_size) for _ in range(tail[1]))
+    n = rng.choice([1, 1, 2, 3])
+    return Ask(
+        at=rng.random() * (0.02 if burst else 0.8),
+        gateway=rng.randint(1, 2),
+        prompt=prompt,
+        max_tokens=rng.randint(1, 24),
+        n=n,
+        stop_token_ids=tuple(rng.randrange(vocab_size) for _ in range(rng.choice([0, 1, 3]))),
+        sampling=Sampling(
+            temperature=rng.choice([0.0, 0.5, 1.0, 1.5]),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 0, 5]),
+            min_p=rng.choice([0.0, 0.05]),
+            seed=rng.choice([0, 1, 7, 2**64 - 2]),
+        ),
+        salt=rng.choice([b"", b"", b"tenant"]),
+        deadline_s=rng.random() * 0.5 if rng.random() < 0.1 else None,
+        traffic_class=rng.choice(["", "rag", "batch"]),
+        priority=rng.choice([0, 0, -3, 3]),
+        cancels=tuple(rng.random() * 0.4 for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))),
+        stops=tuple((rng.randrange(n), rng.random() * 0.4) for _ in range(rng.choice([0, 0, 0, 1, 2]))),
+    )
+
+
+def _random_blow(rng: random.Random, num_workers: int) -> Blow:
+    return Blow(
+        at=rng.random(),
+        kind=rng.choice(["reconnect", "reconnect", "crash", "drain", "gateway"]),
+        worker=rng.randrange(num_workers),
+        pause=rng.choice([0.001, 0.05, 0.3]),
+        steps_alone=rng.randint(0, 4),
+        detach=rng.random() < 0.5,
+    )
+
+
+class Player:
+    """Lives a life. Raises AssertionError as soon as something does not hold."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.mesh = RealMesh(
+            life.workers,
+            num_steps=life.num_steps,
+            max_prefill_tokens=life.max_prefill_tokens,
+            seed=life.seed,
+            delay=life.delay,
+            wake=life.wake,
+            batching=life.batching,
+        )
+        self._gateways = {number: self.mesh.attach_gateway(number) for number in (1, 2)}
+        self._calls: list[tuple[VirtualGateway, Call, Ask]] = []
+
+    @property
+    def seen(self) -> Counter[str]:
+        """What happened how often."""
+        return self.mesh.seen
+
+    @property
+    def timeline(self) -> list[str]:
+        """Events, and what the core made of them."""
+        return self.mesh.timeline
+
+    def play(self) -> None:
+        """The whole life and the verdict."""
+        mesh = self.mesh
+        for index in range(len(self.life.workers)):
+            mesh.attach_worker(index)
+        for key, ask in enumerate(self.life.asks):
+            mesh.at(ask.at, lambda key=key, ask=ask: self._submit(key, ask))  # type: ignore[misc]
+        for blow in self.life.blows:
+            mesh.at(blow.at, lambda blow=blow: self._strike(blow))  # type: ignore[misc]
+        mesh.run()
+        self._judge_rest()
+        for gateway, call, ask in self._calls:
+            if not gateway.lost:
+                self._judge(call, ask)
+
+    def _submit(self, key: int, ask: Ask) -> None:
+        mesh, gateway = self.mesh, self._gateways[ask.gateway]
+        if gateway.lost:
+            return
+        wish = submission(
+            key,
+            ask.prompt,
+            ask.max_tokens,
+            stop_token_ids=ask.stop_token_ids,
+            sampling=ask.sampling,
+            deadline_s=ask.deadline_s,
+            prefix_salt=ask.salt,
+            n=ask.n,
+            traffic_class=ask.traffic_class,
+            priority=ask.priority,
+        )
+        call = mesh.submit(gateway, wish)
+        self._calls.append((gateway, call, ask))
+        for after in ask.cancels:
+            mesh.at(mesh.now + after, lambda: gateway.lost or mesh.cancel(gateway, call))
+        for index, after in ask.stops:
+            mesh.at(mesh.now + after, lambda index=index: gateway.lost or mesh.stop(gateway, call, index))  # type: ignore[misc]
+
+    def _strike(self, blow: Blow) -> None:
+        mesh = self.mesh
+        if blow.kind == "reconnect":
+            mesh.reconnect(blow.worker, blow.steps_alone, blow.pause, detach=blow.detach)
+        elif blow.kind == "crash":
+            mesh.crash(blow.worker, blow.pause)
+        elif blow.kind == "drain":
+            mesh.drain(blow.worker, _GRACE_S, blow.pause)
+        elif not self._gateways[2].lost:
+            mesh.lose_gateway(self._gateways[2])
+
+    def _judge_rest(self) -> None:
+        """Nothing is left anywhere, and both sides count the same blocks."""
+        mesh = self.mesh
+        assert mesh.core.idle
+        assert not any(requests for requests in mesh.core._mesh.gateways.values())
+        for worker in mesh.workers.values():
+            device, known = worker.device, mesh.core._mesh.fleet.workers[worker.link]
+            assert device.executor.idle
+            assert device.counts.used == 0
+            assert device.swap_space.num_free == device.swap_space.num_total
+            if known.steps:
+                # Before its first report it is taken to be empty.
+                assert device.counts == known.ledger.counts
+            assert len(known.ledger) == 0
+            assert known.ledger.available == known.info.num_blocks
+            assert not known.swapped
+            removed, stored = device.kv_cache.pool.take_events()
+            keys = (known.prefixes - set(removed.tolist())) | set(stored.tolist())
+            assert keys == set(device.kv_cache.pool.published_keys().tolist())
+
+    def _judge(self, call: Call, ask: Ask) -> None:
+        assert call.over, "no terminal"
+        assert len(call.cancels_done) == call.cancels_sent
+        if call.refused:
+            size = self.life.workers[0]
+            too_many = ask.n > min(size.max_num_seqs, size.max_num_batched_tokens)
+            assert call.refused in _REFUSALS or (too_many and call.refused == "INVALID_FIELD"), call.refused
+            assert not any(output.tokens or output.ends for output in call.outputs)
+            return
+        for index, output in enumerate(call.outputs):
+            tokens, reason = run_alone(self._lone(ask, index))
+            got = tuple(output.tokens)
+            assert got == tokens[: len(got)], f"{call.submission.request_id}[{index}]: {got} instead of {tokens}"
+            if not output.ends:
+                assert call.cancelled, "an output without an end"
+                continue
+            (end,) = output.ends
+            self.seen[f"end {end.reason.name.lower()}"] += 1
+            if end.reason in (EndReason.STOP, EndReason.LENGTH):
+                assert got == tokens
+                assert end.reason is _REASONS[reason]
+                assert end.failure is None
+                if reason is WorkerEndReason.STOP:
+                    assert end.stop_token_id == tokens[-1]
+            elif end.failure is None:
+                assert end.reason is EndReason.CANCELLED
+                assert output.stopped, "ended without a reason"
+                self.seen["stopped by its gateway"] += 1
+            else:
+                allowed = _FAILURES if end.reason is EndReason.FAILED else {"DEADLINE_PASSED"}
+                assert end.failure.reason in allowed, end.failure
+                self.seen[end.failure.reason] += 1
+
+    def _lone(self, ask: Ask, index: int) -> Lone:
+        wish = ask.sampling
+        seed = (wish.seed + index) % 2**64
+        sampling = WorkerSampling(wish.temperature, wish.top_p, wish.top_k, wish.min_p, seed)
+        return Lone(self.life.workers[0].model, ask.prompt, ask.max_tokens, frozenset(ask.stop_token_ids), sampling)

@@ -1,0 +1,110 @@
+"""The virtual mesh with real workers: the real core, real executors, real codecs, and a clock that nobody waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler.actions import Action, Log, NewSequence, Release, Resume, ToWorker, WorkerCommand
+from scheduler.events import Event, PlanEnded, SequenceReleased, StepReported, WorkerAttached
+from scheduler.simulator.mesh import VirtualMesh
+from tests.mesh.real_worker import Device, RealWorker, Setup
+
+
+class RealMesh(VirtualMesh):
+    """Every event is in `timeline`, what happened how often in `seen`."""
+
+    workers: dict[int, RealWorker]
+
+    def __init__(self, setups: Sequence[Setup], **options: Any) -> None:
+        self.timeline: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.devices = [Device(setup, self.seen) for setup in setups]
+        super().__init__([device.info for device in self.devices], **options)
+
+    # Moves.
+
+    def attach_worker(self, index: int = 0) -> RealWorker:
+        device = self.devices[index]
+        self._links += 1
+        worker = RealWorker(self._links, device, index)
+        self.workers[worker.link] = worker
+        self.post(WorkerAttached(worker.link, f"host:{index + 1}", worker.info))
+        # The first keys follow hello.
+        self._boundary(worker)
+        return worker
+
+    def worker_at(self, index: int) -> RealWorker | None:
+        """The live stream to the worker at that address."""
+        live = (worker for worker in self.workers.values() if worker.index == index)
+        return next(live, None)
+
+    def reconnect(self, index: int, steps_alone: int, pause: float, *, detach: bool) -> None:
+        """The stream breaks; the executor goes on for some steps; another stream comes after `pause` seconds."""
+        worker = self.worker_at(index)
+        if worker is None:
+            return
+        self.seen["reconnect"] += worker.device.executor.num_sequences > 0
+        self.lose_worker(worker)
+        worker.device.run_on(steps_alone)
+        if detach:
+            worker.detach()
+        self.at(self.now + pause, lambda: self._back(index))
+
+    def crash(self, index: int, pause: float) -> None:
+        """The process dies; another one starts after `pause` seconds."""
+        worker = self.worker_at(index)
+        if worker is None:
+            return
+        self.seen["crash"] += worker.device.executor.num_sequences > 0
+        self.lose_worker(worker)
+        self.devices[index] = Device(worker.device.setup, self.seen)
+        self.at(self.now + pause, lambda: self._back(index))
+
+    def drain(self, index: int, grace_s: float, pause: float) -> None:
+        """The process is told to stop, does so after `grace_s` seconds at the latest, and another one starts later."""
+        worker = self.worker_at(index)
+        if worker is None or worker.draining:
+            return
+        worker.draining = True
+        self.seen["drain"] += not worker.empty
+        self.drain_worker(worker, grace_s)
+        self.devices[index] = Device(worker.device.setup, self.seen)
+        self.at(self.now + grace_s + pause, lambda: self._back(index))
+
+    def _back(self, index: int) -> None:
+        if self.worker_at(index) is None:
+            self.attach_worker(index)
+
+    # What is written down and counted.
+
+    def post(self, event: Event) -> None:
+        self.timeline.append(f"{self.now:.4f} {event}")
+        self._count_event(event)
+        super().post(event)
+
+    def _act(self, action: Action) -> None:
+        if not isinstance(action, Log):
+            self.timeline.append(f"{self.now:.4f}     {action}")
+        if isinstance(action, ToWorker):
+            self._count_command(action.command)
+        super()._act(action)
+
+    def _count_event(self, event: Event) -> None:
+        if isinstance(event, PlanEnded):
+            self.seen["revocation"] += event.revoked
+            self.seen["revocation in mid-plan"] += event.revoked and event.steps_run > 0
+        elif isinstance(event, StepReported):
+            self.seen["prefix hit"] += any(progress.num_cached for progress in event.prefills)
+        elif isinstance(event, SequenceReleased):
+            self.seen["swap"] += event.swapped
+
+    def _count_command(self, command: WorkerCommand) -> None:
+        if isinstance(command, Release):
+            self.seen[f"release to {command.cause.name.lower()}"] += 1
+        elif isinstance(command, Resume):
+            self.seen["resume"] += 1
+        elif isinstance(command, NewSequence):
+            self.seen["forks"] += len(command.forks) > 0
+            self.seen["prefill in chunks"] += len(command.token_ids) > self.infos[0].max_num_batched_tokens
