@@ -88,6 +88,9 @@ class SimulatedWorker:
         # Those that decode in every step.
         self._decoding: dict[int, SimulatedSequence] = {}
         self._told_cache = False
+        self._step_us = 0
+        # To and from host memory since the last step, which waits for them.
+        self._blocks_moved = 0
 
     @property
     def swap_blocks_used(self) -> int:
@@ -162,7 +165,7 @@ class SimulatedWorker:
         if self._verify:
             problems = self.pool.check()
             assert not problems, problems
-        step_us = round(self.step_seconds * 1e6)
+        step_us = self._step_us
         step, running.step = running.step, running.step + 1
         running.step_us += (step_us,)
         plan_seq, counts = running.plan.plan_seq, self.pool.counts
@@ -256,7 +259,11 @@ class SimulatedWorker:
             context += sequence.computed
             self._grow(sequence, sequence.computed + count + ahead)
             self.tokens_prefilled += count
-        self.step_seconds = self._cost.seconds(tokens, context)
+        seconds = self._cost.seconds(tokens, context)
+        self._step_us = round(seconds * 1e6)
+        self.step_seconds = seconds + self._blocks_moved * self.info.swap_block_ns * 1e-9
+        if tokens:
+            self._blocks_moved = 0
         return tokens > 0
 
     def _grow(self, sequence: SimulatedSequence, num_tokens: int) -> None:
@@ -370,6 +377,7 @@ class SimulatedWorker:
         """Copies the blocks to host memory, if there is room."""
         if self.swap_blocks_used + len(sequence.blocks) > self.info.num_swap_blocks:
             return False
+        self._blocks_moved += len(sequence.blocks)
         contents = tuple(tuple(self.pool.content[block]) for block in sequence.blocks) if self._verify else ()
         self.swapped[sequence_id] = SwappedSequence(sequence, len(sequence.blocks), contents)
         return True
@@ -377,6 +385,7 @@ class SimulatedWorker:
     def _swap_in(self, sequence_id: int) -> None:
         swapped = self.swapped.pop(sequence_id)
         sequence = swapped.sequence
+        self._blocks_moved += swapped.num_blocks
         sequence.blocks = [self.pool.take() for _ in range(swapped.num_blocks)]
         sequence.forked = False
         for block, content in zip(sequence.blocks, swapped.contents, strict=False):

@@ -34,6 +34,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Look": {
         "fleet": ("fleet", "Show workers, KV blocks and requests of a running mesh."),
+        "simulate": ("simulate", "Ask what so many workers would do with so many requests."),
         "doctor": ("doctor", "Check this machine, and say what to do about each problem."),
         "demo": ("demo", "Start a mesh, ask it one question, stop it."),
     },

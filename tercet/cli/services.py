@@ -30,9 +30,9 @@ def is_public(host: str) -> bool:
     return not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
-def service_module(name: str) -> Any:
-    """The server module of a service: the one place where this package meets them, and only the one asked for."""
-    return importlib.import_module(f"{name}.server")
+def service_module(name: str, part: str = "server") -> Any:
+    """A module of a service: the one place where this package meets them, and only the one asked for."""
+    return importlib.import_module(f"{name}.{part}")
 
 
 def run_service(name: str, config: MeshConfig) -> None:
