@@ -68,3 +68,9 @@ def test_settings_that_cannot_be_are_named(flags: dict[str, Any], key: str) -> N
     with pytest.raises(ConfigError) as caught:
         budget_lines(load_config(flags=flags))
     assert caught.value.key == key
+
+
+def test_a_part_of_the_memory_is_named_as_such() -> None:
+    with pytest.raises(StartupError, match=r"are available \(worker\.memory_fraction 0\.5 of what is free\)"):
+        plan_budget(**{**ARGUMENTS, "available": 3279, "memory_fraction": 0.5})
+    assert plan_budget(**{**ARGUMENTS, "available": 3280, "memory_fraction": 0.5}).num_blocks == 10
