@@ -12,8 +12,10 @@ MEMORY_STEPS = 48.0
 SOLVE_EVERY = 16
 # How much the last solution weighs where the steps of late say nothing, in steps.
 PRIOR_WEIGHT = 0.01
+# Reports are in whole microseconds: less is no time at all.
+LEAST_SECONDS = 1e-6
 # A step that differs from its prediction by a larger factor counts as if it differed by this one.
-MAX_SURPRISE = 3.0
+MAX_SURPRISE = 2.0
 
 Coefficients = tuple[float, float, float]
 
@@ -41,11 +43,11 @@ class StepTimes:
 
     def observe(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
         """Learns from a step that ran. Steps that claim to have taken no time are ignored."""
-        if seconds <= 0.0:
+        if seconds < LEAST_SECONDS:
             return
         expected = seconds
         if self._steps >= MIN_STEPS:
-            expected = self._evaluate(num_tokens, context_tokens)
+            expected = max(self._evaluate(num_tokens, context_tokens), LEAST_SECONDS)
             seconds = min(max(seconds, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
         self._steps += 1
         self._unsolved += 1
@@ -83,7 +85,9 @@ class StepTimes:
         base, per_token, per_context = self._coefficients
         left = seconds - base - per_context * context_tokens
         most = 2 * self.most_tokens
-        return most if left >= per_token * most else max(0, int(left / per_token))
+        if left <= 0:
+            return 0
+        return most if left >= per_token * most else int(left / per_token)
 
     def seconds_of(self, num_tokens: int) -> float | None:
         """Seconds that computing these tokens adds to steps that run anyway; None while unknown."""

@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.planner import NOTHING, Candidate, Credits, Limits, Policy, Running, make_plan
+from scheduler.plan_length import MAX_PLAN_SECONDS, MAX_STEPS, least_steps
+from scheduler.planner import (
+    CAUTIOUS_PREFILL_TOKENS,
+    LEAST_PREFILL_TOKENS,
+    NOTHING,
+    UNKNOWN,
+    Candidate,
+    Credits,
+    Forecast,
+    Limits,
+    Policy,
+    Prefill,
+    Running,
+    make_plan,
+)
 
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64, block_size=4)
 POLICY = Policy(num_steps=8, max_prefill_tokens=0)
+ADAPTIVE = Policy(num_steps=0, max_prefill_tokens=0)
 PLENTY = 1000
 
 
-def decoder(key: int, tokens: int = 10, steps_left: int = 50, max_length: int = 200) -> Running:
-    return Running(key, key, 0, tokens, max_length, steps_left, -(-tokens // 4), True)
+class Row(NamedTuple):
+    """One running sequence; `left`: tokens of its prefill, 0: it decodes; `forks` wait for it."""
+
+    key: int
+    left: int
+    tokens: int
+    max_length: int
+    steps_left: int
+    reserved: int
+    joined: bool = True
+    forks: int = 0
 
 
-def prefill(key: int, left: int, tokens: int = 100, *, joined: bool = True) -> Running:
-    return Running(key, key, left, tokens, 200, 200 - tokens, -(-tokens // 4), joined)
+def decoder(key: int, tokens: int = 10, steps_left: int = 50, max_length: int = 200) -> Row:
+    return Row(key, 0, tokens, max_length, steps_left, -(-tokens // 4))
+
+
+def prefill(key: int, left: int, tokens: int = 100, *, joined: bool = True, forks: int = 0) -> Row:
+    return Row(key, left, tokens, 200, 200 - tokens, -(-tokens // 4) * (1 + forks), joined, forks)
+
+
+def columns(*rows: Row, lone: bool | None = None) -> Running:
+    """What the planner sees of them."""
+    decoding = [row for row in rows if not row.left]
+    ends = [row.steps_left for row in decoding]
+    prefills = [Prefill(row.key, (0.0, row.key), row.left, row.steps_left, row.joined) for row in rows if row.left]
+    return Running(
+        tokens=[row.tokens for row in rows for _ in range(1 + row.forks)],
+        max_lengths=[row.max_length for row in rows for _ in range(1 + row.forks)],
+        reserved=sum(row.reserved for row in rows),
+        prefills=prefills,
+        decoding=len(decoding),
+        last_end=max(ends, default=0),
+        first_end=min((end for end in ends if end), default=0),
+        lone=len(rows) == 1 and not rows[0].forks if lone is None else lone,
+    )
 
 
 def credits_for(available: int, sequences: int, *, settled: bool = True) -> Credits:
@@ -25,33 +72,33 @@ def credits_for(available: int, sequences: int, *, settled: bool = True) -> Cred
 
 
 def test_nothing_to_do() -> None:
-    assert make_plan([], [], credits_for(PLENTY, 0), LIMITS, POLICY) == NOTHING
-    assert make_plan([decoder(1, steps_left=0)], [], credits_for(PLENTY, 1), LIMITS, POLICY) == NOTHING
+    assert make_plan(columns(), [], credits_for(PLENTY, 0), LIMITS, POLICY) == NOTHING
+    assert make_plan(columns(decoder(1, steps_left=0)), [], credits_for(PLENTY, 1), LIMITS, POLICY) == NOTHING
 
 
 def test_decoders_get_all_steps_but_no_more_than_the_longest_needs() -> None:
-    running = [decoder(1, steps_left=3), decoder(2, steps_left=5)]
+    running = columns(decoder(1, steps_left=3), decoder(2, steps_left=5))
     assert make_plan(running, [], credits_for(PLENTY, 2), LIMITS, POLICY).num_steps == 5
-    running = [decoder(1, steps_left=3), decoder(2, steps_left=50)]
+    running = columns(decoder(1, steps_left=3), decoder(2, steps_left=50))
     decision = make_plan(running, [], credits_for(PLENTY, 2), LIMITS, POLICY)
     assert (decision.num_steps, decision.chunks, decision.join) == (8, (), ())
 
 
 def test_a_prompt_that_fits_starts_and_joins_and_decodes_in_the_same_plan() -> None:
-    decision = make_plan([decoder(1)], [Candidate(2, 20, 30)], credits_for(PLENTY, 1), LIMITS, POLICY)
+    decision = make_plan(columns(decoder(1)), [Candidate(2, 20, 30)], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert decision.chunks == ((2, 20),)
     assert decision.join == decision.start == (2,)
     assert decision.num_steps == 8
 
 
 def test_a_prompt_that_does_not_fit_takes_what_is_left_and_keeps_the_plan_short() -> None:
-    decision = make_plan([decoder(1)], [Candidate(2, 100, 130)], credits_for(PLENTY, 1), LIMITS, POLICY)
+    decision = make_plan(columns(decoder(1)), [Candidate(2, 100, 130)], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert decision.chunks == ((2, 63),)
     assert decision.num_steps == 1
 
 
-def test_prefills_are_served_by_arrival_before_new_sequences() -> None:
-    running = [prefill(3, 40), prefill(2, 40), decoder(1)]
+def test_prefills_are_served_by_urgency_before_new_sequences() -> None:
+    running = columns(prefill(3, 40), prefill(2, 40), decoder(1))
     decision = make_plan(running, [Candidate(4, 10, 20)], credits_for(PLENTY, 3), LIMITS, POLICY)
     # 64 tokens, one set aside for each of three: 61 + the one of each that gets a chunk.
     assert decision.chunks == ((2, 40), (3, 23))
@@ -61,66 +108,136 @@ def test_prefills_are_served_by_arrival_before_new_sequences() -> None:
 
 def test_the_prefill_cap_holds_only_while_something_decodes() -> None:
     policy = Policy(num_steps=8, max_prefill_tokens=16)
-    decision = make_plan([decoder(1), prefill(2, 40)], [], credits_for(PLENTY, 2), LIMITS, policy)
+    decision = make_plan(columns(decoder(1), prefill(2, 40)), [], credits_for(PLENTY, 2), LIMITS, policy)
     assert decision.chunks == ((2, 16),)
-    decision = make_plan([prefill(2, 40)], [], credits_for(PLENTY, 1), LIMITS, policy)
+    decision = make_plan(columns(prefill(2, 40)), [], credits_for(PLENTY, 1), LIMITS, policy)
     assert decision.chunks == ((2, 40),)
 
 
+def test_without_a_fixed_cap_prefill_takes_what_the_forecast_leaves() -> None:
+    wide = Limits(max_num_seqs=8, max_num_batched_tokens=4096, block_size=4)
+    running = columns(decoder(1), prefill(2, 3000))
+
+    def chunk(forecast: Forecast) -> int:
+        ((_, count),) = make_plan(running, [], credits_for(PLENTY, 2), wide, POLICY, forecast).chunks
+        return count
+
+    assert chunk(UNKNOWN) == CAUTIOUS_PREFILL_TOKENS
+    assert chunk(Forecast(mixed_tokens=500)) == 500
+    # It advances though the decodes alone take longer than a mixed step should.
+    assert chunk(Forecast(mixed_tokens=-7)) == LEAST_PREFILL_TOKENS
+    alone = make_plan(columns(prefill(2, 3000)), [], credits_for(PLENTY, 1), wide, POLICY, Forecast(mixed_tokens=50))
+    assert alone.chunks == ((2, 3000),)
+
+
 def test_a_lost_join_is_sent_again_with_the_chunk() -> None:
-    decision = make_plan([prefill(2, 40, joined=False)], [], credits_for(PLENTY, 1), LIMITS, POLICY)
+    decision = make_plan(columns(prefill(2, 40, joined=False)), [], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert decision.join == (2,)
     assert decision.start == ()
 
 
+def test_one_that_came_back_from_host_memory_only_has_to_join() -> None:
+    running = Running([10], [60], 3, [Prefill(2, (0.0, 2), 0, 50, joined=False)], 0, 0, 0, lone=True)
+    decision = make_plan(running, [], credits_for(PLENTY, 1), LIMITS, POLICY)
+    assert (decision.num_steps, decision.chunks, decision.join) == (8, (), (2,))
+
+
 def test_short_credits_mean_fewer_steps() -> None:
     # Reserved 3 blocks = 12 tokens each, 12 held: every step into a new block costs one each.
-    running = [decoder(1, tokens=12), decoder(2, tokens=12)]
+    running = columns(decoder(1, tokens=12), decoder(2, tokens=12))
     assert make_plan(running, [], credits_for(4, 2), LIMITS, POLICY).num_steps == 8
     assert make_plan(running, [], credits_for(3, 2), LIMITS, POLICY).num_steps == 4
     assert make_plan(running, [], credits_for(2, 2), LIMITS, POLICY).num_steps == 4
 
 
-def test_too_few_credits_for_one_step_preempt_the_latest_arrival() -> None:
-    running = [decoder(2, tokens=12), decoder(1, tokens=12), decoder(3, tokens=12)]
+def test_too_few_credits_for_one_step_are_a_shortage() -> None:
+    running = columns(*(decoder(key, tokens=12) for key in (1, 2, 3)))
     decision = make_plan(running, [], credits_for(2, 3), LIMITS, POLICY)
-    assert decision.preempt == (3,)
-    assert decision.num_steps == 0
+    assert (decision.shortage, decision.num_steps) == (1, 0)
 
 
-def test_the_oldest_is_never_preempted() -> None:
-    running = [decoder(key, tokens=12) for key in (1, 2, 3)]
-    assert make_plan(running, [], credits_for(-100, 3), LIMITS, POLICY).preempt == (3, 2)
-
-
-def test_nothing_is_preempted_while_blocks_may_still_come_back() -> None:
-    running = [decoder(1, tokens=12), decoder(2, tokens=12)]
+def test_there_is_no_shortage_while_blocks_may_still_come_back() -> None:
+    running = columns(decoder(1, tokens=12), decoder(2, tokens=12))
     assert make_plan(running, [], credits_for(1, 2, settled=False), LIMITS, POLICY) == NOTHING
 
 
 def test_a_sequence_alone_always_advances() -> None:
-    assert make_plan([decoder(1, tokens=12)], [], credits_for(0, 1), LIMITS, POLICY).num_steps == 8
-    decision = make_plan([], [Candidate(1, 100, 130)], credits_for(0, 0), LIMITS, POLICY)
+    assert make_plan(columns(decoder(1, tokens=12)), [], credits_for(0, 1), LIMITS, POLICY).num_steps == 8
+    decision = make_plan(columns(), [Candidate(1, 100, 130)], credits_for(0, 0), LIMITS, POLICY)
     assert decision.start == (1,)
 
 
 def test_a_newcomer_leaves_every_running_sequence_a_block_to_grow_by() -> None:
     candidate = [Candidate(2, 7, 20)]
-    assert make_plan([decoder(1)], candidate, credits_for(3, 1), LIMITS, POLICY).start == (2,)
-    assert make_plan([decoder(1)], candidate, credits_for(2, 1), LIMITS, POLICY).start == ()
+    assert make_plan(columns(decoder(1)), candidate, credits_for(3, 1), LIMITS, POLICY).start == (2,)
+    assert make_plan(columns(decoder(1)), candidate, credits_for(2, 1), LIMITS, POLICY).start == ()
 
 
 def test_order_is_strict_when_the_next_does_not_fit() -> None:
     waiting = [Candidate(2, 60, 100), Candidate(3, 1, 4)]
-    assert make_plan([decoder(1)], waiting, credits_for(10, 1), LIMITS, POLICY).start == ()
+    assert make_plan(columns(decoder(1)), waiting, credits_for(10, 1), LIMITS, POLICY).start == ()
 
 
 def test_slots_are_bounded_by_sequences_and_by_tokens() -> None:
-    running = [decoder(key) for key in range(8)]
+    running = columns(*(decoder(key) for key in range(8)))
     assert make_plan(running, [Candidate(9, 1, 4)], credits_for(PLENTY, 8), LIMITS, POLICY).start == ()
     narrow = Limits(max_num_seqs=8, max_num_batched_tokens=2, block_size=4)
     waiting = [Candidate(key, 1, 4) for key in range(4)]
-    assert make_plan([], waiting, credits_for(PLENTY, 0), narrow, POLICY).start == (0, 1)
+    assert make_plan(columns(), waiting, credits_for(PLENTY, 0), narrow, POLICY).start == (0, 1)
+
+
+def test_a_group_starts_whole_or_not_at_all() -> None:
+    group = Candidate(9, 10, 30, members=4)
+    running = columns(*(decoder(key) for key in range(4)))
+    decision = make_plan(running, [group], credits_for(PLENTY, 4), LIMITS, POLICY)
+    assert (decision.start, decision.join, decision.chunks) == ((9,), (9,), ((9, 10),))
+    running = columns(*(decoder(key) for key in range(5)))
+    assert make_plan(running, [group], credits_for(PLENTY, 5), LIMITS, POLICY).start == ()
+    # Three blocks for 11 tokens, and one for each fork: it shares the two full ones.
+    assert group.blocks(1, 4) == 6
+    running = columns(decoder(1))
+    assert make_plan(running, [group], credits_for(7, 1), LIMITS, POLICY).start == (9,)
+    assert make_plan(running, [group], credits_for(6, 1), LIMITS, POLICY).start == ()
+
+
+def test_forks_that_wait_have_a_token_of_the_step_each() -> None:
+    group = Candidate(9, 100, 130, members=4)
+    assert make_plan(columns(), [group], credits_for(PLENTY, 0), LIMITS, POLICY).chunks == ((9, 61),)
+    running = columns(prefill(9, 100, forks=3))
+    assert make_plan(running, [], credits_for(PLENTY, 4), LIMITS, POLICY).chunks == ((9, 61),)
+
+
+def test_a_swapped_one_comes_back_without_a_chunk() -> None:
+    decision = make_plan(
+        columns(decoder(1)), [Candidate(2, 20, 30, swapped=True)], credits_for(PLENTY, 1), LIMITS, POLICY
+    )
+    assert (decision.start, decision.join, decision.chunks, decision.num_steps) == ((2,), (2,), (), 8)
+    # It needs credit for all that it brings.
+    waiting = [Candidate(2, 20, 30, swapped=True)]
+    assert make_plan(columns(decoder(1)), waiting, credits_for(7, 1), LIMITS, POLICY).start == (2,)
+    assert make_plan(columns(decoder(1)), waiting, credits_for(6, 1), LIMITS, POLICY).start == ()
+
+
+def test_a_plan_is_as_long_as_the_quiet_before_it() -> None:
+    running = columns(decoder(1))
+    lengths = [
+        make_plan(running, [], credits_for(PLENTY, 1), LIMITS, ADAPTIVE, Forecast(quiet, 0.01)).num_steps
+        for quiet in (0, 3, 6, 20, 1000)
+    ]
+    assert lengths == [1, 3, 6, 20, 25]
+
+
+def test_a_crowded_worker_plans_to_the_first_end() -> None:
+    running = columns(decoder(1, steps_left=6), decoder(2))
+    quiet = Forecast(32, 0.004)
+    assert make_plan(running, [], credits_for(PLENTY, 2), LIMITS, ADAPTIVE, quiet).num_steps == 32
+    crowded = Forecast(32, 0.004, crowded=True)
+    assert make_plan(running, [], credits_for(PLENTY, 2), LIMITS, ADAPTIVE, crowded).num_steps == 6
+    # Never so short that planning shows.
+    soon = columns(decoder(1, steps_left=1), decoder(2))
+    assert make_plan(soon, [], credits_for(PLENTY, 2), LIMITS, ADAPTIVE, crowded).num_steps == 2
+    # A fixed length is what the operator says.
+    assert make_plan(soon, [], credits_for(PLENTY, 2), LIMITS, POLICY, crowded).num_steps == 8
 
 
 def blocks(tokens: int, max_length: int, size: int) -> int:
@@ -128,84 +245,109 @@ def blocks(tokens: int, max_length: int, size: int) -> int:
 
 
 @st.composite
-def running_sequences(draw: st.DrawFn, size: int) -> list[Running]:
-    out = []
+def running_sequences(draw: st.DrawFn, size: int) -> list[Row]:
+    rows = []
     for key in range(draw(st.integers(0, 6))):
         tokens = draw(st.integers(1, 40))
         max_length = tokens + draw(st.integers(0, 20))
         left = draw(st.integers(0, 40))
-        reserved = blocks(tokens, max_length, size) + draw(st.integers(-1, 1))
+        forks = draw(st.integers(0, 2)) if left else 0
+        reserved = (1 + forks) * blocks(tokens, max_length, size) + draw(st.integers(-1, 1))
         steps_left = draw(st.integers(0, max_length))
-        out.append(
-            Running(key, draw(st.integers(0, 99)), left, tokens, max_length, steps_left, reserved, draw(st.booleans()))
-        )
-    return out
+        rows.append(Row(key, left, tokens, max_length, steps_left, reserved, draw(st.booleans()), forks))
+    return rows
 
 
-@settings(max_examples=300)
+@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 4, 16]))
-    running = data.draw(running_sequences(size))
+    rows = data.draw(running_sequences(size))
+    count = sum(1 + row.forks for row in rows)
     limits = Limits(
-        max_num_seqs=data.draw(st.integers(max(1, len(running)), 10)),
-        max_num_batched_tokens=data.draw(st.integers(max(1, len(running)), 60)),
+        max_num_seqs=data.draw(st.integers(max(1, count), 24)),
+        max_num_batched_tokens=data.draw(st.integers(max(1, count), 80)),
         block_size=size,
     )
-    policy = Policy(data.draw(st.integers(1, 32)), data.draw(st.sampled_from([0, 1, 7])))
+    policy = Policy(data.draw(st.integers(0, 40)), data.draw(st.sampled_from([0, 1, 7])))
+    forecast = Forecast(
+        data.draw(st.integers(0, 50)),
+        data.draw(st.sampled_from([None, 0.0005, 0.002, 0.04, 1.0])),
+        data.draw(st.sampled_from([None, -3, 5, 40])),
+        data.draw(st.booleans()),
+    )
     waiting = [
-        Candidate(100 + index, tokens, tokens + data.draw(st.integers(1, 30)))
-        for index, tokens in enumerate(data.draw(st.lists(st.integers(1, 50), max_size=4)))
+        Candidate(
+            100 + index,
+            tokens,
+            tokens + data.draw(st.integers(1, 30)),
+            members=1 if swapped else data.draw(st.integers(1, 3)),
+            swapped=swapped,
+        )
+        for index, (tokens, swapped) in enumerate(
+            data.draw(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=4))
+        )
     ]
     releasing = data.draw(st.integers(0, 2))
     settled = not releasing and data.draw(st.booleans())
-    account = Credits(data.draw(st.integers(-5, 80)), len(running) + releasing, settled)
-    decision = make_plan(running, waiting, account, limits, policy)
-    assert decision == make_plan(running, waiting, account, limits, policy)
+    account = Credits(data.draw(st.integers(-5, 120)), count + releasing, settled)
+    lone = len(rows) == 1 and not releasing and (not rows[0].forks or data.draw(st.booleans()))
+    running = columns(*rows, lone=lone)
+    decision = make_plan(running, waiting, account, limits, policy, forecast)
+    assert decision == make_plan(running, waiting, account, limits, policy, forecast)
 
-    by_key = {each.sequence_id: each for each in running}
+    by_key = {row.key: row for row in rows}
     starts = {each.sequence_id: each for each in waiting[: len(decision.start)]}
     assert tuple(starts) == decision.start
-    alone = len(running) + releasing + len(starts) == 1
+    started = sum(each.members for each in starts.values())
     chunks = dict(decision.chunks)
     assert len(chunks) == len(decision.chunks)
-    if decision.preempt:
-        assert not decision.num_steps
+    growth = sum((1 + row.forks) * blocks(row.tokens + 1, row.max_length, size) - row.reserved for row in rows)
+    if decision.shortage:
+        assert decision.num_steps == 0
         assert settled
-        oldest = min(each.arrival for each in running)
-        kept = [each for each in running if each.sequence_id not in decision.preempt]
-        assert kept
-        assert any(each.arrival == oldest for each in kept)
-        assert max(each.arrival for each in kept) <= min(by_key[key].arrival for key in decision.preempt)
+        assert not lone
+        assert decision.shortage == growth - account.available
         return
     if not decision.num_steps:
         assert decision == NOTHING
-        growth = sum(blocks(each.tokens + 1, each.max_length, size) - each.reserved for each in running)
         short = growth > account.available
-        idle = not any(each.prefill_left or each.steps_left for each in running)
-        assert (short and not settled and not alone) or idle
-        if idle and waiting and not account.sequences:
-            raise AssertionError("an empty worker starts what waits")
+        idle = not any(row.left or row.steps_left for row in rows)
+        assert (short and not settled and not lone) or idle
+        fits = waiting and waiting[0].members <= limits.max_running
+        assert not (idle and fits and not account.sequences), "an empty worker starts what waits"
         return
-    assert 1 <= decision.num_steps <= policy.num_steps
-    # Worst case within credits.
-    grown = sum(blocks(each.tokens + decision.num_steps, each.max_length, size) - each.reserved for each in running)
-    grown += sum(blocks(each.tokens + decision.num_steps, each.max_length, size) for each in starts.values())
-    assert alone or grown <= account.available
+    # A fixed length is obeyed, an adaptive one has its bounds.
+    assert 1 <= decision.num_steps <= (policy.num_steps or MAX_STEPS)
+    if not policy.num_steps and forecast.step_seconds and decision.num_steps > 1:
+        assert decision.num_steps * forecast.step_seconds <= MAX_PLAN_SECONDS
+        assert decision.num_steps <= max(forecast.quiet_steps, least_steps(forecast.step_seconds))
+    # Worst case within credits; what is alone may always do what admission has checked.
+    grown = sum(
+        (1 + row.forks) * blocks(row.tokens + decision.num_steps, row.max_length, size) - row.reserved for row in rows
+    )
+    grown += sum(each.blocks(decision.num_steps, size) for each in starts.values())
+    first_alone = not account.sequences and len(starts) == 1
+    assert grown <= account.available or ((lone or first_alone) and (count + started == 1 or decision.num_steps == 1))
     # Token budget of the first step, whoever decodes in it.
-    assert sum(chunks.values()) + sum(key not in chunks for key in by_key) <= limits.max_num_batched_tokens
-    assert len(running) + len(starts) <= limits.max_running
-    if policy.max_prefill_tokens and any(not each.prefill_left for each in running):
-        assert sum(chunks.values()) <= policy.max_prefill_tokens
-    for key, count in chunks.items():
-        assert 1 <= count <= (by_key[key].prefill_left if key in by_key else starts[key].tokens)
+    deciding = sum((1 + row.forks) - (row.key in chunks) for row in rows)
+    deciding += sum(each.members - (each.sequence_id in chunks) for each in starts.values())
+    assert sum(chunks.values()) + deciding <= limits.max_num_batched_tokens
+    assert count + started <= limits.max_running
+    if any(not row.left for row in rows):
+        cap = policy.max_prefill_tokens or max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens or 0)
+        if policy.max_prefill_tokens or forecast.mixed_tokens is not None:
+            assert sum(chunks.values()) <= cap
+    for key, tokens in chunks.items():
+        assert 1 <= tokens <= (by_key[key].left if key in by_key else starts[key].tokens)
+        assert key in by_key or not starts[key].swapped
     # Prefill that is left over makes the plan short.
     if decision.num_steps > 1:
-        assert all(each.prefill_left <= chunks.get(each.sequence_id, 0) for each in running)
-        assert all(chunks[key] == each.tokens for key, each in starts.items())
+        assert all(row.left <= chunks.get(row.key, 0) for row in rows)
+        assert all(each.swapped or chunks[key] == each.tokens for key, each in starts.items())
     # Joins: the new ones, and those in doubt that get a chunk.
     assert set(decision.join) == set(starts) | {key for key in chunks if key in by_key and not by_key[key].joined}
-    # The oldest prefill advances.
-    prefilling = [each for each in running if each.prefill_left]
+    # The most urgent prefill advances.
+    prefilling = [row.key for row in rows if row.left]
     if prefilling:
-        assert min(each.arrival for each in prefilling) in {by_key[key].arrival for key in chunks if key in by_key}
+        assert min(prefilling) in chunks

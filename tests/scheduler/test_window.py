@@ -19,6 +19,18 @@ def test_plans_are_numbered_and_counted_until_they_are_done() -> None:
     assert window.steps_ahead == 2
 
 
+def test_the_oldest_plan_in_flight_is_named() -> None:
+    window = PlanWindow()
+    assert window.oldest_seq == 1
+    window.send(4, {}, revoke=False)
+    window.send(4, {}, revoke=False)
+    assert window.oldest_seq == 1
+    window.done(1)
+    assert window.oldest_seq == 2
+    window.done(2)
+    assert window.oldest_seq == 3
+
+
 def test_a_revoked_plan_counts_in_the_worst_case_until_its_end_is_reported() -> None:
     window = PlanWindow()
     window.send(4, {}, revoke=False)
@@ -38,15 +50,15 @@ def test_the_first_step_of_the_oldest_plan_is_expected_to_run_though_it_is_revok
     window = PlanWindow()
     window.send(4, {1: 8}, revoke=False)
     window.send(4, {2: 8}, revoke=False)
-    assert window.expected(revoking=False) == [Expected({1: 8}, 4), Expected({2: 8}, 4)]
-    assert window.expected(revoking=True) == [Expected({1: 8}, 1)]
+    assert window.expected(revoking=False) == [Expected(1, {1: 8}, 4), Expected(2, {2: 8}, 4)]
+    assert window.expected(revoking=True) == [Expected(1, {1: 8}, 1)]
     window.send(1, {3: 8}, revoke=True)
-    assert window.expected(revoking=False) == [Expected({1: 8}, 1), Expected({3: 8}, 1)]
+    assert window.expected(revoking=False) == [Expected(1, {1: 8}, 1), Expected(3, {3: 8}, 1)]
     window.step(1, 0)
-    assert window.expected(revoking=False) == [Expected({3: 8}, 1)]
+    assert window.expected(revoking=False) == [Expected(3, {3: 8}, 1)]
     # The second never had begun, whatever becomes the oldest in flight.
     window.done(1)
-    assert window.expected(revoking=False) == [Expected({3: 8}, 1)]
+    assert window.expected(revoking=False) == [Expected(3, {3: 8}, 1)]
     assert window.may_not_start(2, revoking=False)
 
 

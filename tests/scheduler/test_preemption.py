@@ -1,0 +1,108 @@
+"""Who gives way, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.preemption import Holder, choose_victims, prefer_swap
+
+
+def holder(key: int, **changes: Any) -> Holder:
+    values: dict[str, Any] = {
+        "sequence_ids": (key,),
+        "rank": 0,
+        "priority": 0,
+        "urgency": (0.0, key),
+        "shielded": False,
+        "lost_tokens": 10,
+        "blocks": 1,
+        "decoding": True,
+    }
+    return Holder(**{**values, **changes})
+
+
+def victims(*holders: Holder, shortage: int = 1) -> list[int]:
+    return [each.sequence_ids[0] for each in choose_victims(holders, shortage)]
+
+
+def test_of_equals_the_latest_gives_way() -> None:
+    assert victims(holder(2), holder(1), holder(3)) == [3]
+    assert victims(holder(2), holder(1), holder(3), shortage=2) == [3, 2]
+
+
+def test_the_higher_class_gives_way_first() -> None:
+    assert victims(holder(1), holder(2, rank=2, lost_tokens=900), holder(3, rank=1), holder(4)) == [2]
+
+
+def test_within_a_class_the_higher_priority_number_gives_way_first() -> None:
+    assert victims(holder(1), holder(2, priority=5, lost_tokens=900), holder(3, priority=-5)) == [2]
+    assert victims(holder(1), holder(2, priority=5), holder(3, rank=1, priority=-5)) == [3]
+
+
+def test_then_the_one_that_loses_least() -> None:
+    assert victims(holder(1), holder(2, lost_tokens=3), holder(3, lost_tokens=4)) == [2]
+
+
+def test_the_most_urgent_stays_whatever_its_class() -> None:
+    assert victims(holder(1, rank=2, priority=99), holder(2), shortage=9) == [2]
+    assert victims(holder(1), shortage=9) == []
+    assert victims(shortage=9) == []
+
+
+def test_one_that_has_just_lost_its_work_goes_only_if_nothing_else_helps() -> None:
+    shielded = holder(3, rank=2, shielded=True)
+    assert victims(holder(1), holder(2), shielded) == [2]
+    assert victims(holder(1), holder(2), shielded, shortage=2) == [2, 3]
+
+
+def test_a_group_goes_as_one() -> None:
+    group = holder(5, sequence_ids=(5, 6, 7), blocks=4, rank=1)
+    (victim,) = choose_victims([holder(1), group, holder(8)], 3)
+    assert victim.sequence_ids == (5, 6, 7)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(-3, 3), st.booleans(), st.integers(0, 9), st.integers(1, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 30),
+)
+def test_no_victim_too_many_and_never_all(rows: list[tuple[int, int, bool, int, int]], shortage: int) -> None:
+    holders = [
+        holder(key, rank=rank, priority=priority, shielded=shielded, lost_tokens=lost, blocks=blocks)
+        for key, (rank, priority, shielded, lost, blocks) in enumerate(rows)
+    ]
+    chosen = choose_victims(holders, shortage)
+    assert holders[0] not in chosen
+    kept = [each for each in holders[1:] if each not in chosen]
+    # Without the last one it would not have been enough; if somebody stays, it is.
+    assert sum(each.blocks for each in chosen[:-1]) < shortage
+    assert not kept or sum(each.blocks for each in chosen) >= shortage
+    if any(each.shielded for each in chosen):
+        assert all(each.shielded for each in kept)
+    for mine, other in ((mine, other) for mine in chosen for other in kept if mine.shielded == other.shielded):
+        assert (mine.rank, mine.priority, -mine.lost_tokens) >= (other.rank, other.priority, -other.lost_tokens)
+
+
+def test_blocks_move_to_host_memory_where_that_is_cheaper() -> None:
+    def swapped(**changes: Any) -> bool:
+        values: dict[str, Any] = {
+            "decoding": True,
+            "num_blocks": 10,
+            "free_host_blocks": 10,
+            "swap_block_s": 0.001,
+            "recompute_s": 0.021,
+        }
+        return prefer_swap(**{**values, **changes})
+
+    assert swapped()
+    assert not swapped(recompute_s=0.019)
+    assert not swapped(recompute_s=None)
+    assert not swapped(decoding=False)
+    assert not swapped(free_host_blocks=9)
+    assert not swapped(num_blocks=0)
