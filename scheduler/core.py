@@ -39,7 +39,7 @@ from .events import (
     WorkerDraining,
     WorkerLost,
 )
-from .fleet import FleetView, Pool
+from .fleet import FleetView, Pool, Worker
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request, Sequence
@@ -114,6 +114,11 @@ class Core:
     def view(self) -> FleetView:
         """The mesh now."""
         return self._mesh.view()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The live ones; to be looked at only."""
+        return list(self._mesh.fleet.workers.values())
 
     def check(self) -> list[str]:
         """What does not add up; empty when all does. For after `plan`."""

@@ -118,8 +118,11 @@ class Snapshot:
         return reference
 
 
-def restore(entries: Iterable[Any], root: type) -> Any:
-    """The object that `Snapshot.encoded` wrote, a `root`, with everything that it refers to. Raises PlanFileError."""
+def restore(entries: Iterable[Any], root: type, left_out: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
+    """The object that `Snapshot.encoded` wrote, a `root`, with everything that it refers to.
+
+    `left_out` are values for attributes that the snapshot left out, by name of their class. Raises PlanFileError.
+    """
     written = list(entries)
     shells = [_shell(data) for data in written]
     if not shells or type(shells[0]) is not root:
@@ -132,6 +135,9 @@ def restore(entries: Iterable[Any], root: type) -> Any:
 
     for shell, data in zip(shells, written, strict=True):
         _fill(shell, data, resolve)
+    for shell in shells:
+        for name, value in (left_out or {}).get(type(shell).__name__, {}).items():
+            setattr(shell, name, value)
     return shells[0]
 
 

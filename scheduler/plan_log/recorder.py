@@ -42,8 +42,9 @@ from .values import encode
 
 # Values that a round may hold on average: sequence ids, chunks, joins and the like. Rounds that hold more are fewer.
 VALUES_PER_ROUND = 128
-# What is no state of the core, by class.
-LEFT_OUT: Mapping[str, frozenset[str]] = MappingProxyType({"Core": frozenset({"_lookup"})})
+# The attribute of the core that is no state of it: whom it asks.
+LOOKUP = "_lookup"
+LEFT_OUT: Mapping[str, frozenset[str]] = MappingProxyType({Core.__name__: frozenset({LOOKUP})})
 
 # They have no tokens, and never change.
 _KEPT_AS_THEY_ARE = frozenset(
