@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from .credits import blocks_for
 from .plan_length import choose_steps, least_steps
+from .step_time import CAUTIOUS_TOKENS
 
-# Prefill tokens beside decodes while the times of steps are not known.
-CAUTIOUS_PREFILL_TOKENS = 128
 # Prefill tokens beside decodes that no forecast takes away: every prefill advances.
 LEAST_PREFILL_TOKENS = 16
 
@@ -243,7 +242,7 @@ def _prefill_cap(policy: Policy, forecast: Forecast) -> int:
     if policy.max_prefill_tokens:
         return policy.max_prefill_tokens
     if forecast.mixed_tokens is None:
-        return CAUTIOUS_PREFILL_TOKENS
+        return CAUTIOUS_TOKENS
     return max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens)
 
 

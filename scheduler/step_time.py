@@ -12,6 +12,8 @@ MEMORY_STEPS = 48.0
 SOLVE_EVERY = 16
 # How much the last solution weighs where the steps of late say nothing, in steps.
 PRIOR_WEIGHT = 0.01
+# Tokens of a step of which nothing is known: few enough for a slow device, enough to learn from.
+CAUTIOUS_TOKENS = 128
 # Reports are in whole microseconds: less is no time at all.
 LEAST_SECONDS = 1e-6
 # A step that differs from its prediction by a larger factor counts as if it differed by this one.
@@ -78,13 +80,13 @@ class StepTimes:
     def tokens_within(self, seconds: float, context_tokens: int) -> int | None:
         """How many tokens a step may compute to take no longer than `seconds`, at least 0; None while unknown.
 
-        At most twice what has been seen: beyond that the line may be anything.
+        At most twice what has been seen, or CAUTIOUS_TOKENS: beyond that the line may be anything.
         """
         if self._steps < MIN_STEPS:
             return None
         base, per_token, per_context = self._coefficients
         left = seconds - base - per_context * context_tokens
-        most = 2 * self.most_tokens
+        most = max(2 * self.most_tokens, CAUTIOUS_TOKENS)
         if left <= 0:
             return 0
         return most if left >= per_token * most else int(left / per_token)

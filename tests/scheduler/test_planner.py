@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from scheduler.plan_length import MAX_PLAN_SECONDS, MAX_STEPS, least_steps
 from scheduler.planner import (
-    CAUTIOUS_PREFILL_TOKENS,
     LEAST_PREFILL_TOKENS,
     NOTHING,
     UNKNOWN,
@@ -22,6 +21,7 @@ from scheduler.planner import (
     Running,
     make_plan,
 )
+from scheduler.step_time import CAUTIOUS_TOKENS
 
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64, block_size=4)
 POLICY = Policy(num_steps=8, max_prefill_tokens=0)
@@ -122,7 +122,7 @@ def test_without_a_fixed_cap_prefill_takes_what_the_forecast_leaves() -> None:
         ((_, count),) = make_plan(running, [], credits_for(PLENTY, 2), wide, POLICY, forecast).chunks
         return count
 
-    assert chunk(UNKNOWN) == CAUTIOUS_PREFILL_TOKENS
+    assert chunk(UNKNOWN) == CAUTIOUS_TOKENS
     assert chunk(Forecast(mixed_tokens=500)) == 500
     # It advances though the decodes alone take longer than a mixed step should.
     assert chunk(Forecast(mixed_tokens=-7)) == LEAST_PREFILL_TOKENS
