@@ -3,22 +3,86 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outcomes import judge, prepared, settle
-from simulated_worker import GREEDY, VOCAB, worker_info
-from virtual_mesh import Call, VirtualGateway, VirtualMesh, submission
 
-from scheduler.events import (
-    EndReason,
-)
+from scheduler.events import EndReason
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.small import GREEDY, submission, worker_info
+from scheduler.simulator.text import VOCAB
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+class Story:
+    """Random moves of one mesh: arrivals, stops, cancels, workers that drain or crash."""
+
+    def __init__(self, mesh: VirtualMesh, num_gateways: int, most_outputs: int, *, plain: bool) -> None:
+        self.mesh = mesh
+        self.rng = mesh.rng
+        self.gateways = [mesh.attach_gateway(number) for number in range(1, 1 + num_gateways)]
+        self.calls: list[tuple[VirtualGateway, Call]] = []
+        self._shared = [self.rng.randrange(VOCAB) for _ in range(24)]
+        self._most_outputs = most_outputs
+        self._plain = plain
+
+    def arrive(self, key: int) -> None:
+        rng, mesh = self.rng, self.mesh
+        gateway = rng.choice(self.gateways)
+        if gateway.lost:
+            return
+        prompt = self._shared[: rng.randrange(24)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
+        ranks: dict[str, Any] = {}
+        if not self._plain:
+            ranks = {"traffic_class": rng.choice(["", "rag", "batch"]), "priority": rng.choice([0, 0, -2, 3])}
+        wish = submission(
+            key,
+            prompt,
+            rng.randrange(1, 24),
+            stop_token_ids=(7,) if rng.random() < 0.5 else (),
+            sampling=replace(GREEDY, seed=rng.randrange(3)),
+            deadline_s=rng.random() * 0.5 if rng.random() < 0.2 else None,
+            prefix_salt=rng.choice([b"", b"tenant"]),
+            n=rng.randint(1, self._most_outputs),
+            **ranks,
+        )
+        call = mesh.submit(gateway, wish)
+        self.calls.append((gateway, call))
+        if rng.random() < 0.3:
+            for _ in range(rng.choice([1, 1, 2])):
+                mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.cancel(gateway, call))
+        if rng.random() < 0.3:
+            index = rng.randrange(wish.n)
+            mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.stop(gateway, call, index))
+
+    def crash(self) -> None:
+        if self.mesh.workers:
+            victim = self.rng.choice(list(self.mesh.workers.values()))
+            self.mesh.lose_worker(victim)
+            self._come_back(victim.link)
+
+    def drain(self) -> None:
+        if self.mesh.workers:
+            worker = self.rng.choice(list(self.mesh.workers.values()))
+            # It may be told more than once.
+            self.mesh.drain_worker(worker, self.rng.choice([0.02, 0.3, 3.0]))
+            self._come_back(worker.link)
+
+    def _come_back(self, link: int) -> None:
+        """The one that was on that stream, in its old place or, if it still runs there, as one more beside it."""
+        index = (link - 1) % len(self.mesh.infos)
+        if self.rng.random() < 0.8:
+            delay = self.rng.random() * self.rng.choice([0.1, 8.0])
+            self.mesh.at(self.mesh.now + delay, lambda: self.mesh.attach_worker(index) and None)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_lives(data: st.DataObject) -> None:
-    """Arrivals, cancels, deadlines, lost workers and gateways, tiny pools: the books balance after every event."""
+    """Tiny pools, several outputs, classes, host memory, lost and draining workers: the books balance after every
+    event, each request has one end, and each text is the one that it would be alone."""
     draw = data.draw
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     info = worker_info(
@@ -27,11 +91,14 @@ def test_random_lives(data: st.DataObject) -> None:
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 24)),
         max_model_len=64,
+        num_swap_blocks=draw(st.sampled_from([0, 4, 100])),
+        # Cheap enough to be chosen, and too dear.
+        swap_block_ns=draw(st.sampled_from([1, 10**9])),
     )
     infos = [info] * draw(st.integers(1, 2))
     mesh = VirtualMesh(
         infos,
-        num_steps=draw(st.sampled_from([1, 2, 4, 8, 32])),
+        num_steps=draw(st.sampled_from([0, 1, 2, 8, 32])),
         max_prefill_tokens=draw(st.sampled_from([0, 1, 4])),
         seed=draw(st.integers(0, 2**16)),
         delay=draw(st.sampled_from([0.0, 0.002, 0.03])),
@@ -41,67 +108,45 @@ def test_random_lives(data: st.DataObject) -> None:
         eager_revoke=draw(st.booleans()),
         reserve_ahead=draw(st.booleans()),
     )
-    gateways = [mesh.attach_gateway(number) for number in (1, 2)]
+    story = Story(mesh, 2, draw(st.sampled_from([1, 2, 4])), plain=draw(st.booleans()))
     for index in range(len(infos)):
         mesh.attach_worker(index)
     rng = mesh.rng
-    shared = [rng.randrange(VOCAB) for _ in range(24)]
-    calls: list[tuple[VirtualGateway, Call]] = []
-
-    def arrive(key: int) -> None:
-        gateway = rng.choice(gateways)
-        if gateway.lost:
-            return
-        prompt = shared[: rng.randrange(24)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
-        wish = submission(
-            key,
-            prompt,
-            rng.randrange(1, 24),
-            stop_token_ids=(7,) if rng.random() < 0.5 else (),
-            sampling=replace(GREEDY, seed=rng.randrange(3)),
-            deadline_s=rng.random() * 0.5 if rng.random() < 0.2 else None,
-            prefix_salt=rng.choice([b"", b"tenant"]),
-        )
-        call = mesh.submit(gateway, wish)
-        calls.append((gateway, call))
-        if rng.random() < 0.3:
-            for _ in range(rng.choice([1, 1, 2])):
-                mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.cancel(gateway, call))
-
-    def crash() -> None:
-        if mesh.workers:
-            victim = rng.choice(list(mesh.workers.values()))
-            index = int(mesh.core._mesh.fleet.workers[victim.link].address.rpartition(":")[2]) - 1
-            mesh.lose_worker(victim)
-            if rng.random() < 0.8:
-                mesh.at(mesh.now + rng.random() * rng.choice([0.1, 8.0]), lambda: mesh.attach_worker(index) and None)
-
     burst = draw(st.booleans())
     for key in range(draw(st.integers(1, 25))):
-        mesh.at(rng.random() * (0.02 if burst else 1.0), lambda key=key: arrive(key))
+        mesh.at(rng.random() * (0.02 if burst else 1.0), lambda key=key: story.arrive(key))
+    for move in (story.crash, story.drain):
+        if draw(st.booleans()):
+            for _ in range(draw(st.integers(1, 5))):
+                mesh.at(rng.random(), move)
     if draw(st.booleans()):
-        for _ in range(draw(st.integers(1, 6))):
-            mesh.at(rng.random(), crash)
-    if draw(st.booleans()):
-        mesh.at(rng.random(), lambda: mesh.lose_gateway(gateways[1]))
+        mesh.at(rng.random(), lambda: mesh.lose_gateway(story.gateways[1]))
     settle(mesh)
-    for gateway, call in calls:
+    for gateway, call in story.calls:
         if not gateway.lost:
             judge(call)
     assert not any(requests for requests in mesh.core._mesh.gateways.values())
-    assert mesh.core.view().requests_finished == sum(log.event == "request_finished" for log in mesh.logs)
+    assert not mesh.core._mesh.sequences
+    view = mesh.core.view()
+    assert view.requests_finished == sum(log.event == "request_finished" for log in mesh.logs)
+    assert view.swaps <= view.preemptions
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
-    """Slow messages, long plans, full pools: revoked plans run on, and nobody may run out of blocks."""
+    """Slow messages, long plans, full pools, forks: revoked plans run on, and nobody may run out of blocks."""
     draw = data.draw
     block_size = draw(st.sampled_from([1, 1, 2, 4]))
-    info = worker_info(block_size=block_size, num_blocks=-(-draw(st.integers(40, 70)) // block_size))
+    info = worker_info(
+        block_size=block_size,
+        num_blocks=-(-draw(st.integers(40, 70)) // block_size),
+        num_swap_blocks=draw(st.sampled_from([0, 20])),
+        swap_block_ns=1,
+    )
     mesh, gateway = prepared(
         infos=[info],
-        num_steps=draw(st.sampled_from([4, 8, 32])),
+        num_steps=draw(st.sampled_from([0, 4, 32])),
         seed=draw(st.integers(0, 2**16)),
         delay=draw(st.sampled_from([0.03, 0.1])),
         wake=draw(st.sampled_from([0.0, 0.05])),
@@ -110,11 +155,13 @@ def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
         caching=draw(st.booleans()),
     )
     rng = mesh.rng
+    most_outputs = draw(st.sampled_from([1, 3]))
     for key in range(draw(st.integers(2, 12))):
         length = rng.randrange(1, 20)
-        wish = submission(key, [rng.randrange(3) for _ in range(length)], rng.randrange(1, 41 - length))
+        prompt = [rng.randrange(3) for _ in range(length)]
+        wish = submission(key, prompt, rng.randrange(1, 41 - length), n=rng.randint(1, most_outputs))
         mesh.at(rng.random() * 1.5, lambda wish=wish: mesh.submit(gateway, wish))
     settle(mesh)
     for call in gateway.calls.values():
         judge(call)
-        assert call.ends[0].reason is EndReason.LENGTH
+        assert all(output.ends[0].reason is EndReason.LENGTH for output in call.outputs)
