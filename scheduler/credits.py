@@ -5,7 +5,7 @@ The worker's pool is the authority; this keeps no copy of it. Knows counts, neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .events import BlockCounts
 
@@ -66,6 +66,22 @@ class CreditLedger:
         blocks = max(blocks_for(num_tokens, self.block_size), held)
         self._outstanding += blocks - self._reserved.get(sequence_id, 0)
         self._reserved[sequence_id] = blocks
+
+    def reserve_each(self, sequence_ids: Iterable[int], num_tokens: Iterable[int]) -> None:
+        """`reserve` for many at once: every plan does that for all that run."""
+        held_by_id, reserved_by_id, size = self._held, self._reserved, self.block_size
+        outstanding = self._outstanding
+        for sequence_id, tokens in zip(sequence_ids, num_tokens, strict=True):
+            blocks = -(-tokens // size)
+            before = reserved_by_id.get(sequence_id)
+            if before is None:
+                held_by_id[sequence_id] = reserved_by_id[sequence_id] = before = 0
+            elif blocks < (held := held_by_id[sequence_id]):
+                blocks = held
+            if blocks != before:
+                outstanding += blocks - before
+                reserved_by_id[sequence_id] = blocks
+        self._outstanding = outstanding
 
     def open_fork(self, sequence_id: int, num_shared_tokens: int) -> None:
         """Opens the account of a sequence that will be forked where `num_shared_tokens` tokens of another end.

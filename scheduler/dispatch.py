@@ -147,17 +147,19 @@ def _resume(worker: Worker, sequence: Sequence, now: float, actions: list[Action
 
 def reserve(worker: Worker) -> None:
     """Sets every running sequence's reservation to the worst case of the plans now in flight."""
-    window, set_reservation = worker.window, worker.ledger.reserve
+    window, decode, prefill = worker.window, State.DECODE, State.PREFILL
     oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
+    ids, tokens = [], []
     for sequence_id, sequence in worker.sequences.items():
         state = sequence.state
-        if state is not State.DECODE and state is not State.PREFILL:
+        if state is not decode and state is not prefill:
             # Until it is released it may run on in the plans it knows: its reservation stands.
             continue
-        since = sequence.join_first
-        tokens = len(sequence.token_ids) + (worst_of_all if since <= oldest else window.steps_worst(since))
-        most = sequence.max_length
-        set_reservation(sequence_id, tokens if tokens < most else most)
+        since, most = sequence.join_first, sequence.max_length
+        worst = len(sequence.token_ids) + (worst_of_all if since <= oldest else window.steps_worst(since))
+        ids.append(sequence_id)
+        tokens.append(worst if worst < most else most)
+    worker.ledger.reserve_each(ids, tokens)
 
 
 def _one_unit(worker: Worker) -> bool:

@@ -139,3 +139,19 @@ def test_the_running_sum_is_the_sum_of_the_accounts(moves: list[tuple[str, int, 
         assert ledger.available == 1000 - sum(reserved - held for reserved, held in accounts.values())
         for each, (reserved, held) in accounts.items():
             assert (ledger.reserved(each), ledger.held(each)) == (reserved, held)
+
+
+def test_reserving_many_is_reserving_each() -> None:
+    one, many = CreditLedger(100, 4), CreditLedger(100, 4)
+    for ledger in (one, many):
+        ledger.reserve(1, 9)
+        ledger.hold(1, 9)
+        ledger.open_fork(2, 9)
+    wanted = {1: 5, 2: 10, 3: 0, 4: 17}
+    for key, tokens in wanted.items():
+        one.reserve(key, tokens)
+    many.reserve_each(wanted, wanted.values())
+    for key in wanted:
+        assert (many.reserved(key), many.held(key)) == (one.reserved(key), one.held(key))
+    assert many.available == one.available
+    assert not many.check()
