@@ -6,16 +6,19 @@ Knows the clock and the log; decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import structlog
+
+from tercet.errors import SwitchedOffError
 
 from .actions import Action, DropWorker, GatewayMessage, Log, ToGateway, WorkerCommand
 from .core import Core
 from .events import DrainExpired, DrainStarted, Event, GatewayLost, TimePassed, WorkerLost
 from .fleet import FleetView
 from .outbox import Outbox
+from .plan_log.recorder import Recorder
 
 # Messages of one step each: minutes of output that a peer has not read.
 MAX_OUTBOX_MESSAGES = 8192
@@ -26,9 +29,10 @@ RELEASE_SECONDS = 2.0
 class Loop:
     """Numbers the streams, serialises their events, and lets the core plan once per batch of events."""
 
-    def __init__(self, core: Core, clock: Callable[[], float]) -> None:
+    def __init__(self, core: Core, clock: Callable[[], float], recorder: Recorder | None = None) -> None:
         self._core = core
         self._clock = clock
+        self._recorder = recorder
         self._log = structlog.get_logger()
         self._inbox: list[Event] = []
         self._wake = asyncio.Event()
@@ -69,6 +73,18 @@ class Loop:
         """The mesh now."""
         return self._core.view()
 
+    def dump_plan_log(self, written_at: float) -> Iterator[bytes]:
+        """The plan log's file in parts, as it is now; `written_at` is now in seconds since 1970.
+
+        Raises SwitchedOffError.
+        """
+        if self._recorder is None:
+            raise SwitchedOffError(
+                "the plan log is off; scheduler.plan_log_rounds turns it on",
+                metadata={"setting": "scheduler.plan_log_rounds"},
+            )
+        return self._recorder.dump(self._clock(), written_at)
+
     async def run(self) -> None:
         """For ever. An exception of the core ends it: state that a bug has touched is not to be served from."""
         timer: asyncio.TimerHandle | None = None
@@ -78,7 +94,10 @@ class Loop:
             events, self._inbox = self._inbox, []
             now = self._clock()
             actions = [action for event in events for action in self._core.apply(event, now)]
-            self._perform(actions + self._core.plan(now))
+            actions += self._core.plan(now)
+            self._perform(actions)
+            if self._recorder is not None:
+                self._recorder.note(now, events, actions)
             if timer is not None:
                 timer.cancel()
                 timer = None

@@ -16,10 +16,11 @@ from tercet.config import MeshConfig, SchedulerSettings
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from .admission import QueueBounds
-from .core import Core, CoreSettings
+from .core import CoreSettings
 from .discovery import Discovery
 from .links import Links
 from .loop import Loop
+from .plan_log.recorder import recorded_core
 from .planner import Policy
 from .service import SchedulerService
 
@@ -35,7 +36,8 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     """
     settings = config.scheduler
     log = structlog.get_logger()
-    loop = Loop(Core(core_settings(settings)), time.monotonic)
+    core, recorder = recorded_core(core_settings(settings), settings.plan_log_rounds)
+    loop = Loop(core, time.monotonic, recorder)
     server = rpc.Server()
     epoch = ids.new_epoch()
     service = SchedulerService(loop, epoch)

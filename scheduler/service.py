@@ -6,6 +6,8 @@ Translates the scheduler's contract to and from plain values; has no policy.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -59,6 +61,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> operations_pb2.Fleet:
         """The mesh now."""
         return fleet_to_proto(self._loop.view())
+
+    async def DumpPlanLog(
+        self, _request: operations_pb2.DumpPlanLogRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[operations_pb2.PlanLogPart]:
+        """What was planned lately, and why."""
+        try:
+            parts = self._loop.dump_plan_log(time.time())
+        except errors.SwitchedOffError as error:
+            await rpc.abort(context, error)
+        for part in parts:
+            yield operations_pb2.PlanLogPart(data=part)
+            # Whatever the stream can take, those who wait for a plan come first.
+            await asyncio.sleep(0)
 
     async def _end_for(self, problem: BaseException | None, context: grpc.aio.ServicerContext, gateway: int) -> None:
         """Ends the stream with the status that `problem`, which ended one of its tasks, calls for; none, with OK."""
