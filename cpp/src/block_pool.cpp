@@ -55,17 +55,17 @@ void BlockPool::acquire(std::int32_t block) {
 bool BlockPool::release(std::int32_t block) {
   Block& b = blocks_[block];
   assert(b.references > 0);
-  if (--b.references > 0) return false;
-  if (b.duplicate) {
-    b.duplicate = false;
-    if (!take_name(block)) {
-      const std::int32_t first = by_hash_.at(b.hash);
-      if (blocks_[first].references == 0) {
-        lru_remove(first);
-        lru_append(first);
-      }
+  const bool last = --b.references == 0;
+  if (b.duplicate && !(last && take_name(block))) {
+    // Also where others go on with the duplicate: what this table published behind it is cached already.
+    const auto first = by_hash_.find(b.hash);
+    if (first != by_hash_.end() && blocks_[first->second].references == 0) {
+      lru_remove(first->second);
+      lru_append(first->second);
     }
   }
+  if (!last) return false;
+  b.duplicate = false;
   if (b.published) {
     lru_append(block);
   } else {

@@ -127,6 +127,21 @@ def test_the_first_of_two_equal_blocks_stays_published() -> None:
     assert counts(pool) == (3, 0, 1), "the duplicate has no name, so nothing of it is kept"
 
 
+def test_what_a_fork_published_behind_a_shared_duplicate_is_evicted_before_it() -> None:
+    pool = BlockPool(4, S)
+    token_ids = list(range(2 * S))
+    first, leader = filled(pool, token_ids[:S]), filled(pool, token_ids[:S])
+    fork = leader.fork()
+    first.release()
+    fork.reserve(2 * S)
+    fork.commit(token_ids[S:])
+    fork.release()
+    assert counts(pool) == (1, 2, 1)
+    leader.reserve(3 * S)
+    assert counts(pool) == (0, 1, 3)
+    assert matches(pool, token_ids) == S
+
+
 def test_a_dropped_table_gives_its_blocks_back() -> None:
     pool = BlockPool(4, S)
     table = filled(pool, list(range(2 * S)))
