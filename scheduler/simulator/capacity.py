@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..actions import ToWorker
@@ -11,6 +11,7 @@ from ..credits import blocks_for
 from ..events import CancelReason, CancelReceived, Event, Submitted, WorkerInfo
 from ..planner import Policy
 from .cost import StepCost
+from .gateway import VirtualGateway
 from .mesh import VirtualMesh
 from .small import worker_info
 from .tally import CountingGateway, Tally
@@ -40,13 +41,13 @@ class Fleet:
         place = (index / (self.workers - 1) - 0.5) * 2 if self.workers > 1 else 0.0
         return 1.0 + self.speed_spread * place
 
-    def requests_per_second(self, prompt_tokens: int, output_tokens: int) -> float:
+    def requests_per_second(self, prompt_tokens: int, output_tokens: int, n: int) -> float:
         """What the workers can do at most by a rule of thumb: batches as large as slots and blocks allow, all full."""
         info = self.info
-        held = blocks_for(prompt_tokens + output_tokens, info.block_size)
-        batch = max(1, min(info.max_num_seqs, info.max_num_batched_tokens, info.num_blocks // held))
+        held = blocks_for(prompt_tokens, info.block_size) + n * blocks_for(output_tokens, info.block_size)
+        batch = max(n, min(info.max_num_seqs, info.max_num_batched_tokens, n * (info.num_blocks // held)))
         step_s = self.cost.seconds(batch, batch * (prompt_tokens + output_tokens // 2))
-        seconds = output_tokens * step_s / batch + self.cost.token_s * prompt_tokens
+        seconds = n * output_tokens * step_s / batch + self.cost.token_s * prompt_tokens
         return self.workers / seconds if seconds else float("inf")
 
 
@@ -65,16 +66,19 @@ class Result:
 
 
 class CapacityMesh(VirtualMesh):
-    """A mesh that counts, and keeps nothing of what is over."""
+    """A mesh that counts, and keeps nothing of what is over. `run` it, then ask for the `result`."""
 
-    workers: dict[int, SimulatedWorker]
-
-    def __init__(self, fleet: Fleet, policy: Policy, bounds: QueueBounds, requests: Requests, seed: int) -> None:
-        self.requests = requests
+    def __init__(
+        self,
+        fleet: Fleet,
+        workload: Workload,
+        policy: Policy,
+        bounds: QueueBounds,
+        seed: int,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.tally = Tally()
-        self.busy_s = 0.0
-        self.block_s = 0.0
-        self.blocks_used_most = 0
+        self.requests = Requests(workload, seed, model=MODEL, max_model_len=fleet.info.max_model_len)
         super().__init__(
             [fleet.info] * fleet.workers,
             policy=policy,
@@ -87,11 +91,63 @@ class CapacityMesh(VirtualMesh):
             recorded=False,
             verify=False,
             caching=fleet.caching,
-            text=DrawnText(requests.lengths),
+            text=DrawnText(self.requests.lengths),
+        )
+        self._workload = workload
+        self._progress = progress
+        self._arrivals = iter(self.requests)
+        self._busy_s = 0.0
+        # Seconds times blocks in use.
+        self._block_s = 0.0
+        self._blocks_used_most = 0
+        self.clients = CountingGateway(1, self.tally)
+        self.attach_gateway()
+        for index in range(fleet.workers):
+            self.attach_worker(index)
+        self._expect_next()
+
+    def make_gateway(self, _number: int) -> VirtualGateway:
+        return self.clients
+
+    def result(self) -> Result:
+        """What came of it, once all is over.
+
+        Raises AssertionError if a request is not over: the scheduler has a bug then.
+        """
+        tally, workers, seconds = self.tally, self.workers.values(), self.clients.last_at
+        assert tally.over == self._workload.requests, f"{self._workload.requests - tally.over} requests are not over"
+        blocks = self.infos[0].num_blocks
+        return Result(
+            seconds=seconds,
+            tally=tally,
+            busy=self._busy_s / (seconds * len(workers)) if seconds else 0.0,
+            blocks_used=self._block_s / (self._busy_s * blocks) if self._busy_s else 0.0,
+            blocks_used_most=self._blocks_used_most / blocks,
+            prompt_tokens_cached=sum(worker.tokens_cached for worker in workers),
+            prompt_tokens_computed=sum(worker.tokens_prefilled for worker in workers),
         )
 
-    def make_gateway(self, number: int) -> CountingGateway:
-        return CountingGateway(number, self.tally)
+    def _expect_next(self) -> None:
+        """Puts the next request on the agenda; it brings the one after it."""
+        arrival = next(self._arrivals, None)
+        if arrival is not None:
+            self.at(arrival.at, lambda: self._arrive(arrival))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        wish = arrival.submission
+        self.clients.open(wish, self.now)
+        self.post(Submitted(self.clients.number, wish))
+        if arrival.cancel_after_s is not None:
+            self.at(self.now + arrival.cancel_after_s, lambda: self._cancel(wish.request_key))
+        for over in self.clients.take_over():
+            self.requests.forget(over)
+        self._progress(self.tally.over)
+        self._expect_next()
+
+    def _cancel(self, key: int) -> None:
+        # A client that has its answer has nothing to cancel.
+        if key in self.clients.asks:
+            self.post(CancelReceived(self.clients.number, key, CancelReason.CLIENT))
 
     def _to_worker(self, link: int, actions: list[ToWorker]) -> None:
         for action in actions:
@@ -105,75 +161,11 @@ class CapacityMesh(VirtualMesh):
 
     def _finish(self, worker: SimulatedWorker) -> None:
         used = worker.pool.counts.used
-        self.busy_s += worker.step_seconds
-        self.block_s += worker.step_seconds * used
-        if used > self.blocks_used_most:
-            self.blocks_used_most = used
+        self._busy_s += worker.step_seconds
+        self._block_s += worker.step_seconds * used
+        if used > self._blocks_used_most:
+            self._blocks_used_most = used
         super()._finish(worker)
-
-
-def simulate(
-    fleet: Fleet,
-    workload: Workload,
-    policy: Policy,
-    bounds: QueueBounds,
-    seed: int,
-    progress: Callable[[int], None] = lambda _: None,
-) -> Result:
-    """Runs until every request is over. The same arguments give the same result; `progress` is told how many are over.
-
-    Raises AssertionError if a request is never over: the scheduler has a bug then.
-    """
-    requests = Requests(workload, seed, model=MODEL, max_model_len=fleet.info.max_model_len)
-    mesh = CapacityMesh(fleet, policy, bounds, requests, seed)
-    gateway = mesh.attach_gateway()
-    assert isinstance(gateway, CountingGateway)
-    for index in range(fleet.workers):
-        mesh.attach_worker(index)
-    arrivals = iter(requests)
-    _arrive_next(mesh, gateway, arrivals, progress)
-    mesh.run()
-    tally = mesh.tally
-    assert tally.over == workload.requests, f"{workload.requests - tally.over} requests were never over"
-    workers = mesh.workers.values()
-    blocks = fleet.info.num_blocks
-    return Result(
-        seconds=gateway.last_at,
-        tally=tally,
-        busy=mesh.busy_s / (gateway.last_at * fleet.workers) if gateway.last_at else 0.0,
-        blocks_used=mesh.block_s / (mesh.busy_s * blocks) if mesh.busy_s else 0.0,
-        blocks_used_most=mesh.blocks_used_most / blocks,
-        prompt_tokens_cached=sum(worker.tokens_cached for worker in workers),
-        prompt_tokens_computed=sum(worker.tokens_prefilled for worker in workers),
-    )
-
-
-def _arrive_next(
-    mesh: CapacityMesh, gateway: CountingGateway, arrivals: Iterator[Arrival], progress: Callable[[int], None]
-) -> None:
-    """Puts the next request on the agenda; it brings the one after it."""
-    arrival = next(arrivals, None)
-    if arrival is None:
-        return
-
-    def come() -> None:
-        wish = arrival.submission
-        gateway.open(wish, mesh.now)
-        mesh.post(Submitted(gateway.number, wish))
-        for over in gateway.take_over():
-            mesh.requests.forget(over)
-        if arrival.cancel_after_s is not None:
-            mesh.at(mesh.now + arrival.cancel_after_s, lambda: _cancel(mesh, gateway, wish.request_key))
-        progress(mesh.tally.over)
-        _arrive_next(mesh, gateway, arrivals, progress)
-
-    mesh.at(arrival.at, come)
-
-
-def _cancel(mesh: CapacityMesh, gateway: CountingGateway, key: int) -> None:
-    # A client that has its answer has nothing to cancel.
-    if key in gateway.asks:
-        mesh.post(CancelReceived(gateway.number, key, CancelReason.CLIENT))
 
 
 def simulated_info(**changes: int) -> WorkerInfo:

@@ -13,7 +13,7 @@ from ..admission import QueueBounds
 from ..events import WorkerInfo
 from ..planner import Policy
 from ..traffic_class import CLASSES, DEFAULT_CLASS
-from .capacity import Fleet, Result, simulate, simulated_info
+from .capacity import CapacityMesh, Fleet, Result, simulated_info
 from .cost import StepCost
 from .spread import Spread
 from .workload import Arrivals, Lengths, Workload
@@ -68,18 +68,24 @@ class Study:
         Raises ConfigError naming the option that makes no sense.
         """
         self.check()
-        fleet, prompt, output = self._fleet(), _lengths("--prompt-tokens", self.prompt_tokens), self._output()
-        capacity = fleet.requests_per_second(prompt.mean, output.mean * self.n)
+        fleet = self._fleet()
+        prompt = _lengths("--prompt-tokens", self.prompt_tokens)
+        output = _lengths("--output-tokens", self.output_tokens)
+        if prompt.mean + output.mean > self.max_model_len:
+            problem = f"{prompt.mean} of prompt + {output.mean} of output are more than that"
+            raise ConfigError("--max-model-len", problem)
+        capacity = fleet.requests_per_second(prompt.mean, output.mean, self.n)
         rate = DEFAULT_LOAD * capacity if self.rate is None else self.rate or float("inf")
         workload = self._workload(rate, prompt, output)
         policy = Policy(self.num_scheduler_steps, self.max_prefill_tokens, self.max_mixed_step_ms / 1e3)
         bounds = QueueBounds(self.max_queued_requests, self.max_queued_tokens)
-        result = simulate(fleet, workload, policy, bounds, self.seed, progress)
+        mesh = CapacityMesh(fleet, workload, policy, bounds, self.seed, progress)
+        mesh.run()
         return {
             "study": asdict(self),
             "requests_per_second_estimated": _rounded(capacity),
             "requests_per_second_offered": _rounded(rate) if isfinite(rate) else None,
-            **_answer(result),
+            **_answer(mesh.result()),
         }
 
     def check(self) -> None:
@@ -115,9 +121,6 @@ class Study:
         )
         cost = StepCost(self.step_base_ms * 1e-3, self.step_token_us * 1e-6, self.step_context_ns * 1e-9)
         return Fleet(self.workers, info, cost, self.speed_spread, self.message_delay_ms * 1e-3, self.prefix_caching)
-
-    def _output(self) -> Lengths:
-        return _lengths("--output-tokens", self.output_tokens)
 
     def _workload(self, rate: float, prompt: Lengths, output: Lengths) -> Workload:
         ratio, tokens, count = _shared_prefix(self.shared_prefix, prompt.mean)
