@@ -8,7 +8,7 @@ from __future__ import annotations
 from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, Resume, ToWorker
 from .fleet import Pool, Worker
 from .placement import CachedTokens, cached_tokens, deal
-from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, make_plan
+from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, Running, make_plan
 from .planner_view import holders, running_view
 from .preemption import choose_victims, prefer_swap
 from .sequence import Sequence, State
@@ -38,22 +38,23 @@ def _dispatch_worker(
     window = worker.window
     # Otherwise the newcomer waits for at most one step anyway.
     if dealt and window.steps_ahead > 1 and len(window) < MAX_PLANS_IN_FLIGHT:
-        decision = _decide(pool, worker, dealt, policy, revoking=True)
+        running = running_view(worker, revoking=True)
+        decision = _decide(pool, worker, running, dealt, policy)
         if decision.start:
-            _send(pool, worker, dealt, decision, now, actions, revoke=True)
+            _send(pool, worker, running, dealt, decision, now, actions, revoke=True)
             dealt = dealt[len(decision.start) :]
     while window.plans_ahead < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
-        decision = _decide(pool, worker, dealt, policy, revoking=False)
+        running = running_view(worker, revoking=False)
+        decision = _decide(pool, worker, running, dealt, policy)
         if decision.shortage:
             _preempt(worker, decision.shortage, actions)
         if not decision.num_steps:
             return
-        _send(pool, worker, dealt, decision, now, actions, revoke=False)
+        _send(pool, worker, running, dealt, decision, now, actions, revoke=False)
         dealt = dealt[len(decision.start) :]
 
 
-def _decide(pool: Pool, worker: Worker, dealt: list[Sequence], policy: Policy, *, revoking: bool) -> Decision:
-    running = running_view(worker, revoking=revoking)
+def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence], policy: Policy) -> Decision:
     if not len(running) and not dealt:
         return NOTHING
     account = Credits(
@@ -85,6 +86,7 @@ def _decide(pool: Pool, worker: Worker, dealt: list[Sequence], policy: Policy, *
 def _send(
     pool: Pool,
     worker: Worker,
+    running: Running,
     dealt: list[Sequence],
     decision: Decision,
     now: float,
@@ -94,6 +96,9 @@ def _send(
 ) -> None:
     if not worker.busy:
         worker.heard_at = now
+    # Every plan in flight may run to its end. This is what `reserve` would find, from numbers that are at hand.
+    steps, ledger = decision.num_steps, worker.ledger
+    ledger.reserve_each(running.sequence_ids, running.tokens_after(steps))
     # The planner takes candidates strictly from the front.
     for sequence in dealt[: len(decision.start)]:
         pool.waiting.remove(sequence)
@@ -101,17 +106,18 @@ def _send(
             _start(worker, sequence, now, actions)
         else:
             _resume(worker, sequence, now, actions)
-    plan_seq, revoke_through = worker.window.send(decision.num_steps, dict(decision.chunks), revoke=revoke)
+        for each in sequence.group:
+            ledger.reserve(each.sequence_id, min(len(each.token_ids) + steps, each.max_length))
+    plan_seq, revoke_through = worker.window.send(steps, dict(decision.chunks), revoke=revoke)
     if decision.start or revoke_through:
         worker.pace.disturb()
     for sequence_id in decision.join:
         for sequence in worker.sequences[sequence_id].group:
             sequence.join_first = sequence.join_first or plan_seq
             sequence.join_last = plan_seq
-    reserve(worker)
     # The promise that keeps a worker from running out inside a plan.
-    assert worker.ledger.available >= 0 or _one_unit(worker)
-    plan = Plan(plan_seq, decision.num_steps, decision.chunks, decision.join, revoke_through)
+    assert ledger.available >= 0 or _one_unit(worker)
+    plan = Plan(plan_seq, steps, decision.chunks, decision.join, revoke_through)
     actions.append(ToWorker(worker.link, plan))
 
 

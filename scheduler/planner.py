@@ -37,6 +37,7 @@ class Running:
     `tokens[i]` is what a sequence may hold when all plans in flight have run, in the worst case, of `max_lengths[i]`.
     """
 
+    sequence_ids: Sequence[int]
     tokens: Sequence[int]
     max_lengths: Sequence[int]
     # Blocks they have credit for, together.
@@ -64,6 +65,13 @@ class Running:
             # blocks_for, in line: this runs for every sequence, several times a plan.
             total += -(-tokens // block_size)
         return total
+
+    def tokens_after(self, steps: int) -> list[int]:
+        """`tokens` if `steps` further steps are in flight."""
+        return [
+            tokens + steps if tokens + steps < most else most
+            for tokens, most in zip(self.tokens, self.max_lengths, strict=True)
+        ]
 
 
 class Candidate(NamedTuple):

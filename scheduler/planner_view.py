@@ -65,6 +65,7 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
             first_end = left
     worker.context_tokens, worker.pending_tokens = context, pending
     return Running(
+        sequence_ids=ids,
         tokens=tokens,
         max_lengths=max_lengths,
         reserved=sum(map(worker.ledger.reserved, ids)),

@@ -56,6 +56,7 @@ def columns(*rows: Row, lone: bool | None = None) -> Running:
     ends = [row.steps_left for row in decoding]
     prefills = [Prefill(row.key, (0.0, row.key), row.left, row.steps_left, row.joined) for row in rows if row.left]
     return Running(
+        sequence_ids=[row.key * 10 + index for row in rows for index in range(1 + row.forks)],
         tokens=[row.tokens for row in rows for _ in range(1 + row.forks)],
         max_lengths=[row.max_length for row in rows for _ in range(1 + row.forks)],
         reserved=sum(row.reserved for row in rows),
@@ -137,7 +138,7 @@ def test_a_lost_join_is_sent_again_with_the_chunk() -> None:
 
 
 def test_one_that_came_back_from_host_memory_only_has_to_join() -> None:
-    running = Running([10], [60], 3, [Prefill(2, (0.0, 2), 0, 50, joined=False)], 0, 0, 0, lone=True)
+    running = Running([2], [10], [60], 3, [Prefill(2, (0.0, 2), 0, 50, joined=False)], 0, 0, 0, lone=True)
     decision = make_plan(running, [], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert (decision.num_steps, decision.chunks, decision.join) == (8, (), (2,))
 
