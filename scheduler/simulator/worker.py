@@ -191,9 +191,9 @@ class SimulatedWorker:
             self._revoke_through = max(self._revoke_through, command.revoke_through)
             self._plans.append(_Running(command))
             if self.eager_revoke:
-                self._join(command.join)
                 gone = [each for each in self._plans if each.plan.plan_seq <= self._revoke_through and each.step == 0]
                 for each in gone:
+                    self._join(each.plan.join)
                     self._plans.remove(each)
                     events.append(self._plan_ended(each, revoked=True))
         elif isinstance(command, Resume):
