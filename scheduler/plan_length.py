@@ -40,8 +40,8 @@ def least_steps(step_seconds: float | None) -> int:
 def choose_steps(quiet_steps: int, step_seconds: float | None) -> int:
     """The length of the next plan, before needs and credits bound it.
 
-    As long as the quiet lasts, a plan is as long as all those before it: the length doubles. `step_seconds` is what a
-    step is predicted to take, None if that is not known.
+    As long as the quiet lasts, a plan is as long as all those reported before it, so that lengths grow like powers.
+    `step_seconds` is what a step is predicted to take, None if that is not known.
     """
     steps = min(max(quiet_steps, least_steps(step_seconds)), MAX_STEPS)
     if step_seconds is not None and step_seconds > 0:

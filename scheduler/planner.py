@@ -230,7 +230,7 @@ def make_plan(
 
     if not last_end and not chunks:
         return NOTHING
-    steps = 1 if backlog else max(1, min(last_end, _wanted_steps(running, policy, forecast)))
+    steps = 1 if backlog else max(1, min(last_end, _wanted_steps(running, policy, forecast, starting=bool(start))))
     if credits.sequences + members > 1:
         steps = _affordable(running, start, steps, credits.available, size)
     return Decision(
@@ -254,11 +254,11 @@ def _prefill_cap(policy: Policy, forecast: Forecast) -> int:
     return max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens)
 
 
-def _wanted_steps(running: Running, policy: Policy, forecast: Forecast) -> int:
-    """The length of the plan as far as time goes."""
+def _wanted_steps(running: Running, policy: Policy, forecast: Forecast, *, starting: bool) -> int:
+    """The length of the plan as far as time goes. One that starts something ends the quiet."""
     if policy.num_steps:
         return policy.num_steps
-    steps = choose_steps(forecast.quiet_steps, forecast.step_seconds)
+    steps = choose_steps(0 if starting else forecast.quiet_steps, forecast.step_seconds)
     if forecast.crowded and running.first_end:
         # The place that an end frees is filled in the next plan.
         steps = min(steps, max(running.first_end, least_steps(forecast.step_seconds)))
