@@ -100,11 +100,12 @@ class InferenceService:
     async def _write(
         self, generation: Generation, context: grpc.aio.ServicerContext, event: inference_pb2.GenerateEvent
     ) -> None:
-        # A client that does not read blocks the write, out of reach of everything else that may end the request.
+        # A client that does not read blocks the write, out of reach of everything else that may end the request. The
+        # first one takes the initial metadata along: grpc sends them again, and fails at it, when that write was left.
         stream, task = generation.stream, asyncio.current_task()
         assert stream is not None
         assert task is not None
-        stream.interrupt = task.cancel
+        stream.interrupt = None if event.HasField("accepted") else task.cancel
         late = False
 
         def give_up() -> None:

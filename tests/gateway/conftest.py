@@ -122,6 +122,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.plan_log: list[bytes] = []
         self.plan_log_failure: errors.RequestError | None = None
         self.plan_log_left = asyncio.Event()
+        self.parts_sent = 0
+        self.dump: Callable[[Any, Any], AsyncIterator[operations_pb2.PlanLogPart]] = self.send_plan_log
         self.sequences: list[FakeSequence] = []
         self.submitted = asyncio.Event()
         self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
@@ -152,9 +154,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             workers_live=self.workers_live,
             max_model_len=self.max_model_len,
         )
-        await self.send(
-            pb.SchedulerMessage(pools=pb.PoolUpdate(pools=[*self.other_pools[:1], pool, *self.other_pools[1:]]))
-        )
+        # Before and after it, so that no order is the right one by chance.
+        pools = [*self.other_pools[:1], pool, *self.other_pools[1:]]
+        await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=pools)))
 
     async def echo(self, sequence: FakeSequence) -> None:
         """Every output is the prompt again, a token each a message, then the model's end token or LENGTH."""
@@ -190,12 +192,18 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def DumpPlanLog(self, request: Any, context: Any) -> AsyncIterator[operations_pb2.PlanLogPart]:
         try:
-            for data in self.plan_log:
-                yield operations_pb2.PlanLogPart(data=data)
-            if self.plan_log_failure is not None:
-                await rpc.abort(context, self.plan_log_failure)
+            async for part in self.dump(request, context):
+                yield part
         finally:
             self.plan_log_left.set()
+
+    async def send_plan_log(self, request: Any, context: Any) -> AsyncIterator[operations_pb2.PlanLogPart]:
+        """What `plan_log` holds, then `plan_log_failure`, if any."""
+        for data in self.plan_log:
+            yield operations_pb2.PlanLogPart(data=data)
+            self.parts_sent += 1
+        if self.plan_log_failure is not None:
+            await rpc.abort(context, self.plan_log_failure)
 
     async def _read(self, requests: AsyncIterator[pb.GatewayMessage]) -> None:
         async for message in requests:

@@ -317,3 +317,16 @@ async def test_every_cancelled_request_is_closed_once(gateway: Any, scheduler: A
     ended = [event["request_id"] for event in logs if event["event"] == "request_ended"]
     assert len(ended) == len(set(ended))
     assert set(ended) >= {*cancelled, "last"}
+
+
+async def test_a_failure_while_the_first_event_is_written_reaches_the_client(gateway: Any, scheduler: Any) -> None:
+    async def play(sequence: Any) -> None:
+        failure = sequence_pb2.Failure(reason="WORKER_LOST", message="gone")
+        await sequence.end(sequence_pb2.END_REASON_FAILED, failure=failure)
+
+    scheduler.play = play
+    for _ in range(20):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in _rest(gateway.inference.Generate(pb.GenerateRequest(prompt="x"))):
+                pass
+        assert failure_of(caught.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")

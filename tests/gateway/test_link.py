@@ -9,11 +9,13 @@ import grpc
 import grpc.aio
 import pytest
 import structlog
+from google.rpc import error_details_pb2, status_pb2
 from grpc.aio._call import StreamStreamCall
 
 from gateway.detokenizer import Detokenizer
-from tercet.mesh.v1 import sequence_pb2
+from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import models_pb2
 
 BAD_TOKEN = 200
 
@@ -107,3 +109,52 @@ async def test_a_link_that_cannot_write_is_lost_and_found_again(
     scheduler.play = scheduler.echo
     await gateway.until_ready()
     assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
+
+
+async def test_pools_of_other_models_and_revisions_do_not_hide_ours(
+    gateway: Any, scheduler: Any, model: Any, until: Any
+) -> None:
+    def pool(name: str, revision: str, workers_live: int, max_model_len: int) -> scheduler_pb2.Pool:
+        return scheduler_pb2.Pool(
+            model=name, model_revision=revision, workers_live=workers_live, max_model_len=max_model_len
+        )
+
+    async def limit_is(expected: int) -> bool:
+        return (await gateway.models.GetModel(models_pb2.GetModelRequest(name="bytes"))).max_model_len == expected
+
+    async def reason() -> str:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="x"))
+        status = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
+        info = error_details_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        return info.reason
+
+    scheduler.max_model_len = 100
+    scheduler.other_pools = [
+        pool(model.name, "older", 2, 20), pool(model.name, "newer", 1, 10), pool("other", model.revision, 3, 5),
+    ]  # fmt: skip
+    await scheduler.send_pools()
+    await until(lambda: limit_is(100))
+    assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
+    # Ours is away for a while: not the fault of the files.
+    scheduler.workers_live = 0
+    await scheduler.send_pools()
+    await gateway.until_ready(False)
+    assert await reason() == "NO_WORKER"
+    # Nothing of ours, and others of the model that live.
+    scheduler.revision, scheduler.workers_live = "newest", 1
+    await scheduler.send_pools()
+
+    async def mismatch() -> bool:
+        return await reason() == "REVISION_MISMATCH"
+
+    await until(mismatch)
+    # Others of the model that do not live are no reason to blame the files.
+    scheduler.other_pools, scheduler.workers_live = [pool("other", model.revision, 1, 5)], 0
+    await scheduler.send_pools()
+
+    async def no_worker() -> bool:
+        return await reason() == "NO_WORKER"
+
+    await until(no_worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -102,6 +103,88 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
             assert text == decode(token_ids)[: match.start]
 
     asyncio.run(go())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, len(PIECES) - 1), max_size=8), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["aa", "ab", "é", "bab"]), max_size=2),
+    st.randoms(use_true_random=False),
+)
+def test_each_of_several_outputs_is_what_it_would_be_alone(
+    outputs: list[list[int]], stops: list[str], random: Random
+) -> None:
+    async def go() -> None:
+        stream = make(stops, n=len(outputs))
+        left = [list(token_ids) for token_ids in outputs]
+        stopped: set[int] = set()
+        chunks: list[Chunk] = []
+        open_ends = set(range(len(outputs)))
+        while open_ends:
+            index = random.choice(sorted(open_ends))
+            if left[index] and index not in stopped:
+                if stream.push(index, left[index].pop(0)) is CancelCause.STOP_STRING:
+                    stopped.add(index)
+            else:
+                stream.end(index, SequenceEnd(EndReason.CANCELLED, END.account) if index in stopped else END)
+                open_ends.discard(index)
+            if random.random() < 0.3:
+                reader = asyncio.ensure_future(stream.read())
+                await asyncio.sleep(0)
+                if reader.done() and (chunk := reader.result()) is not None:
+                    chunks.append(chunk)
+                reader.cancel()
+        assert stream.ended
+        chunks += await drain(stream)
+        assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))
+        for index, token_ids in enumerate(outputs):
+            alone = make(stops)
+            for token_id in token_ids:
+                if alone.push(0, token_id) is not None:
+                    break
+            alone.end(0, END)
+            (whole,) = await drain(alone) or [Chunk(0, 0, 0, "", ())]
+            own = [chunk for chunk in chunks if chunk.output_index == index]
+            assert "".join(chunk.text for chunk in own) == whole.text
+            assert tuple(token_id for chunk in own for token_id in chunk.token_ids) == whole.token_ids
+            assert all(
+                chunk.token_offset == sum(len(each.token_ids) for each in own[:at]) for at, chunk in enumerate(own)
+            )
+            assert stream.finishes[index] == alone.finishes[0]
+        assert stream.num_tokens == sum(len(chunk.token_ids) for chunk in chunks)
+        assert await stream.wait_account() == Account(1, 2 * len(outputs), 3 * len(outputs), 0.5)
+
+    asyncio.run(go())
+
+
+async def test_chunks_come_in_the_order_in_which_they_became_ready() -> None:
+    stream = make(n=3)
+    for index, token_id in [(2, 0), (0, 1), (2, 2), (1, 3)]:
+        stream.push(index, token_id)
+    assert await stream.read() == Chunk(0, 2, 0, "aab", (0, 2))
+    stream.push(2, 1)
+    assert await stream.read() == Chunk(1, 0, 0, "b", (1,))
+    assert await stream.read() == Chunk(2, 1, 0, "ba", (3,))
+    assert await stream.read() == Chunk(3, 2, 2, "b", (1,))
+
+
+async def test_it_ends_when_the_last_output_has_ended() -> None:
+    stream = make(n=2)
+    stream.end(1, END)
+    waiting = asyncio.ensure_future(stream.read())
+    await asyncio.sleep(0)
+    assert (waiting.done(), stream.ended, stream.finishes, stream.account_closed) == (False, False, (), False)
+    stream.end(0, END)
+    assert await waiting is None
+    assert stream.finishes == (Finish(EndReason.LENGTH),) * 2
+
+
+async def test_unread_tokens_of_all_outputs_count_together() -> None:
+    stream = make(max_tokens_held=3, n=2)
+    assert [stream.push(index, 0) for index in (0, 1, 0)] == [None] * 3
+    await stream.read()
+    assert [stream.push(index, 0) for index in (1, 1)] == [None] * 2
+    assert stream.push(0, 0) is CancelCause.SLOW_CONSUMER
 
 
 async def test_first_token_goes_at_once_and_later_ones_join() -> None:
