@@ -66,8 +66,8 @@ def _lines(start: Snapshot, rounds: list[KeptRound], clock: float, written_at: f
         "written": datetime.fromtimestamp(written_at, timezone.utc).isoformat(timespec="seconds"),
         "written_at": written_at,
         "clock": clock,
-        "objects": len(start),
-        "rounds": len(rounds),
+        "num_objects": len(start),
+        "num_rounds": len(rounds),
     }
     yield _dumps(header) + "\n"
     objects = start.encoded()
@@ -93,7 +93,7 @@ def read_plan_file(file: BinaryIO) -> PlanFile:
             if not rounds and isinstance(data.get("objects"), list):
                 objects += data["objects"]
             elif "end" in data:
-                if not data["end"] == len(rounds) == header["rounds"] or len(objects) != header["objects"]:
+                if not data["end"] == len(rounds) == header["num_rounds"] or len(objects) != header["num_objects"]:
                     raise PlanFileError("lines are missing before the end")
                 if file.read(1):
                     raise PlanFileError("something follows the end")
@@ -116,7 +116,13 @@ def _header(line: bytes) -> dict[str, Any]:
         raise PlanFileError("this is no file of tercet dump-plans")
     if data["tercet_plan_log"] != FORMAT:
         raise PlanFileError(f"the file has format {str(data['tercet_plan_log'])[:20]}, this version reads {FORMAT}")
-    kinds = {"version": (str,), "written_at": (int, float), "clock": (int, float), "objects": (int,), "rounds": (int,)}
+    kinds = {
+        "version": (str,),
+        "written_at": (int, float),
+        "clock": (int, float),
+        "num_objects": (int,),
+        "num_rounds": (int,),
+    }
     for name, kind in kinds.items():
         if type(data.get(name)) not in kind:
             raise PlanFileError(f"the header has no {name}")

@@ -35,6 +35,8 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
         "fleet": ("fleet", "Show workers, KV blocks and requests of a running mesh."),
         "simulate": ("simulate", "Ask what so many workers would do with so many requests."),
+        "dump-plans": ("dump_plans", "Write what the scheduler planned lately, and why, to a file."),
+        "replay-plans": ("replay_plans", "Run such a file again: does the scheduler decide the same?"),
         "doctor": ("doctor", "Check this machine, and say what to do about each problem."),
         "demo": ("demo", "Start a mesh, ask it one question, stop it."),
     },
@@ -64,7 +66,7 @@ class Root(click.Group):
         for commands in _COMMANDS.values():
             if cmd_name in commands:
                 module = importlib.import_module(f"tercet.cli.{commands[cmd_name][0]}")
-                command: click.Command = getattr(module, cmd_name)
+                command: click.Command = getattr(module, cmd_name.replace("-", "_"))
                 return command
         return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import random
 from typing import Any
 
 from scheduler.actions import Action
@@ -10,7 +12,11 @@ from scheduler.core import Core
 from scheduler.events import Event
 from scheduler.plan_log.plan_file import PlanFile, read_plan_file
 from scheduler.plan_log.recorder import LOOKUP, NotedLookup, Recorder
-from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.mesh import VirtualMesh, submission
+from scheduler.simulator.small import GREEDY, worker_info
+from scheduler.simulator.text import VOCAB
+
+FOREVER = 1_000_000
 
 
 class RecordedCore:
@@ -40,7 +46,7 @@ class RecordedCore:
         return actions
 
 
-def record(mesh: VirtualMesh, max_rounds: int = 1_000_000) -> Recorder:
+def record(mesh: VirtualMesh, max_rounds: int = FOREVER) -> Recorder:
     """Records what the mesh does from now on."""
     core = RecordedCore(mesh.core, max_rounds)
     mesh.core = core  # type: ignore[assignment]
@@ -55,3 +61,73 @@ def dumped(tape: Recorder, now: float = 0.0) -> bytes:
 def reread(data: bytes) -> PlanFile:
     """The file as a replay takes it."""
     return read_plan_file(io.BytesIO(data))
+
+
+def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, Recorder]:
+    """A mesh that has had a random life with everything in it, recorded."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4])
+    info = worker_info(
+        block_size=block_size,
+        num_blocks=-(-rng.randint(48, 110) // block_size),
+        max_num_seqs=rng.randint(3, 8),
+        max_num_batched_tokens=rng.randint(8, 24),
+        max_model_len=64,
+        num_swap_blocks=rng.choice([0, 200]),
+        swap_block_ns=1,
+    )
+    infos = [info] * rng.randint(1, 3)
+    mesh = VirtualMesh(
+        infos,
+        num_steps=rng.choice([0, 0, 1, 4, 32]),
+        seed=seed,
+        delay=rng.choice([0.0, 0.002, 0.03]),
+        wake=rng.choice([0.0, 0.01]),
+        batching=rng.random() < 0.5,
+    )
+    tape = record(mesh, max_rounds)
+    gateways = [mesh.attach_gateway(number) for number in (1, 2)]
+    for index in range(len(infos)):
+        mesh.attach_worker(index)
+    shared = [rng.randrange(VOCAB) for _ in range(24)]
+
+    def arrive(key: int) -> None:
+        gateway = rng.choice(gateways)
+        if gateway.lost:
+            return
+        prompt = shared[: rng.randrange(24)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
+        if rng.random() < 0.05:
+            prompt[-1] = VOCAB + 1
+        wish = submission(
+            key,
+            prompt,
+            rng.randrange(1, 28),
+            stop_token_ids=(7,) if rng.random() < 0.3 else (),
+            sampling=dataclasses.replace(GREEDY, seed=rng.randrange(3)),
+            deadline_s=rng.random() * 0.5 if rng.random() < 0.1 else None,
+            prefix_salt=rng.choice([b"", b"tenant"]),
+            n=rng.choice([1, 1, 1, 2, 3]),
+            priority=rng.choice([0, 0, 5]),
+            traffic_class=rng.choice(["", "", "batch"]),
+        )
+        call = mesh.submit(gateway, wish)
+        if rng.random() < 0.2:
+            mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.cancel(gateway, call))
+        if rng.random() < 0.2:
+            mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.stop(gateway, call))
+
+    def crash() -> None:
+        if mesh.workers:
+            mesh.lose_worker(rng.choice(list(mesh.workers.values())))
+            mesh.at(mesh.now + rng.random(), lambda: mesh.attach_worker(0))
+
+    for key in range(requests):
+        mesh.at(rng.random() * rng.choice([0.1, 1.0]), lambda key=key: arrive(key))
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        mesh.at(rng.random(), crash)
+    if rng.random() < 0.3:
+        mesh.at(rng.random(), lambda: mesh.workers and mesh.drain_worker(next(iter(mesh.workers.values())), 0.5))
+    if rng.random() < 0.2:
+        mesh.at(rng.random(), lambda: mesh.lose_gateway(gateways[1]))
+    mesh.run()
+    return mesh, tape

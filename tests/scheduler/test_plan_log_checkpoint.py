@@ -1,0 +1,212 @@
+"""A core's state as data and back, and what must not be in it."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter, OrderedDict, deque
+from typing import Any
+
+import pytest
+from recorded import FOREVER, dumped, live, record
+
+from scheduler.actions import NewSequence, Plan, Release, ReleaseCause, ToWorker
+from scheduler.core import Core
+from scheduler.events import (
+    BlockCounts,
+    Ended,
+    EndReason,
+    GatewayAttached,
+    KvChanged,
+    StepReported,
+    Submitted,
+    WorkerAttached,
+    WorkerInfo,
+)
+from scheduler.fleet import Pool, Worker
+from scheduler.plan_log import shape
+from scheduler.plan_log.checkpoint import Snapshot, restore
+from scheduler.plan_log.recorder import LEFT_OUT, LOOKUP
+from scheduler.plan_log.shape import UnknownClassError, conforms
+from scheduler.plan_log.values import decode, encode
+from scheduler.simulator.mesh import VirtualMesh, submission
+from scheduler.simulator.small import worker_info
+from tercet import errors
+from tercet.errors import PlanFileError
+
+
+def through_json(snapshot: Snapshot) -> list[Any]:
+    return [json.loads(json.dumps(each)) for each in snapshot.encoded()]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_restored_core_is_the_same_again_and_its_books_balance(seed: int) -> None:
+    """At many moments of a life: what is written of the restored core is what was written of the first."""
+    mesh, _ = live(seed, FOREVER, requests=0)
+    gateway = next(gateway for gateway in mesh.gateways.values() if not gateway.lost)
+    if not mesh.workers:
+        mesh.attach_worker()
+    for key in range(12):
+        mesh.submit(gateway, submission(key, range(1, 2 + key), 10, n=1 + key % 2, deadline_s=9.0))
+    core: Core = vars(mesh.core)["_core"]
+    for _ in range(12):
+        mesh.run(mesh.now + 0.01)
+        written = through_json(Snapshot(core, LEFT_OUT))
+        again = restore(written, Core, {"Core": {LOOKUP: None}})
+        assert again.check() == []
+        assert again.view() == core.view()
+        assert through_json(Snapshot(again, LEFT_OUT)) == written
+
+
+def test_a_snapshot_is_of_its_moment() -> None:
+    mesh = VirtualMesh()
+    gateway = mesh.attach_gateway()
+    mesh.attach_worker()
+    mesh.submit(gateway, submission(1))
+    snapshot = Snapshot(mesh.core, LEFT_OUT)
+    before = through_json(snapshot)
+    mesh.run()
+    assert through_json(snapshot) == before
+    assert through_json(Snapshot(mesh.core, LEFT_OUT)) != before
+
+
+def test_shared_things_stay_shared_and_circles_close() -> None:
+    pool = Pool("model", "r1")
+    shared: list[Any] = [1, "two", (3, 4.5)]
+    several: dict[Any, Any] = {
+        ("a", 1): shared, "again": shared, "inf": float("inf"), "bytes": b"\x00\xff", "set": {1, 2}, "none": None,
+        "deque": deque([1]), "ordered": OrderedDict(b=1, a=2), "counter": Counter("aab"),
+        "cause": ReleaseCause.SWAP, "frozen": BlockCounts(1, 2, 3), "error": errors.DrainingError("stopping"),
+    }  # fmt: skip
+    pool.workers = several
+    several["self"] = pool
+    again = restore(through_json(Snapshot(pool)), Pool).workers
+    assert again["self"].workers is again
+    assert again["again"] is again["a", 1]
+    assert again["again"] == shared
+    assert type(again["error"]) is errors.DrainingError
+    for name in several.keys() - {"self", "error"}:
+        assert again[name] == several[name]
+        assert type(again[name]) is type(several[name])
+
+
+class Stranger:
+    pass
+
+
+def test_a_class_that_is_not_registered_is_named() -> None:
+    pool = Pool("model", "r1")
+    pool.workers = {1: Stranger()}  # type: ignore[dict-item]
+    with pytest.raises(UnknownClassError, match="Stranger is not among the classes of a plan log"):
+        Snapshot(pool)
+    assert gc.isenabled()
+
+
+def test_no_two_classes_share_a_name() -> None:
+    modules = shape._MODULES
+    names = [
+        name
+        for module in modules
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and not issubclass(cls, BaseException)
+    ]
+    assert len(names) == len(set(names)) == len(shape.CLASSES)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        [{"list": []}],
+        [{"is": "Pool"}],
+        [{"is": "Core", "_mesh": {"ref": 1}}],
+        [{"is": "Core", "_mesh": {"ref": -1}}],
+        [{"is": "Core", "_mesh": {"ref": True}}],
+        [{"is": "Core"}, {"is": "Sampling"}],
+        [{"is": "Core"}, {"is": "Sequence", "sequence_id": 1}],
+        [{"is": "Core"}, {"is": "subprocess.Popen"}],
+        [{"is": "Core"}, {"is": ["Core"]}],
+        [{"is": "Core"}, {"heap": []}],
+        [{"is": "Core"}, {"list": 3}],
+        [{"is": "Core"}, {"dict": [[1]]}],
+        [{"is": "Core"}, {"dict": [[{"ref": 1}, 1]]}],
+        [{"is": "Core"}, {"set": [{"ref": 1}]}],
+        [{"is": "Core", "_mesh": {"what": 1}}],
+        [{"is": "Core", "_mesh": {"enum": "State.NOWHERE"}}],
+        [{"is": "Core", "_mesh": {"enum": "Core.check"}}],
+        [{"is": "Core", "_mesh": {"bytes": "xy"}}],
+        [{"is": "Core", "_mesh": {"zeros": 10**15}}],
+        [{"is": "Core", "_mesh": {"float": "1e5"}}],
+        [{"is": "Core", "_mesh": {"is": "Sampling", "seed": 1}}],
+        [{"is": "Core", "_mesh": {"is": "Worker"}}],
+        [{"is": "Core"}, 7],
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(entries: list[Any]) -> None:
+    with pytest.raises(PlanFileError):
+        restore(entries, Core)
+
+
+def test_tokens_salts_and_keys_are_nowhere_in_the_file() -> None:
+    """Neither in events and commands, nor in the checkpoint."""
+    marks = range(771000, 771040)
+    mesh = VirtualMesh([worker_info(vocab_size=10**6)] * 2)
+    core = mesh.core
+    tape = record(mesh)
+    mesh.attach_gateway()
+    mesh.attach_worker(0)
+    mesh.attach_worker(1)
+    for key in range(8):
+        wish = submission(key, marks, 8, stop_token_ids=(772001,), prefix_salt=b"secret-of-a-tenant")
+        mesh.core.apply(Submitted(1, wish), 0.0)
+    sent = [action for action in mesh.core.plan(0.0) if isinstance(action, ToWorker)]
+    new = [(each.link, each.command) for each in sent if isinstance(each.command, NewSequence)]
+    assert len({link for link, _ in new}) == 2
+    for link, command in new:
+        assert command.token_ids == tuple(marks)
+        ids, counts = (command.sequence_id,), BlockCounts(30, 0, 2)
+        mesh.core.apply(StepReported(link, 1, 0, ids, (773001,), (), (), counts), 0.0)
+        ended = (Ended(command.sequence_id, EndReason.STOP, 772001, errors.EngineFaultError("774001"), 1, 1),)
+        mesh.core.apply(StepReported(link, 1, 1, ids, (773001,), (), ended, counts), 0.0)
+        mesh.core.apply(KvChanged(link, False, (77501234567890123,), (77601234567890123,)), 0.0)
+    mesh.core.plan(0.0)
+    assert core.workers[0].prefixes
+    events = dumped(tape)
+    checkpoint = json.dumps(through_json(Snapshot(core, LEFT_OUT))).encode()
+    assert b'"Submitted"' in events
+    assert b'"Sequence"' in checkpoint
+    for text in (events, checkpoint):
+        for secret in (b"77100", b"77200", b"77300", b"77400", b"7750123", b"7760123", b"secret-of"):
+            assert secret not in text
+            assert secret.hex().encode() not in text
+
+
+def test_values_conform_to_the_types_of_their_fields() -> None:
+    info = worker_info()
+    assert conforms(WorkerAttached(1, "host:1", info), WorkerAttached)
+    assert not conforms(WorkerAttached("1", "host:1", info), WorkerAttached)  # type: ignore[arg-type]
+    assert not conforms(WorkerAttached(True, "host:1", info), WorkerAttached)
+    assert not conforms(WorkerAttached(1, "host:1", GatewayAttached(1, "g")), WorkerAttached)  # type: ignore[arg-type]
+    assert conforms(submission(1, deadline_s=2), type(submission(1)))
+    assert not conforms(submission(1, deadline_s="2"), type(submission(1)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Plan(1, 2, ((1, 2), (3, 4)), (1,), 0),
+        Release((1, 2), ReleaseCause.SWAP),
+        WorkerInfo("w", 1, "m", "r", "cpu", "float32", 4, 8, 2, 16, 64, 50),
+        (1, -0.5, float("-inf"), "x", None, True, b"\x01"),
+    ],
+)
+def test_a_value_goes_through_json(value: Any) -> None:
+    assert decode(json.loads(json.dumps(encode(value)))) == value
+
+
+def test_a_worker_comes_back_without_its_prefixes() -> None:
+    worker = Worker(1, "host:1", worker_info())
+    worker.prefixes = {123456789}
+    again = restore(through_json(Snapshot(worker)), Worker)
+    assert again.prefixes == set()
+    assert vars(again).keys() == vars(worker).keys()
