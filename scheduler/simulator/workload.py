@@ -135,7 +135,7 @@ class Requests:
     def _next(self, at: float, key: int) -> float:
         workload = self._workload
         if workload.arrivals is Arrivals.POISSON:
-            return at + self._rng.expovariate(workload.rate) if workload.rate != float("inf") else at
+            return at + self._rng.expovariate(workload.rate)
         if workload.arrivals is Arrivals.CONSTANT:
             return at + 1 / workload.rate
         return at if key % workload.burst_size else at + workload.burst_size / workload.rate

@@ -1,0 +1,178 @@
+"""Capacity runs: exactly one end each, the same for the same seed, and nothing is kept."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler.admission import QueueBounds
+from scheduler.planner import Policy
+from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.study import Study
+from scheduler.simulator.workload import Arrivals, Lengths, Workload
+from tercet.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def fleet(workers: int, **changes: int) -> Fleet:
+    values = {"block_size": 16, "num_blocks": 200, "max_num_seqs": 32, "max_num_batched_tokens": 512}
+    info = simulated_info(**{**values, "max_model_len": 1024, **changes})
+    return Fleet(workers, info, StepCost(0.005, 20e-6, 20e-9), 0.2, 0.0002, caching=True)
+
+
+def workload(requests: int, rate: float, **changes: object) -> Workload:
+    values: dict[str, object] = {
+        "requests": requests,
+        "rate": rate,
+        "arrivals": Arrivals.POISSON,
+        "burst_size": 50,
+        "prompt": Lengths(60, 0.8, 400),
+        "output": Lengths(16, 0.8, 60),
+        "max_tokens": 60,
+        "prefix_ratio": 0.3,
+        "prefix_tokens": 48,
+        "prefixes": 3,
+        "cancel_ratio": 0.0,
+        "n": 1,
+        "classes": (("interactive", 2.0), ("rag", 1.0), ("batch", 1.0)),
+        "token_s": 0.005,
+    }
+    return Workload(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def assert_nothing_left(mesh: CapacityMesh) -> None:
+    assert mesh.core.idle
+    assert mesh.core.check() == []
+    assert not mesh.clients.asks
+    for worker in mesh.workers.values():
+        assert worker.empty
+        assert worker.pool.counts.used == worker.swap_blocks_used == 0
+        assert worker.pool.check() == []
+
+
+def test_ten_thousand_requests_of_which_three_in_ten_are_cancelled() -> None:
+    load = workload(10_000, 1500.0, cancel_ratio=0.3)
+    kind = fleet(4, block_size=4, num_blocks=300, num_swap_blocks=300)
+    mesh = CapacityMesh(kind, load, Policy(0, 0), QueueBounds(2000, 4_000_000), 1)
+    mesh.run()
+    tally = mesh.result().tally
+    assert tally.completed + tally.cancelled + tally.refused.total() == 10_000
+    assert tally.failed.total() == 0
+    assert tally.cancelled > 2000
+    assert tally.preemptions > 0
+    assert_nothing_left(mesh)
+    view = mesh.core.view()
+    assert view.requests_finished == tally.completed + tally.cancelled
+    assert (view.preemptions, view.swaps) == (tally.preemptions, tally.swaps)
+
+
+@pytest.mark.parametrize("arrivals", list(Arrivals))
+def test_all_at_once_is_refused_beyond_the_queue_and_the_rest_is_done(arrivals: Arrivals) -> None:
+    load = workload(600, float("inf"), arrivals=arrivals, n=2)
+    mesh = CapacityMesh(fleet(2), load, Policy(0, 0), QueueBounds(100, 4_000_000), 3)
+    mesh.run()
+    tally = mesh.result().tally
+    assert tally.refused["QUEUE_FULL"] == 600 - tally.completed
+    assert 100 <= tally.completed < 300
+    assert_nothing_left(mesh)
+
+
+def test_memory_does_not_grow_with_what_is_over() -> None:
+    load = workload(12_000, 4000.0, prompt=Lengths(20), output=Lengths(2), max_tokens=4, cancel_ratio=0.1)
+    mesh = CapacityMesh(fleet(4), load, Policy(0, 0), QueueBounds(1000, 4_000_000), 1)
+    sizes = []
+    for second in (0.5, 2.5):
+        mesh.run(until=second)
+        gc.collect()
+        sizes.append(len(gc.get_objects()))
+    over = mesh.tally.over
+    assert over > 8_000
+    # Whatever is kept per request would be thousands more.
+    assert sizes[1] - sizes[0] < 1000
+    mesh.run()
+    assert_nothing_left(mesh)
+
+
+SMALL = Study(workers=3, requests=300, seed=7, num_blocks=60, cancel_ratio=0.2, shared_prefix="0.5:200:2",
+              prompt_tokens="300:0.6", output_tokens="40:0.9:300", classes="interactive=2,batch=1", swap_blocks=50,
+              rate=40.0, n=2)  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_answer_in_any_process() -> None:
+    report = SMALL.run()
+    assert report == SMALL.run()
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in report["study"].items()
+               if name != "prefix_caching" and value is not None]  # fmt: skip
+    outputs = set()
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tercet", "simulate", "--json", *options],
+            capture_output=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )
+        outputs.add(done.stdout)
+    assert [json.loads(output) for output in outputs] == [report]
+
+
+def test_the_report_adds_up() -> None:
+    report = SMALL.run()
+    requests = report["requests"]
+    ended = requests["completed"] + requests["cancelled"]
+    assert ended + sum(requests["refused"].values()) + sum(requests["failed"].values()) == 300
+    assert report["swaps"] <= report["preemptions"]
+    assert 0.2 < report["prefix_hit_ratio"] < 0.6
+    assert 0 < report["worker_busy_ratio"] <= 1
+    assert 0 < report["kv_used_ratio"]["mean"] < report["kv_used_ratio"]["max"] <= 1
+    for name in ("ttft_ms", "gap_ms", "queue_ms", "total_ms"):
+        spread = report[name]
+        assert spread["p50"] <= spread["p95"] <= spread["p99"] <= spread["max"]
+    assert report["ttft_ms"]["p50"] < report["total_ms"]["p50"]
+    assert set(report["ttft_ms_by_class"]) == {"interactive", "batch"}
+
+
+def test_without_a_prefix_cache_nothing_is_found_and_first_tokens_are_later() -> None:
+    study = Study(requests=200, seed=1, shared_prefix="0.9:900:2", prompt_tokens="1000", output_tokens="20", rate=15.0)
+    with_cache = study.run()
+    without = Study(**{**{name: getattr(study, name) for name in study.__slots__}, "prefix_caching": False}).run()
+    assert without["prefix_hit_ratio"] == 0.0
+    assert with_cache["prefix_hit_ratio"] > 0.6
+    assert with_cache["ttft_ms"]["p50"] < 0.6 * without["ttft_ms"]["p50"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"workers": 0}, "--workers"),
+        ({"rate": -1.0}, "--rate"),
+        ({"rate": float("nan")}, "--rate"),
+        ({"step_base_ms": float("inf")}, "--step-base-ms"),
+        ({"step_base_ms": 0.0, "step_token_us": 0.0, "step_context_ns": 0.0}, "--step-base-ms"),
+        ({"arrivals": "sometimes"}, "--arrivals"),
+        ({"prompt_tokens": "0"}, "--prompt-tokens"),
+        ({"prompt_tokens": "5:1:4"}, "--prompt-tokens"),
+        ({"output_tokens": "5:nan"}, "--output-tokens"),
+        ({"output_tokens": ""}, "--output-tokens"),
+        ({"shared_prefix": "1.5"}, "--shared-prefix"),
+        ({"shared_prefix": "0.5:1:2:3"}, "--shared-prefix"),
+        ({"classes": "gold=1"}, "--classes"),
+        ({"classes": "batch=0"}, "--classes"),
+        ({"cancel_ratio": 1.1}, "--cancel-ratio"),
+        ({"speed_spread": 1.0}, "--speed-spread"),
+        ({"max_model_len": 100}, "--max-model-len"),
+        ({"seed": -1}, "--seed"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Study(**changes).run()  # type: ignore[arg-type]
+    assert caught.value.key == named

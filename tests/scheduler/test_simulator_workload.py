@@ -1,0 +1,110 @@
+"""Requests from one seed, lengths by their distribution, numbers in bins."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.simulator.spread import Spread
+from scheduler.simulator.workload import Arrival, Arrivals, Lengths, Requests, Workload
+
+WORKLOAD = Workload(
+    requests=2000,
+    rate=100.0,
+    arrivals=Arrivals.POISSON,
+    burst_size=50,
+    prompt=Lengths(60, 0.5),
+    output=Lengths(20, 0.8, 100),
+    max_tokens=80,
+    prefix_ratio=0.25,
+    prefix_tokens=30,
+    prefixes=2,
+    cancel_ratio=0.3,
+    n=2,
+    classes=(("interactive", 3.0), ("batch", 1.0)),
+    token_s=0.01,
+)
+
+
+def arrivals_of(workload: Workload, seed: int = 1) -> list[Arrival]:
+    return list(Requests(workload, seed, model="m", max_model_len=128))
+
+
+def test_the_same_seed_gives_the_same_requests_and_another_one_others() -> None:
+    assert arrivals_of(WORKLOAD) == arrivals_of(WORKLOAD)
+    assert arrivals_of(WORKLOAD) != arrivals_of(WORKLOAD, seed=2)
+
+
+def test_requests_are_what_was_asked_for() -> None:
+    arrivals = arrivals_of(WORKLOAD)
+    count = len(arrivals)
+    assert arrivals[-1].at == pytest.approx(count / 100.0, rel=0.1)
+    wishes = [arrival.submission for arrival in arrivals]
+    prompts = [wish.prompt_token_ids for wish in wishes]
+    assert mean(map(len, prompts)) == pytest.approx(60, rel=0.1)
+    assert all(1 <= len(wish.prompt_token_ids) <= 128 - wish.max_tokens for wish in wishes)
+    beginnings = [prompt[:8] for prompt in prompts if len(prompt) > 30]
+    common = [each for each in set(beginnings) if beginnings.count(each) > 1]
+    assert len(common) == 2
+    assert sum(each in common for each in beginnings) / len(beginnings) == pytest.approx(0.25, abs=0.04)
+    assert sum(arrival.cancel_after_s is not None for arrival in arrivals) / count == pytest.approx(0.3, abs=0.04)
+    assert sum(wish.traffic_class == "batch" for wish in wishes) / count == pytest.approx(0.25, abs=0.04)
+
+
+def test_only_the_workers_know_where_outputs_end() -> None:
+    requests = Requests(WORKLOAD, 1, model="m", max_model_len=128)
+    for arrival in requests:
+        wish = arrival.submission
+        ends = [requests.lengths[wish.sampling.seed + index] - len(wish.prompt_token_ids) for index in range(2)]
+        assert all(1 <= end <= wish.max_tokens for end in ends)
+        requests.forget(wish)
+    assert requests.lengths == {}
+
+
+def test_bursts_and_equal_distances() -> None:
+    every = [arrival.at for arrival in arrivals_of(replace(WORKLOAD, arrivals=Arrivals.CONSTANT, requests=5))]
+    assert every == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04])
+    bursts = [arrival.at for arrival in arrivals_of(replace(WORKLOAD, arrivals=Arrivals.BURST, requests=101))]
+    assert bursts == pytest.approx([0.0] * 50 + [0.5] * 50 + [1.0])
+
+
+@pytest.mark.parametrize("arrivals", list(Arrivals))
+def test_an_infinite_rate_is_all_at_once(arrivals: Arrivals) -> None:
+    workload = replace(WORKLOAD, arrivals=arrivals, rate=float("inf"), requests=120)
+    assert {arrival.at for arrival in arrivals_of(workload)} == {0.0}
+
+
+def test_lengths_keep_their_mean_and_their_bounds() -> None:
+    rng = random.Random(1)
+    assert {Lengths(7).draw(rng) for _ in range(10)} == {7}
+    drawn = [Lengths(200, 1.0, 3000).draw(rng) for _ in range(20_000)]
+    assert mean(drawn) == pytest.approx(200, rel=0.05)
+    assert min(drawn) >= 1
+    assert max(drawn) <= 3000
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.sampled_from([0, 50, 95, 99, 100]))
+def test_percentiles_are_right_up_to_the_width_of_a_bin(numbers: list[float], percent: int) -> None:
+    spread = Spread()
+    for number in numbers:
+        spread.add(number)
+    ordered = sorted(numbers)
+    exact = ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+    assert exact <= spread.percentile(percent) <= max(exact * (1 + 1 / 128), exact)
+    assert (spread.count, spread.largest) == (len(numbers), max(numbers))
+    assert spread.mean == pytest.approx(mean(numbers))
+
+
+def test_many_of_one_number_are_added_at_once() -> None:
+    one_by_one, at_once = Spread(), Spread()
+    for _ in range(5):
+        one_by_one.add(0.25)
+    at_once.add(0.25, 5)
+    assert at_once.percentile(50) == one_by_one.percentile(50)
+    assert (at_once.count, at_once.mean) == (5, 0.25)
+    assert Spread().percentile(50) == Spread().mean == 0.0
