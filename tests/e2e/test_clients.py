@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,16 +50,37 @@ def test_grpcurl_streams_a_generation(mesh: Mesh) -> None:
         "sampling": {"temperature": 0},
         "stop": {"max_tokens": 8, "ignore_eos": True},
     }
-    out = _grpcurl("-d", json.dumps(request), mesh.address, "tercet.v1.Inference/Generate")
+    events = _events(_grpcurl("-d", json.dumps(request), mesh.address, "tercet.v1.Inference/Generate"))
+    assert "accepted" in events[0]
+    assert events[-1]["finished"]["outputs"][0]["reason"] == "FINISH_REASON_LENGTH"
+    assert events[-1]["finished"]["usage"]["completion_tokens"] == 8
+    assert sum(len(event["delta"]["token_ids"]) for event in events[1:-1]) == 8
+
+
+def _events(out: str) -> list[dict[str, Any]]:
+    """The messages of a stream, which grpcurl prints one after the other."""
     decoder, events, rest = json.JSONDecoder(), [], out.strip()
     while rest:
         event, end = decoder.raw_decode(rest)
         events.append(event)
         rest = rest[end:].lstrip()
-    assert "accepted" in events[0]
-    assert events[-1]["finished"]["outputs"][0]["reason"] == "FINISH_REASON_LENGTH"
-    assert events[-1]["finished"]["usage"]["completion_tokens"] == 8
-    assert sum(len(event["delta"]["token_ids"]) for event in events[1:-1]) == 8
+    return events
+
+
+def test_grpcurl_streams_two_outputs(mesh: Mesh) -> None:
+    request = {
+        "prompt": "Once upon a time",
+        "sampling": {"seed": 7, "n": 2},
+        "stop": {"max_tokens": 6, "ignore_eos": True},
+    }
+    events = _events(_grpcurl("-d", json.dumps(request), mesh.address, "tercet.v1.Inference/Generate"))
+    deltas = [event["delta"] for event in events[1:-1]]
+    for index in (0, 1):
+        assert sum(len(delta["token_ids"]) for delta in deltas if delta["output_index"] == index) == 6
+    ends = events[-1]["finished"]["outputs"]
+    assert [(end["output_index"], end["reason"]) for end in ends] == [
+        (0, "FINISH_REASON_LENGTH"), (1, "FINISH_REASON_LENGTH"),
+    ]  # fmt: skip
 
 
 def test_grpcurl_sees_a_typed_error(mesh: Mesh) -> None:
@@ -100,6 +122,7 @@ def test_node_client_streams_and_cancels(mesh: Mesh, node_folder: Path) -> None:
     assert result["events"][-1] == "finished"
     assert result["tokens"] == 8
     assert result["text"]
+    assert result["outputs"] == {"tokens": [8, 8], "ends": [0, 1]}
     assert result["cancelled"] == 1  # grpc.status.CANCELLED
     assert result["refused"] == {"code": 3, "hasDetails": True}  # INVALID_ARGUMENT
     mesh.wait_idle()

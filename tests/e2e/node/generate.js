@@ -1,4 +1,4 @@
-// Streams one generation, cancels another, and lets a third be refused. Prints what it saw as JSON.
+// Streams one generation, then one of two outputs, cancels a third, and lets a fourth be refused. Prints what it saw as JSON.
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
 
@@ -29,6 +29,23 @@ function stream() {
   });
 }
 
+function twoOutputs() {
+  return new Promise((resolve, reject) => {
+    const tokens = [0, 0];
+    let ends = [];
+    const call = client.generate({
+      prompt: 'Once upon a time', sampling: { seed: 7, n: 2 }, stop: { maxTokens: 8, ignoreEos: true },
+      priority: -1, trafficClass: 'rag',
+    });
+    call.on('data', (event) => {
+      if (event.event === 'delta') tokens[event.delta.outputIndex] += event.delta.tokenIds.length;
+      if (event.event === 'finished') ends = event.finished.outputs.map((end) => end.outputIndex);
+    });
+    call.on('error', reject);
+    call.on('end', () => resolve({ tokens, ends }));
+  });
+}
+
 function cancel() {
   return new Promise((resolve) => {
     const call = client.generate({ prompt: 'Once upon a time', stop: { maxTokens: 2000, ignoreEos: true } });
@@ -47,6 +64,7 @@ function refuse() {
 
 (async () => {
   const streamed = await stream();
-  console.log(JSON.stringify({ ...streamed, cancelled: await cancel(), refused: await refuse() }));
+  const outputs = await twoOutputs();
+  console.log(JSON.stringify({ ...streamed, outputs, cancelled: await cancel(), refused: await refuse() }));
   client.close();
 })();
