@@ -177,11 +177,15 @@ class Executor:
     def _accept(self, plan: Plan) -> None:
         while self._plans and self._plans[0].plan_seq <= plan.revoke_through:
             self._finish_plan(revoked=True)
+        self._plans.append(plan)
+
+    def _join(self, plan: Plan) -> None:
+        """When the plan begins, not when it is read: what comes back from host memory must not decode in the plans
+        before, which have neither tokens nor blocks for it."""
         for sequence_id in plan.join:
             # An unknown id has ended while the plan was on its way.
             if sequence := self._sequences.get(sequence_id):
                 sequence.in_decode_set = True
-        self._plans.append(plan)
 
     def _forget_all(self) -> None:
         self._sequences.clear()
@@ -190,6 +194,8 @@ class Executor:
 
     def _advance(self, plan: Plan) -> None:
         started = self._clock()
+        if not self._step_us:
+            self._join(plan)
         ended = self._sequences.take_untold()
         rows = self._rows(plan, ended)
         if not rows and not ended:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from worker import _core
-from worker._core import BlockPool, BlockTable, OutOfBlocks
+from worker._core import BlockPool, BlockTable, OutOfBlocks, place_rows
 
 S = 4
 
@@ -108,7 +108,7 @@ class TestPrefix:
 
 
 class TestRoom:
-    """reserve, commit, slots, write_row."""
+    """reserve, commit, slots, place_rows."""
 
     def test_slots(self) -> None:
         pool = BlockPool(8, S)
@@ -130,24 +130,51 @@ class TestRoom:
         with pytest.raises(IndexError, match="not reserved"):
             table.slots(first, count)
 
-    def test_write_row(self) -> None:
-        table = BlockTable(BlockPool(8, S))
-        table.reserve(2 * S)
-        rows = np.full((2, 5), -1, np.int32)
-        table.write_row(rows[1])
-        assert rows.tolist() == [[-1] * 5, [*table.blocks(), -1, -1, -1]]
+    def test_rows_are_placed_one_behind_the_other(self) -> None:
+        pool = BlockPool(8, S)
+        long, short = BlockTable(pool), BlockTable(pool)
+        short.reserve(1)
+        long.reserve(3 * S)
+        positions, slots = np.full(6, -1), np.full(6, -1)
+        rows = np.full((2, 4), -1, np.int32)
+        place_rows([long, short], np.array([S, 0]), np.array([5, 1]), positions, slots, rows)
+        assert positions.tolist() == [*range(S, S + 5), 0]
+        assert slots.tolist() == [*long.slots(S, 5), *short.slots(0, 1)]
+        assert rows.tolist() == [[*long.blocks(), -1], [*short.blocks(), -1, -1, -1]]
 
-    def test_rows_that_cannot_hold_it_are_refused(self) -> None:
+    def test_rows_that_do_not_fit_are_refused(self) -> None:
         table = BlockTable(BlockPool(8, S))
         table.reserve(2 * S)
-        read_only = np.zeros(2, np.int32)
+
+        def place(**fields: object) -> None:
+            arguments: dict[str, object] = {
+                "tables": [table],
+                "firsts": np.array([3]),
+                "counts": np.array([2]),
+                "positions": np.zeros(2, np.int64),
+                "slots": np.zeros(2, np.int64),
+                "block_tables": np.zeros((1, 2), np.int32),
+            }
+            place_rows(**(arguments | fields))  # type: ignore[arg-type]
+
+        place()
+        read_only = np.zeros(2, np.int64)
         read_only.flags.writeable = False
-        for row in (np.zeros(1, np.int32), np.zeros((2, 2), np.int32), read_only):
-            with pytest.raises(ValueError, match="write"):
-                table.write_row(row)
-        for other in (np.zeros(2, np.int64), np.zeros(4, np.int32)[::2], [0, 0]):
+        misfits: list[dict[str, object]] = [
+            {"tables": []}, {"tables": [None]}, {"firsts": np.zeros(2, np.int64)}, {"counts": np.zeros(2, np.int64)},
+            {"counts": np.array([3])}, {"counts": np.array([1])}, {"slots": np.zeros(3, np.int64)},
+            {"positions": read_only}, {"slots": read_only}, {"block_tables": np.zeros((1, 1), np.int32)},
+            {"block_tables": np.zeros((2, 2), np.int32)}, {"block_tables": np.zeros(2, np.int32)},
+        ]  # fmt: skip
+        for fields in misfits:
+            with pytest.raises(ValueError, match=r"place_rows|fit|add up|writeable"):
+                place(**fields)
+        for fields in ({"firsts": np.array([2 * S - 1])}, {"firsts": np.array([-1])}, {"firsts": np.array([2**62])}):
+            with pytest.raises(IndexError, match="not reserved"):
+                place(**fields)
+        for other in (np.zeros(2, np.int32), np.zeros(4, np.int64)[::2], [0, 0]):
             with pytest.raises(TypeError):
-                table.write_row(other)  # type: ignore[arg-type]
+                place(slots=other)
 
     def test_commit_needs_room(self) -> None:
         table = BlockTable(BlockPool(8, S))

@@ -1,0 +1,114 @@
+"""An executor that is driven without its thread, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tests.worker.recall_model import CONFIG, RecallModel
+from worker.executor import Executor
+from worker.kv_cache import KVCache
+from worker.messages import (
+    Attach,
+    Chunk,
+    Command,
+    Ended,
+    Event,
+    KvEvents,
+    NewSequence,
+    Plan,
+    PlanDone,
+    Released,
+    StepResult,
+)
+from worker.swap_space import SwapSpace
+
+CPU = torch.device("cpu")
+
+
+class SteppedExecutor:
+    """Commands take effect, and plans run to their ends, within `run`; the pools are checked after each step."""
+
+    def __init__(
+        self, num_blocks: int = 64, block_size: int = 4, num_swap_blocks: int = 0, caching: bool = True,
+        model: RecallModel | None = None,
+    ) -> None:  # fmt: skip
+        self.model = model or RecallModel()
+        self.kv_cache = KVCache(CONFIG, num_blocks, block_size, torch.float32, CPU, caching)
+        self.swap_space = SwapSpace(self.kv_cache, num_swap_blocks)
+        self.executor = Executor(
+            self.model,  # type: ignore[arg-type]
+            self.kv_cache,
+            CPU,
+            self.swap_space,
+            check_every_step=True,
+        )
+        self.events: list[Event] = []
+        self._plan_seq = 0
+        self.obey(Attach(self.events.append))
+
+    def obey(self, *commands: Command) -> list[Event]:
+        """Obeys the commands and runs no step; the events."""
+        first = len(self.events)
+        for command in commands:
+            self.executor.submit(command)
+        self.executor.obey()
+        return self.events[first:]
+
+    def plan(self, num_steps: int, **fields: object) -> Plan:
+        """The next plan."""
+        self._plan_seq += 1
+        return Plan(self._plan_seq, num_steps, **fields)  # type: ignore[arg-type]
+
+    def run(self, *commands: Command) -> list[Event]:
+        """Obeys the commands and steps until all plans are done; the events."""
+        first = len(self.events)
+        self.obey(*commands)
+        # A plan that finds nothing to do takes a call to end.
+        for _ in range(sum(command.num_steps + 1 for command in commands if isinstance(command, Plan))):
+            self.executor.step()
+        num_done = sum(isinstance(event, PlanDone) for event in self.events[first:])
+        assert num_done == sum(isinstance(command, Plan) for command in commands)
+        return self.events[first:]
+
+
+def tokens_of(events: Iterable[Event], sequence_id: int) -> list[int]:
+    """The tokens that a sequence got."""
+    out = []
+    for event in events:
+        if isinstance(event, StepResult):
+            out += [t for s, t in zip(event.sequence_ids, event.token_ids, strict=True) if s == sequence_id]
+    return out
+
+
+def steps_of(events: Iterable[Event]) -> list[StepResult]:
+    """The steps that ran."""
+    return [event for event in events if isinstance(event, StepResult)]
+
+
+def ended_of(events: Iterable[Event]) -> dict[int, Ended]:
+    """The sequences that ended by themselves; each may do so once."""
+    ended = [item for event in events if isinstance(event, StepResult) for item in event.ended]
+    assert len({item.sequence_id for item in ended}) == len(ended)
+    return {item.sequence_id: item for item in ended}
+
+
+def released_of(events: Iterable[Event]) -> list[Released]:
+    """The answers to releases."""
+    return [event for event in events if isinstance(event, Released)]
+
+
+def kv_events_of(events: Iterable[Event]) -> list[KvEvents]:
+    """What was told of the prefix cache."""
+    return [event for event in events if isinstance(event, KvEvents)]
+
+
+def alone(spec: NewSequence) -> list[int]:
+    """The tokens of a sequence that runs by itself: its prompt in one chunk, one step a plan, nothing cached."""
+    bench = SteppedExecutor(num_blocks=256, caching=False)
+    events = bench.obey(spec)
+    while spec.sequence_id not in ended_of(events):
+        chunk = Chunk(spec.sequence_id, len(spec.token_ids))
+        events += bench.run(bench.plan(1, chunks=(chunk,), join=(spec.sequence_id,)))
+    return tokens_of(events, spec.sequence_id)
