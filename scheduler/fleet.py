@@ -82,7 +82,7 @@ class Worker:
 
     def expect(self, sequence: Sequence) -> None:
         """A sequence is about to be put there."""
-        self.pending_tokens += len(sequence.token_ids)
+        self.pending_tokens += len(sequence.token_ids) - sequence.cached_ahead
         if sequence.suspect:
             self.suspect = sequence
         if sequence.prefix_keys is not None:

@@ -65,6 +65,7 @@ class _Room:
         self.slots -= members
         self.taken += members
         self.pending += computed
+        sequence.cached_ahead = max(0, len(sequence.token_ids) - computed)
         self.budget -= max(computed, members)
         self.shut = sequence.suspect
         self.keys.update((sequence.prefix_keys or {}).get(self.worker.info.block_size, ()))
@@ -147,11 +148,12 @@ def _cheapest(rooms: list[_Room], sequence: Sequence, lookup: CachedTokens) -> t
     if len(rooms) == 1:
         # Nothing to choose: the keys of its prefix need not be made.
         return rooms[0], length
-    best: tuple[tuple[int, int], _Room, int] | None = None
+    best: tuple[tuple[int, int, int], _Room, int] | None = None
     for room in rooms:
         computed = max(1, length - lookup(room.worker, sequence, room.keys))
         cost = COMPUTED_WEIGHT * computed + room.pending + SEQUENCE_WEIGHT * room.taken
-        rating = (cost, -room.available)
+        # Of equals the one whose cache would lose least: prefixes spread over the workers' caches.
+        rating = (cost, -room.available, room.worker.ledger.counts.cached)
         if best is None or rating < best[0]:
             best = rating, room, computed
     assert best is not None

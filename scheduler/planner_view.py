@@ -52,7 +52,7 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
         else:
             view, gained = _prefill_view(worker, sequence, expected, revoking=revoking)
             if state is prefill:
-                pending += sequence.prefill_length - sequence.computed
+                pending += sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
             if view is not None:
                 prefills.append(view)
                 continue

@@ -134,6 +134,8 @@ class Sequence:
     length_at_preemption: int = 0
     # While it waits: keys of its blocks by their size (prefix_index.py), once somebody asked.
     prefix_keys: dict[int, tuple[int, ...]] | None = field(default=None, repr=False)
+    # Tokens that the prefix cache of the worker it is dealt to is believed to have.
+    cached_ahead: int = 0
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None

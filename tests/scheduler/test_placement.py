@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from outcomes import judge, settle
 from sequences import sequence_of
-from simulated_worker import worker_info
-from virtual_mesh import submission
 
 from scheduler.events import BlockCounts
 from scheduler.fleet import Fleet, Pool, Worker
-from scheduler.placement import deal
-from scheduler.sequence import Request
+from scheduler.placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT, deal
+from scheduler.planner import Policy
+from scheduler.prefix_index import chain_keys
+from scheduler.sequence import MAX_LOSSES, Request, Sequence
+from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.small import submission, worker_info
+
+PREFIX = list(range(40))
+
+
+def worker(link: int, **changes: Any) -> Worker:
+    return Worker(link, f"{chr(96 + link)}:1", worker_info(**changes))
 
 
 def pool_of(*workers: Worker) -> Pool:
     fleet = Fleet(tuple(worker.address for worker in workers))
-    for worker in workers:
-        pool = fleet.add(worker)
+    for each in workers:
+        pool = fleet.add(each)
     return pool
 
 
-def wait(pool: Pool, *lengths: int) -> None:
-    for key, length in enumerate(lengths, 1):
-        request = Request(1, submission(key, [1] * length), 0.0, None)
-        pool.waiting.add(sequence_of(request, key, [1] * length, length + 8))
+def wait_for(pool: Pool, key: int, prompt: SequenceOf[int], **changes: Any) -> Sequence:
+    request = Request(1, submission(key, list(prompt)), 0.0, None)
+    sequence = sequence_of(request, key, list(prompt), len(prompt) + 8, **changes)
+    pool.waiting.add(sequence)
+    return sequence
+
+
+def wait(pool: Pool, *lengths: int) -> list[Sequence]:
+    return [wait_for(pool, key, [1] * length) for key, length in enumerate(lengths, 1)]
+
+
+def put(pool: Pool, link: int, sequence: Sequence) -> None:
+    """As dispatch does when the planner starts it."""
+    pool.waiting.remove(sequence)
+    target = pool.workers[link]
+    target.expect(sequence)
+    sequence.place(link, 0.0)
+    target.sequences[sequence.sequence_id] = sequence
 
 
 def dealt(pool: Pool) -> dict[int, list[int]]:
@@ -30,40 +56,244 @@ def dealt(pool: Pool) -> dict[int, list[int]]:
 
 
 def test_load_evens_out() -> None:
-    pool = pool_of(Worker(1, "a:1", worker_info()), Worker(2, "b:1", worker_info()))
+    pool = pool_of(worker(1), worker(2))
     wait(pool, 40, 4, 4, 4)
     assert dealt(pool) == {1: [1], 2: [2, 3, 4]}
 
 
-def test_the_worker_with_more_credits_is_preferred() -> None:
-    busy = Worker(1, "a:1", worker_info())
-    busy.ledger.report(BlockCounts(8, 0, 24))
-    pool = pool_of(busy, Worker(2, "b:1", worker_info()))
+def test_of_equals_the_worker_with_more_credits_is_preferred() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[1].ledger.report(BlockCounts(8, 0, 24))
+    wait(pool, 4)
+    assert dealt(pool) == {2: [1]}
+
+
+def test_prefill_that_waits_and_sequences_that_run_are_load() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[1].pending_tokens = 30
+    wait(pool, 4)
+    assert dealt(pool) == {2: [1]}
+    pool = pool_of(worker(1), worker(2))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    pool.workers[1].pending_tokens = 0
     wait(pool, 4)
     assert dealt(pool) == {2: [1]}
 
 
 def test_slots_bound_what_is_dealt() -> None:
-    pool = pool_of(Worker(1, "a:1", worker_info(max_num_seqs=2)))
+    pool = pool_of(worker(1, max_num_seqs=2))
     wait(pool, 1, 1, 1)
     assert dealt(pool) == {1: [1, 2]}
 
 
+def test_nothing_is_looked_at_while_no_worker_has_a_slot() -> None:
+    pool = pool_of(worker(1, max_num_seqs=1))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    wait(pool, 1)
+    pool.waiting.head = None  # type: ignore[method-assign, assignment]
+    assert dealt(pool) == {}
+
+
+def test_no_more_is_dealt_than_can_start() -> None:
+    pool = pool_of(worker(1, max_num_seqs=100, max_num_batched_tokens=100, num_blocks=1000))
+    wait(pool, *[50] * 20)
+    # Two steps of 100 tokens.
+    assert dealt(pool) == {1: [1, 2, 3, 4]}
+
+
 def test_only_a_worker_that_can_ever_hold_it_gets_it() -> None:
-    pool = pool_of(Worker(1, "a:1", worker_info(num_blocks=4)), Worker(2, "b:1", worker_info(num_blocks=12)))
+    pool = pool_of(worker(1, num_blocks=4), worker(2, num_blocks=12))
     wait(pool, 30, 4)
     assert dealt(pool)[2][0] == 1
 
 
 def test_order_is_strict_when_credits_are_short() -> None:
-    pool = pool_of(Worker(1, "a:1", worker_info()))
+    pool = pool_of(worker(1, max_num_batched_tokens=1000))
     wait(pool, 100, 60, 1)
     assert dealt(pool) == {1: [1]}
 
 
-def test_a_worker_that_is_being_dropped_gets_nothing() -> None:
-    worker = Worker(1, "a:1", worker_info())
-    worker.dropped = True
-    pool = pool_of(worker)
+def test_a_worker_that_is_being_dropped_or_drains_gets_nothing() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[1].dropped = True
+    pool.workers[2].draining = True
     wait(pool, 4)
     assert dealt(pool) == {}
+
+
+def test_a_group_needs_a_slot_and_a_block_for_each() -> None:
+    def group(pool: Pool) -> None:
+        leader = wait_for(pool, 1, [1] * 6)
+        forks = [sequence_of(leader.request, key, [1] * 6, 14, leader=leader) for key in (2, 3)]
+        leader.forks = tuple(forks)
+        wait_for(pool, 4, [1])
+
+    pool = pool_of(worker(1, max_num_seqs=4))
+    group(pool)
+    assert dealt(pool) == {1: [1, 4]}
+    # One is there, two slots are left: the group waits, and so does the one behind it.
+    pool = pool_of(worker(1, max_num_seqs=3))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    group(pool)
+    assert dealt(pool) == {}
+    # Two blocks for the prompt, one for each fork, one for the one that is there to grow by.
+    for free, expected in ((5, {1: [1]}), (4, {})):
+        pool = pool_of(worker(1))
+        put(pool, 1, wait_for(pool, 8, [1]))
+        pool.workers[1].ledger.report(BlockCounts(free, 0, 32 - free))
+        group(pool)
+        assert dealt(pool) == expected
+
+
+def test_a_request_goes_to_its_prefix() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[2].prefixes.update(chain_keys(b"", [*PREFIX, 0], 4))
+    wait_for(pool, 1, [*PREFIX, 7])
+    wait_for(pool, 2, [9, *PREFIX])
+    assert dealt(pool) == {2: [1], 1: [2]}
+
+
+def test_load_outweighs_a_prefix() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[2].prefixes.update(chain_keys(b"", [*PREFIX, 0], 4))
+    saved = COMPUTED_WEIGHT * 40
+    pool.workers[2].pending_tokens = saved - 1
+    wait_for(pool, 1, [*PREFIX, 7])
+    assert dealt(pool) == {2: [1]}
+    pool.workers[2].pending_tokens = saved + 1
+    assert dealt(pool) == {1: [1]}
+
+
+def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[2].prefixes.update(chain_keys(b"tenant", PREFIX, 4))
+    wait_for(pool, 1, [*PREFIX, 7])
+    assert dealt(pool) == {1: [1]}
+
+
+def test_keys_are_made_once_and_only_where_there_is_a_choice() -> None:
+    pool = pool_of(worker(1))
+    sequence = wait_for(pool, 1, [*PREFIX, 7])
+    deal(pool)
+    assert sequence.prefix_keys is None
+    pool = pool_of(worker(1), worker(2))
+    sequence = wait_for(pool, 1, [*PREFIX, 7])
+    deal(pool)
+    assert sequence.prefix_keys == {4: chain_keys(b"", [*PREFIX, 7], 4)}
+    put(pool, 1, sequence)
+    assert sequence.prefix_keys is None
+
+
+def test_a_burst_with_one_prefix_goes_to_one_place_until_load_outweighs() -> None:
+    changes = {"num_blocks": 1000, "max_num_batched_tokens": 1000, "max_num_seqs": 50}
+    pool = pool_of(worker(1, **changes), worker(2, **changes))
+    prompts = [[*PREFIX, *range(50, 60), key] for key in range(1, 13)]
+    for key, prompt in enumerate(prompts, 1):
+        wait_for(pool, key, prompt)
+    first = dealt(pool)
+    # The prefix is in no cache yet. Each that joins it costs the others its own part and its place.
+    alone = min(first[2])
+    assert first[1][:3] == [1, 2, 3]
+    assert first[1][: alone - 1] == list(range(1, alone))
+    whole = len(prompts[0])
+    own = whole - 48
+    costs = [COMPUTED_WEIGHT * own + whole + (there - 1) * own + SEQUENCE_WEIGHT * there for there in range(1, 12)]
+    assert costs[alone - 3] <= COMPUTED_WEIGHT * whole <= costs[alone - 2]
+    # The same when they come one by one.
+    pool = pool_of(worker(1, **changes), worker(2, **changes))
+    for key, prompt in enumerate(prompts, 1):
+        sequence = wait_for(pool, key, prompt)
+        (link,) = dealt(pool)
+        assert link == (1 if key < alone else 2)
+        if key == alone:
+            break
+        put(pool, link, sequence)
+
+
+def test_what_was_promised_is_forgotten_with_the_sequence() -> None:
+    pool = pool_of(worker(1), worker(2))
+    deal_to = pool.workers[1]
+    first = wait_for(pool, 1, [*PREFIX, 7])
+    deal(pool)
+    put(pool, 1, first)
+    wait_for(pool, 2, [*PREFIX, 8])
+    assert dealt(pool) == {1: [2]}
+    # It is gone before its prefill: the next one has no reason to go there.
+    del deal_to.sequences[1]
+    deal_to.pending_tokens = 0
+    deal_to.ledger.report(BlockCounts(31, 0, 1))
+    assert dealt(pool) == {2: [2]}
+    assert not len(deal_to.promised)
+
+
+def test_a_worker_without_a_prefix_cache_attracts_nobody() -> None:
+    pool = pool_of(worker(1), worker(2))
+    first = wait_for(pool, 1, [*PREFIX, 7])
+    deal(pool)
+    put(pool, 1, first)
+    pool.workers[1].tokens = 100
+    wait_for(pool, 2, [*PREFIX, 8])
+    assert dealt(pool) == {2: [2]}
+
+
+def swapped_on(pool: Pool, link: int, key: int, length: int) -> Sequence:
+    sequence = wait_for(pool, key, [1] * length, swapped_on=link, swapped_blocks=-(-length // 4))
+    pool.workers[link].swapped[key] = sequence
+    return sequence
+
+
+def test_a_swapped_one_goes_back_to_its_own_worker() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[2].pending_tokens = 1000
+    swapped_on(pool, 2, 1, 10)
+    assert dealt(pool) == {2: [1]}
+
+
+def test_a_swapped_one_that_has_to_wait_holds_up_its_own_worker_only() -> None:
+    pool = pool_of(worker(1), worker(2))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    pool.workers[1].ledger.report(BlockCounts(4, 0, 28))
+    swapped_on(pool, 1, 1, 30)
+    wait_for(pool, 2, [1])
+    wait_for(pool, 3, [1])
+    assert dealt(pool) == {2: [2, 3]}
+    # Without a slot there, too.
+    pool = pool_of(worker(1, max_num_seqs=1), worker(2))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    swapped_on(pool, 1, 1, 4)
+    wait_for(pool, 2, [1])
+    assert dealt(pool) == {2: [2]}
+
+
+def suspect(pool: Pool, key: int) -> Sequence:
+    return wait_for(pool, key, [1], losses=MAX_LOSSES - 1, length_at_loss=1)
+
+
+def test_a_suspect_goes_to_an_empty_worker_and_stays_alone_until_it_has_a_token() -> None:
+    pool = pool_of(worker(1), worker(2))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    one = suspect(pool, 1)
+    assert dealt(pool) == {2: [1]}
+    put(pool, 2, one)
+    wait_for(pool, 2, [1])
+    assert dealt(pool) == {1: [2]}
+    one.token_ids.append(5)
+    assert dealt(pool) == {2: [2]} or dealt(pool) == {1: [2]}
+    assert not pool.workers[2].guarded
+
+
+def test_requests_follow_their_prefix_through_the_mesh() -> None:
+    infos = [worker_info(num_blocks=200, max_num_seqs=16, max_num_batched_tokens=64)] * 2
+    mesh = VirtualMesh(infos, policy=Policy(0, 0))
+    gateway = mesh.attach_gateway()
+    workers = [mesh.attach_worker(index) for index in range(2)]
+    tenants = [[tenant] * 40 for tenant in (1, 2)]
+    for key in range(12):
+        prompt = [*tenants[key % 2], *range(10, 14), 20 + key]
+        mesh.at(0.1 * key, lambda key=key, prompt=prompt: mesh.submit(gateway, submission(key, prompt)))
+    settle(mesh)
+    for call in gateway.calls.values():
+        judge(call)
+    # Each prefix was computed once, on a worker of its own.
+    computed = sorted(each.tokens_prefilled for each in workers)
+    assert computed == [45 + 5, 45 + 5]
