@@ -269,6 +269,7 @@ class VirtualMesh:
             self.at(self.now + self._step_seconds(worker), lambda: self._finish(worker))
 
     def _step_seconds(self, worker: SimulatedWorker) -> float:
+        # A worker of another make may not know what its steps cost.
         return getattr(worker, "step_seconds", self.step_time)
 
     def _finish(self, worker: SimulatedWorker) -> None:

@@ -1,0 +1,71 @@
+"""``tercet simulate``: one report on standard output, the wall clock on standard error."""
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from scheduler.simulator.study import Study
+from tercet.cli import main
+from tercet.cli.simulate import simulate
+
+SMALL = ["--requests=40", "--prompt-tokens=100:0.5", "--output-tokens=10", "--rate=50"]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, ["simulate", *arguments])
+
+
+def test_json_is_one_object_and_nothing_of_it_depends_on_the_wall_clock():
+    done = run(*SMALL, "--seed=5", "--json")
+    assert done.exit_code == 0
+    assert done.stdout == run(*SMALL, "--seed=5", "--json").stdout
+    report = json.loads(done.stdout)
+    assert report["study"]["seed"] == 5
+    assert report["requests"] == {"completed": 40, "cancelled": 0, "failed": {}, "refused": {}}
+    assert report["tokens"] == 400
+    assert done.stderr.startswith("simulated ")
+    assert done.stdout != run(*SMALL, "--seed=6", "--json").stdout
+
+
+def test_the_table_says_the_same():
+    shown = run(*SMALL, "--classes=interactive,batch", "--rate=0", "--max-queued-requests=5").stdout
+    report = json.loads(
+        run(*SMALL, "--classes=interactive,batch", "--rate=0", "--max-queued-requests=5", "--json").stdout
+    )
+    requests = report["requests"]
+    assert f"{requests['completed']} completed" in shown
+    assert f"{requests['refused']['QUEUE_FULL']} refused (QUEUE_FULL)" in shown
+    assert "all at once offered" in shown
+    lines = {line[:22].strip(): line[22:].split() for line in shown.splitlines()}
+    assert lines["time to first token"] == [f"{number:.1f}" for number in report["ttft_ms"].values()]
+    assert lines["batch"] == [f"{number:.1f}" for number in report["ttft_ms_by_class"]["batch"].values()]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--workers=0", "--workers: 0 is too small; at least 1"),
+        ("--workers=many", "'many' is not a valid integer"),
+        ("--prompt-tokens=x", "--prompt-tokens: 'x' is not MEAN[:SIGMA[:MOST]]"),
+        ("--classes=gold", "--classes: 'gold' is not NAME=WEIGHT"),
+        ("--max-model-len=64", "--max-model-len: 100 of prompt + 10 of output are more than that"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named_and_nothing_is_printed(flag, said):
+    done = run(*SMALL, flag)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_every_option_of_a_study_has_a_flag_with_the_same_default():
+    flags = simulate.make_context("simulate", []).params
+    assert flags.pop("as_json") is False
+    assert flags == {field.name: field.default for field in dataclasses.fields(Study)}
+
+
+def test_it_is_listed():
+    assert "simulate" in CliRunner().invoke(main, ["--help"]).output
+    assert "--shared-prefix RATIO[:TOKENS[:COUNT]]" in run("--help").output
