@@ -17,7 +17,8 @@ from tercet import __version__
 from tercet.errors import PlanFileError
 
 from .checkpoint import Snapshot
-from .round import KeptRound, Round, decode_round, encode_round
+from .round import KeptRound, Round, decode_round, encode_round, seconds
+from .values import whole_number
 
 FORMAT = 1
 # Most of a part, and how much of it is made at once: that takes a millisecond or two.
@@ -103,8 +104,6 @@ def read_plan_file(file: BinaryIO) -> PlanFile:
         raise PlanFileError("the file is cut off: its end is missing")
     except PlanFileError as error:
         raise PlanFileError(f"line {number}: {error}") from error
-    except RecursionError as error:
-        raise PlanFileError(f"line {number}: nested too deeply") from error
 
 
 def _header(line: bytes) -> dict[str, Any]:
@@ -116,22 +115,20 @@ def _header(line: bytes) -> dict[str, Any]:
         raise PlanFileError("this is no file of tercet dump-plans")
     if data["tercet_plan_log"] != FORMAT:
         raise PlanFileError(f"the file has format {str(data['tercet_plan_log'])[:20]}, this version reads {FORMAT}")
-    kinds = {
-        "version": (str,),
-        "written_at": (int, float),
-        "clock": (int, float),
-        "num_objects": (int,),
-        "num_rounds": (int,),
-    }
-    for name, kind in kinds.items():
-        if type(data.get(name)) not in kind:
-            raise PlanFileError(f"the header has no {name}")
+    if not isinstance(data.get("version"), str):
+        raise PlanFileError("the header has no version")
+    for name in ("written_at", "clock"):
+        seconds(data.get(name))
+    for name in ("num_objects", "num_rounds"):
+        whole_number(data.get(name))
     return data
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line)
+    except RecursionError:
+        raise PlanFileError("the line is nested too deeply") from None
     except ValueError:
         # Of a file that was cut off the last line has no end.
         problem = "is no JSON" if line.endswith(b"\n") else "is cut off"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tercet.errors import PlanFileError
+
 from ..actions import Action, DropWorker, Plan, ToWorker
 from ..core import Core
 from ..events import Event, WorkerAttached, WorkerLost
@@ -95,7 +97,11 @@ class _Replay:
         self._watch = watch
         self._lookup = RecordedLookup()
         self._core: Core = restore(file.objects, Core, {Core.__name__: {LOOKUP: self._lookup}})
-        self._players = {worker.link: Player(worker.link, worker) for worker in self._core.workers}
+        try:
+            self._core.check()
+            self._players = {worker.link: Player(worker.link, worker) for worker in self._core.workers}
+        except Exception as error:
+            raise PlanFileError(f"the checkpoint is of no scheduler: {type(error).__name__}: {error}") from error
         self._events = self._plans = self._commands = self._strange = 0
         self._first_strange: Difference | None = None
 

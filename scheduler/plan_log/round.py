@@ -19,6 +19,8 @@ from .values import MAX_ID, decode, encode, whole_number
 # Marks a submission that was refused for a token outside the vocabulary.
 OUTSIDE = "outside_vocabulary"
 _OUTSIDE_TOKEN = 2**32 - 1
+# Far in the future, and a date that can still be shown.
+_MAX_SECONDS = 6e10
 # What a round counts beside its lists.
 _ROUND_VALUES = 8
 
@@ -107,23 +109,30 @@ def decode_round(data: Any, last_ids: dict[int, list[int]]) -> Round:
     if not isinstance(data, dict) or not {"now", "events"} <= data.keys() <= {"now", "events", "cached", "commands"}:
         raise PlanFileError("this is no round")
     now, events, cached, commands = data["now"], data["events"], data.get("cached", []), data.get("commands", [])
-    if type(now) not in (int, float) or not isinstance(events, list) or not isinstance(commands, list):
-        raise PlanFileError("a round has a time, events and commands")
+    if not isinstance(events, list) or not isinstance(commands, list):
+        raise PlanFileError("a round has lists of events and commands")
     if not isinstance(cached, list) or len(cached) % 3:
         raise PlanFileError("cached is a sequence id, a link and a count of tokens, each time")
     for command in commands:
         if not isinstance(command, dict) or not {"is", "link"} <= command.keys():
             raise PlanFileError("a command has a name and a link")
     return Round(
-        float(now),
+        seconds(now),
         tuple(_decode_event(each, last_ids) for each in events),
         tuple(whole_number(each, MAX_ID) for each in cached),
         commands,
     )
 
 
+def seconds(value: Any) -> float:
+    """A moment on a clock. Raises PlanFileError if it is none."""
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_SECONDS:
+        raise PlanFileError(f"{str(value)[:80]} is no time in seconds")
+    return float(value)
+
+
 def _decode_event(data: Any, last_ids: dict[int, list[int]]) -> Event:
-    if not isinstance(data, dict) or data.get("is") not in _EVENTS:
+    if not isinstance(data, dict) or str(data.get("is")) not in _EVENTS:
         raise PlanFileError(f"{str(data)[:80]} is no event")
     data = dict(data)
     if data["is"] == StepReported.__name__:

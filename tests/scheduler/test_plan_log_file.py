@@ -1,0 +1,143 @@
+"""Files that are no plan logs, or no longer: one clear error, whatever they hold."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import dumped, record, reread
+
+from scheduler.plan_log.plan_file import PlanFile, read_plan_file
+from scheduler.plan_log.replay import replay
+from scheduler.plan_log.view import round_lines
+from scheduler.simulator.mesh import VirtualMesh, submission
+from tercet.errors import PlanFileError
+
+
+def made() -> bytes:
+    mesh = VirtualMesh()
+    gateway = mesh.attach_gateway()
+    mesh.attach_worker()
+    mesh.submit(gateway, submission(1, max_tokens=12))
+    mesh.run(0.03)
+    tape = record(mesh)
+    mesh.submit(gateway, submission(2, max_tokens=3, n=2))
+    mesh.run()
+    return dumped(tape)
+
+
+DATA = made()
+LINES = DATA.splitlines(keepends=True)
+
+
+def test_the_file_as_it_is_can_be_replayed() -> None:
+    assert replay(reread(DATA)).equal
+
+
+def test_a_file_that_ends_early_is_refused_wherever_it_ends() -> None:
+    for length in range(0, len(DATA) - 1, 7):
+        with pytest.raises(PlanFileError, match=r"^line \d+: "):
+            reread(DATA[:length])
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "line 1: this is no file of tercet dump-plans"),
+        (b"\x00\x01\x02GGUF", "line 1: this is no file of tercet dump-plans"),
+        (b"[1]\n", "line 1: this is no file of tercet dump-plans"),
+        (b"{}\n", "line 1: this is no file of tercet dump-plans"),
+        (b"[" * 70_000, "line 1: this is no file of tercet dump-plans"),
+        (b'{"tercet_plan_log": 2}\n', "line 1: the file has format 2, this version reads 1"),
+        (b'{"tercet_plan_log": 1}\n', "line 1: the header has no version"),
+        (b'{"tercet_plan_log": 1, "version": "1", "written_at": NaN}\n', "line 1: nan is no time in seconds"),
+        (LINES[0] + b"nonsense\n", "line 2: the line is no JSON"),
+        (LINES[0] + b"[]\n", "line 2: the line is no JSON object"),
+        (LINES[0] + b'{"now": 1}\n', "line 2: this is no round"),
+        (LINES[0] + b'{"end": 0}\n', "line 2: lines are missing before the end"),
+        (DATA + b"\n", f"line {len(LINES)}: something follows the end"),
+        (b"".join(LINES[:1] + LINES[2:]), f"line {len(LINES) - 1}: lines are missing before the end"),
+        (LINES[0] + b'{"objects":' + b"[" * 100_000 + b"\n", "line 2: the line is nested too deeply"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(data: bytes, problem: str) -> None:
+    with pytest.raises(PlanFileError) as caught:
+        read_plan_file(io.BytesIO(data))
+    assert str(caught.value) == problem
+
+
+def with_event(change: Callable[[dict[str, Any]], None]) -> bytes:
+    lines = [json.loads(line) for line in LINES]
+    index = next(i for i, line in enumerate(lines) if any(e["is"] == "StepReported" for e in line.get("events", ())))
+    event = next(event for event in lines[index]["events"] if event["is"] == "StepReported")
+    change(event)
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda event: event.update(plan_seq="one"),
+        lambda event: event.update(link=None),
+        lambda event: event.update(link=[1]),
+        lambda event: event.update(extra=1),
+        lambda event: event.pop("step"),
+        lambda event: event.pop("sequence_ids"),
+        lambda event: event.update(sequence_ids=[1, "2"]),
+        lambda event: event.update(sequence_ids=3),
+        lambda event: event.update(blocks=[1, 2, 3]),
+        lambda event: event.update(prefills=[{"is": "BlockCounts", "free": 1, "cached": 1, "used": 1}]),
+        lambda event: event.update({"is": "Plan"}),
+        lambda event: event.update({"is": ["Plan"]}),
+        lambda event: event.update({"is": "os.system"}),
+    ],
+)
+def test_an_event_of_another_make_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    with pytest.raises(PlanFileError, match=r"^line \d+: "):
+        reread(with_event(change))
+
+
+def outcome_of(data: bytes) -> None:
+    """Reads, replays and shows: an error of the one kind, or an outcome."""
+    try:
+        file: PlanFile = reread(data)
+        replay(file, lambda played: [*round_lines(file, played)] and None)
+    except PlanFileError:
+        pass
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_gives_an_error_or_an_outcome(data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(DATA) - 1))
+    patch = data.draw(
+        st.binary(min_size=0, max_size=3) | st.sampled_from([b"0", b"9", b"-", b"null", b'"', b"{}", b"[]"])
+    )
+    outcome_of(DATA[:place] + patch + DATA[place + data.draw(st.integers(0, 3)) :])
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_value_of_another_kind_gives_an_error_or_an_outcome(data: st.DataObject) -> None:
+    """JSON as it should be, one value of which is something else."""
+    lines = [json.loads(line) for line in LINES]
+    node: Any = lines[data.draw(st.integers(0, len(lines) - 1))]
+    while True:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        if not keys:
+            break
+        key = data.draw(st.sampled_from(keys))
+        child = node[key]
+        if isinstance(child, (dict, list)) and child and data.draw(st.integers(0, 3)):
+            node = child
+            continue
+        node[key] = data.draw(
+            st.sampled_from([None, True, -1, 0, 5, 2**70, 1.5, "x", [], {}, [1], {"ref": 0}, {"ref": 3}, {"zeros": 4}])
+        )
+        break
+    outcome_of(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
