@@ -30,8 +30,8 @@ async def _undisturbed(client: Client, count: int) -> list[str]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_streams_of_a_worker_that_stops_go_on_at_the_other(two: TwoWorkers, number: signal.Signals) -> None:
     async with Client(two.front.address) as client:
-        expected = await _undisturbed(client, 6)
-        streams = [Stream(client, index) for index in range(6)]
+        expected = await _undisturbed(client, 4)
+        streams = [Stream(client, index) for index in range(4)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
         await until(lambda: all(stream.tokens >= 3 for stream in streams), "all stream")
         placed = [status.sequences for status in map(two.status, range(2))]
@@ -40,7 +40,7 @@ async def test_streams_of_a_worker_that_stops_go_on_at_the_other(two: TwoWorkers
         assert status == (0 if number == signal.SIGTERM else -signal.SIGKILL)
         assert await asyncio.gather(*tasks) == expected
     two.front.wait_idle()
-    finished = two.front.records("scheduler", "request_finished")[6:]
+    finished = two.front.records("scheduler", "request_finished")[4:]
     assert {record["outcome"] for record in finished} == {"LENGTH"}
     assert sum(record["placements"] > 1 for record in finished) == placed[0]
     assert sum(record["preemptions"] for record in finished) == 0
@@ -57,8 +57,8 @@ async def test_the_last_worker_lets_its_streams_end_and_takes_no_new_one(own_mes
     mesh = own_mesh(**WORKER, TERCET_WORKER_DRAIN_SECONDS="60")
     mesh.start()
     async with Client(mesh.address) as client:
-        expected = await Stream(client, 1, 100).run()
-        stream = Stream(client, 1, 100)
+        expected = await Stream(client, 1, 80).run()
+        stream = Stream(client, 1, 80)
         task = asyncio.create_task(stream.run())
         await until(lambda: stream.tokens >= 3, "it streams")
         ending = asyncio.create_task(asyncio.to_thread(mesh.kill, "worker", signal.SIGTERM))
@@ -75,8 +75,8 @@ async def test_streams_that_outlive_the_grace_wait_for_the_next_worker(own_mesh:
     mesh = own_mesh(**WORKER, TERCET_WORKER_DRAIN_SECONDS="0.5")
     mesh.start()
     async with Client(mesh.address) as client:
-        expected = await Stream(client, 2, 150).run()
-        stream = Stream(client, 2, 150)
+        expected = await Stream(client, 2, 100).run()
+        stream = Stream(client, 2, 100)
         task = asyncio.create_task(stream.run())
         await until(lambda: stream.tokens >= 3, "it streams")
         assert await asyncio.to_thread(mesh.kill, "worker", signal.SIGTERM) == 0
