@@ -18,7 +18,7 @@ from tercet.cli.services import is_public
 from tercet.cli.settings import flag_names, with_config
 from tercet.client import Accepted, Answer, Finished, FleetInfo, OutputEnd
 from tercet.config import MeshConfig, load_config, setting_keys
-from tercet.mesh_processes import link
+from tercet.mesh_layout import layout
 from tercet.messages import Timings, Usage, WorkerInfo, to_answer
 from tercet.ports import check_port_free, free_ports
 
@@ -417,7 +417,7 @@ def test_the_demo_runs_beside_anything():
     config = private(load_config(None, None, {"gateway.host": "0.0.0.0", "worker.port": 9}))
     assert {config.gateway.port, config.scheduler.port, config.worker.port} == {0}
     assert config.gateway.host == "127.0.0.1"
-    assert len({link(config).gateway.port, link(config).scheduler.port, link(config).worker.port}) == 3
+    assert len({member.settings.port for member in layout(config)}) == 3
 
 
 def _answer(tokens: int, first_s: float, total_s: float) -> Answer:
