@@ -256,6 +256,27 @@ async def test_without_any_worker_requests_are_refused() -> None:
         assert refused.failure.HasField("retry_after_ms")
 
 
+async def test_a_worker_is_found_by_a_name(worker: WorkerServer) -> None:
+    async with running((f"dns://localhost:{worker.port}",), resolve_seconds=0.1) as port, Gateway(port) as gateway:
+        await gateway.pools_live(1)
+        await gateway.submit(1, [1, 2, 3], 20)
+        await gateway.read("accepted")
+        assert (await gateway.finish())[0] == run_alone((1, 2, 3), 20, (), 0)[0]
+        await gateway.submit(2, [1], 1, model="other")
+        # ::1 of localhost may be dialled without an answer: then nobody knows what it would serve.
+        assert (await gateway.read("refused")).failure.reason in ("MODEL_NOT_FOUND", "NO_WORKER")
+
+
+async def test_behind_a_name_that_does_not_resolve_may_be_any_model(worker: WorkerServer) -> None:
+    entries = (f"127.0.0.1:{worker.port}", "dns://no.such.host.invalid:50053")
+    async with running(entries) as port, Gateway(port) as gateway:
+        await gateway.pools_live(1)
+        await gateway.submit(1, [1], 1, model="other")
+        assert (await gateway.read("refused")).failure.reason == "NO_WORKER"
+        fleet = await gateway.stub.GetFleet(operations_pb2.GetFleetRequest())
+        assert [(each.address, each.live) for each in fleet.workers] == [(entries[0], True), (entries[1], False)]
+
+
 @pytest.mark.parametrize("what", ["submission_from_proto", "message_to_proto"])
 async def test_a_bug_at_one_stream_is_logged_and_ends_that_stream_alone(
     worker: WorkerServer, what: str, monkeypatch: pytest.MonkeyPatch
