@@ -74,3 +74,8 @@ def test_a_part_of_the_memory_is_named_as_such() -> None:
     with pytest.raises(StartupError, match=r"are available \(worker\.memory_fraction 0\.5 of what is free\)"):
         plan_budget(**{**ARGUMENTS, "available": 3279, "memory_fraction": 0.5})
     assert plan_budget(**{**ARGUMENTS, "available": 3280, "memory_fraction": 0.5}).num_blocks == 10
+
+
+def test_a_worker_plans_with_its_part_of_the_host() -> None:
+    with pytest.raises(StartupError, match=r"worker\.memory_fraction 1e-05 of what is free"):
+        budget_lines(load_config(flags={"worker.memory_fraction": "0.00001"}))
