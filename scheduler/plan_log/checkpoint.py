@@ -14,7 +14,7 @@ from typing import Any
 from tercet.errors import PlanFileError, RequestError
 
 from .shape import ATOMS, BLANK_CLASSES, Shape, is_blank, is_counted, shape_of
-from .values import Copied, class_of, copied, counted, decode, decode_field, encode, fields_of
+from .values import Copied, class_of, copied, counted, decode, decode_field, encode, encode_fields, fields_of
 
 # Containers that can change, by name; they are numbered like objects.
 _CONTAINERS: dict[str, type] = {
@@ -34,8 +34,8 @@ class Snapshot:
         self._left_out = left_out or {}
         self._references: dict[int, dict[str, int]] = {id(root): {"ref": 0}}
         self._found: list[object] = [root]
-        # The content of each; with the name of its kind, if no class has declared its fields.
-        self._entries: list[Copied | tuple[str, Any]] = []
+        # The shape of each, or the name of what kind of container it is, and its content.
+        self._entries: list[tuple[Shape | str, Any]] = []
         copy, add = self._copy, self._entries.append
         # Thousands of objects that all live on: looking for garbage among them takes as long as making them.
         collecting = gc.isenabled()
@@ -55,15 +55,15 @@ class Snapshot:
 
     def encoded(self) -> Iterator[dict[str, Any]]:
         """JSON data of each object, in order of their numbers."""
-        for entry in self._entries:
-            if isinstance(entry, Copied):
-                yield entry.encoded()
-            elif isinstance(entry[1], dict):
-                yield {"is": entry[0], **{name: encode(each) for name, each in entry[1].items()}}
+        for kind, content in self._entries:
+            if isinstance(kind, str):
+                yield {kind: [encode(each) for each in content]}
+            elif isinstance(content, dict):
+                yield {"is": kind.name, **{name: encode(each) for name, each in content.items()}}
             else:
-                yield {entry[0]: [encode(each) for each in entry[1]]}
+                yield encode_fields(kind, content)
 
-    def _copy(self, value: Any) -> Copied | tuple[str, Any]:
+    def _copy(self, value: Any) -> tuple[Shape | str, Any]:
         cls = type(value)
         freeze = self._freeze
         container = _NAMES.get(cls)
@@ -73,17 +73,22 @@ class Snapshot:
                     (key if type(key) in ATOMS else freeze(key), each if type(each) in ATOMS else freeze(each))
                     for key, each in value.items()
                 ]
-            return container, [freeze(each) for each in value]
-        if cls in BLANK_CLASSES:
-            return cls.__name__, {}
+            return container, [each if type(each) in ATOMS else freeze(each) for each in value]
         shape = shape_of(cls)
         if shape.fields is None:
-            return shape.name, self._attributes(shape, value)
+            return shape, {} if cls in BLANK_CLASSES else self._attributes(shape, value)
+        if cls in BLANK_CLASSES:
+            return shape, {}
+        return shape, self._fields(shape, value)
+
+    def _fields(self, shape: Shape, value: Any) -> list[Any]:
         fields = copied(shape, value)
         for index in shape.open:
             each = fields[index]
-            if each is not None:
-                fields[index] = freeze(each)
+            if each is None or each == ():
+                continue
+            reference = self._references.get(id(each))
+            fields[index] = self._freeze(each) if reference is None else reference
         return fields
 
     def _attributes(self, shape: Shape, value: Any) -> dict[str, Any]:
@@ -97,14 +102,13 @@ class Snapshot:
     def _freeze(self, value: Any) -> Any:
         """What stands for a value: itself if it cannot change, a copy, or a reference."""
         cls = type(value)
+        if cls is tuple:
+            return tuple([each if type(each) in ATOMS else self._freeze(each) for each in value])
         if cls in ATOMS:
             return value
-        # Most often it has been met before.
         reference = self._references.get(id(value))
         if reference is not None:
             return reference
-        if cls is tuple:
-            return tuple([each if type(each) in ATOMS else self._freeze(each) for each in value])
         if cls not in _NAMES:
             if isinstance(value, RequestError):
                 return encode(value)
@@ -112,7 +116,7 @@ class Snapshot:
             if shape.plain:
                 return value
             if shape.inline:
-                return self._copy(value)
+                return Copied(shape, self._fields(shape, value))
         reference = self._references[id(value)] = {"ref": len(self._found)}
         self._found.append(value)
         return reference

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tercet import errors
 from tercet.errors import PlanFileError
@@ -34,7 +34,7 @@ def encode(value: Any) -> Any:
     if kind is tuple:
         return [encode(each) for each in value]
     if kind is Copied:
-        return value.encoded()
+        return encode_fields(*value)
     if kind is array:
         return value.tolist()
     if kind is bytes:
@@ -47,36 +47,35 @@ def encode(value: Any) -> Any:
         return {"enum": f"{shape.name}.{value.name}"}
     if not shape.inline or shape.fields is None:
         raise UnknownClassError(kind)
-    return copied(shape, value).encoded()
+    return encode_fields(shape, copied(shape, value))
 
 
-class Copied(list[Any]):
-    """The fields of an object as a plan log keeps them: they do not change, and lengths stand for what is hidden."""
+class Copied(NamedTuple):
+    """A value as a plan log keeps it, if it cannot be kept as it is."""
 
-    __slots__ = ("shape",)
     shape: Shape
-
-    def encoded(self) -> dict[str, Any]:
-        """JSON data. Raises UnknownClassError."""
-        shape = self.shape
-        assert shape.fields is not None
-        data: dict[str, Any] = {"is": shape.name}
-        for name, value in zip(shape.fields, self, strict=True):
-            data[name] = encode(value)
-        for index in shape.counted:
-            data[shape.fields[index]] = {"zero_list" if index in shape.lists else "zeros": self[index]}
-        return data
+    fields: list[Any]
 
 
-def copied(shape: Shape, value: Any) -> Copied:
-    """The fields of an object whose class has declared them; those that are not plain are as they were."""
-    fields = Copied(shape.read(value))
-    fields.shape = shape
+def copied(shape: Shape, value: Any) -> list[Any]:
+    """The fields of an object whose class has declared them; of what is hidden, only lengths."""
+    fields = list(shape.read(value))
     for index in shape.counted:
         fields[index] = len(fields[index])
     for index in shape.blank:
         fields[index] = None
     return fields
+
+
+def encode_fields(shape: Shape, fields: list[Any]) -> dict[str, Any]:
+    """JSON data of what `copied` returned. Raises UnknownClassError."""
+    assert shape.fields is not None
+    data: dict[str, Any] = {"is": shape.name}
+    for name, value in zip(shape.fields, fields, strict=True):
+        data[name] = encode(value)
+    for index in shape.counted:
+        data[shape.fields[index]] = {"zero_list" if index in shape.lists else "zeros": fields[index]}
+    return data
 
 
 def counted(value: Any) -> dict[str, int]:
