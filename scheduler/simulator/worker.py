@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tercet.errors import EngineFaultError
+
 from ..actions import NewSequence, Plan, Release, ReleaseCause, Resume, WorkerCommand
 from ..events import (
     Ended,
@@ -69,6 +71,8 @@ class SimulatedWorker:
         self.leaders: dict[int, SimulatedSequence] = {}
         self.swapped: dict[int, SwappedSequence] = {}
         self.joined: set[int] = set()
+        # Sequences that end with a fault in the next step.
+        self.failing: set[int] = set()
         self.busy = False
         self.step_seconds = 0.0
         self.steps_run = 0
@@ -151,7 +155,11 @@ class SimulatedWorker:
                 done += group
                 self._decoding.update((each, sequences[each]) for each in group if each in self.joined)
         next_token, read_back = self._text.next_token, self._read_back if self._verify else None
+        for sequence_id in [*self.failing]:
+            ended += self._fail(sequence_id)
         for sequence_id in done:
+            if sequence_id not in sequences:
+                continue
             sequence = sequences[sequence_id]
             known = sequence.tokens if read_back is None else read_back(sequence)
             token = next_token(known, sequence.new.sampling.seed)
@@ -396,6 +404,19 @@ class SimulatedWorker:
     def _end(self, sequence_id: int, reason: EndReason, stop: int) -> Ended:
         used = len(self.sequences[sequence_id].blocks)
         return Ended(sequence_id, reason, stop, None, used, self._forget(sequence_id))
+
+    def _fail(self, sequence_id: int) -> Iterator[Ended]:
+        """Ends a sequence, and what waits to be forked from it, with a fault."""
+        self.failing.discard(sequence_id)
+        if sequence_id not in self.sequences:
+            return
+        forks, used = self.sequences[sequence_id].forks, len(self.sequences[sequence_id].blocks)
+        failure = EngineFaultError("a simulated fault")
+        yield Ended(sequence_id, EndReason.FAILED, 0, failure, used, self._forget(sequence_id))
+        for fork, _ in forks:
+            del self.leaders[fork]
+            self.joined.discard(fork)
+            yield Ended(fork, EndReason.FAILED, 0, failure, 0, 0)
 
     def _forget(self, sequence_id: int) -> int:
         """Gives the blocks back; returns how many became free. Forks that wait go with their leader."""

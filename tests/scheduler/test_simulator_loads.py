@@ -210,3 +210,21 @@ def test_many_outputs_of_a_long_prompt_share_it(num_blocks: int, chunk: int) -> 
     # Blocks of 4: 12 full ones of the prompt, shared, and what each output has of its own.
     if num_blocks == 40:
         assert mesh.core.view().preemptions == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_fault_ends_what_it_hit_and_nothing_else(steps: int) -> None:
+    mesh, gateway = prepared(infos=[worker_info(max_num_batched_tokens=10)], num_steps=4)
+    hit, other = (mesh.submit(gateway, submission(key, [key] * 20, 10, n=3)) for key in (1, 2))
+    (worker,) = mesh.workers.values()
+    mesh.run(until=steps * mesh.step_time + 0.005)
+    alone = not worker.sequences[hit.sequence_ids[0]].forks
+    worker.failing.add(hit.sequence_ids[0])
+    settle(mesh)
+    judge(other)
+    assert [output.ends[0].reason for output in other.outputs] == [EndReason.LENGTH] * 3
+    failed = [output.ends[0].reason is EndReason.FAILED for output in hit.outputs]
+    # In prefill those that wait to be forked fail with it.
+    assert alone is (steps > 2)
+    assert failed == ([True, False, False] if alone else [True] * 3)
+    assert {output.ends[0].failure.reason for output in hit.outputs if output.ends[0].failure} == {"ENGINE_FAULT"}
