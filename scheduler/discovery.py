@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from tercet.config import DNS_PREFIX
+from tercet.setting_check import DNS_PREFIX
 
 # A resolver that says nothing for so long counts as failing; the lookup itself goes on.
 LOOKUP_SECONDS = 5.0

@@ -11,11 +11,12 @@ import dataclasses
 import difflib
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from tercet import setting_check as checks
 from tercet.errors import ConfigError
 from tercet.setting_value import convert
 from tercet.telemetry import LogFormat, LogLevel
@@ -34,9 +35,6 @@ PROCESS_NAME_VARIABLE = f"{ENV_PREFIX}_PROCESS_NAME"
 ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
 _NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE})
 
-# In front of an entry of scheduler.workers: every address that the name has, resolved again and again.
-DNS_PREFIX = "dns://"
-
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -49,59 +47,9 @@ class ConfigErrors(ConfigError):
         self.problems = tuple(problems)
 
 
-def setting(
-    default: Any, help: str, check: Callable[[Any], str | None] | None = None, *, in_bytes: bool = False
-) -> Any:
+def setting(default: Any, help: str, check: checks.Check | None = None, *, in_bytes: bool = False) -> Any:
     """A field of a section. `check` returns what is wrong with a value, or None. `in_bytes`: takes KiB, MiB, GiB."""
     return field(default=default, metadata={"help": help, "check": check, "in_bytes": in_bytes})
-
-
-# Counts that travel between services are 32-bit there.
-_MAX_COUNT = 2**31 - 1
-
-
-def _count(low: int, high: int = _MAX_COUNT) -> Callable[[Any], str | None]:
-    return lambda value: None if low <= value <= high else f"must be from {low:,} to {high:,}, is {value:,}"
-
-
-def _at_least(low: float) -> Callable[[Any], str | None]:
-    return lambda value: None if value >= low else f"must be at least {low}, is {value}"
-
-
-def _fraction(value: float) -> str | None:
-    return None if 0 < value <= 1 else f"must be above 0 and at most 1, is {value}"
-
-
-def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else f"must be a port, 0 to 65535, is {value}"
-
-
-def _not_empty(value: str) -> str | None:
-    return None if value.strip() else "must not be empty"
-
-
-def _is_address(value: str) -> bool:
-    host, _, port = value.rpartition(":")
-    # Without brackets nobody knows where an IPv6 address ends and its port begins.
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
-    return bool(bare) and not set(bare) & set("/[] ") and port.isascii() and port.isdigit() and 0 < int(port) <= 65535
-
-
-def _address(value: str) -> str | None:
-    return None if _is_address(value) else f"must be host:port, is {value!r}"
-
-
-def _addresses(values: tuple[str, ...]) -> str | None:
-    if not values:
-        return "must name at least one host:port"
-    wrong = next((value for value in values if not _is_address(value.removeprefix(DNS_PREFIX))), None)
-    return None if wrong is None else f"must be host:port or {DNS_PREFIX}name:port, is {wrong!r}"
-
-
-def _block_size(value: int) -> str | None:
-    if value == 0 or (8 <= value <= 256 and value & (value - 1) == 0):
-        return None
-    return f"must be 0 (automatic) or a power of two from 8 to 256, is {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +57,12 @@ class ModelSettings:
     """Which model the mesh serves. Read by gateway (tokenizer, template) and worker (weights)."""
 
     model: str = setting(
-        "embedded", "a .gguf file, a Hugging Face directory, or 'embedded' (SmolLM2-135M-Instruct)", _not_empty
+        "embedded", "a .gguf file, a Hugging Face directory, or 'embedded' (SmolLM2-135M-Instruct)", checks.not_empty
     )
     served_model_name: tuple[str, ...] = setting(
         (), "names clients may use; the first is canonical. Default: the file's"
     )
-    max_model_len: int = setting(0, "longest prompt + output in tokens; 0: the model's own limit", _count(0))
+    max_model_len: int = setting(0, "longest prompt + output in tokens; 0: the model's own limit", checks.count(0))
     chat_template: str = setting("", "a Jinja file that replaces the model's chat template")
 
 
@@ -122,73 +70,77 @@ class ModelSettings:
 class GatewaySettings:
     """The edge: text, clients' streams."""
 
-    host: str = setting("127.0.0.1", "address to listen on", _not_empty)
-    port: int = setting(50051, "port to listen on; 0 picks a free one", _port)
-    scheduler: str = setting("127.0.0.1:50052", "host:port of the scheduler", _address)
+    host: str = setting("127.0.0.1", "address to listen on", checks.not_empty)
+    port: int = setting(50051, "port to listen on; 0 picks a free one", checks.port)
+    scheduler: str = setting("127.0.0.1:50052", "host:port of the scheduler", checks.address)
     max_prompt_bytes: int = setting(
-        2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", _count(1), in_bytes=True
+        2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", checks.count(1), in_bytes=True
     )
     max_stream_tokens: int = setting(
-        4096, "tokens kept for a client that does not read before SLOW_CONSUMER", _count(1)
+        4096, "tokens kept for a client that does not read before SLOW_CONSUMER", checks.count(1)
     )
-    max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", _count(1))
-    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", _at_least(0))
+    max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", checks.count(1))
+    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.at_least(0))
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Order and time."""
 
-    host: str = setting("127.0.0.1", "address to listen on", _not_empty)
-    port: int = setting(50052, "port to listen on; 0 picks a free one", _port)
+    host: str = setting("127.0.0.1", "address to listen on", checks.not_empty)
+    port: int = setting(50052, "port to listen on; 0 picks a free one", checks.port)
     workers: tuple[str, ...] = setting(
-        ("127.0.0.1:50053",), "host:port of each worker; dns://name:port stands for every address of a name", _addresses
+        ("127.0.0.1:50053",),
+        "host:port of each worker; dns://name:port stands for every address of a name",
+        checks.addresses,
     )
     num_scheduler_steps: int = setting(
-        0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", _count(0)
+        0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", checks.count(0)
     )
-    max_queued_requests: int = setting(1024, "requests waiting before QUEUE_FULL", _count(1))
-    max_queued_tokens: int = setting(4_000_000, "prompt tokens waiting before QUEUE_FULL", _at_least(1))
+    max_queued_requests: int = setting(1024, "requests waiting before QUEUE_FULL", checks.count(1))
+    max_queued_tokens: int = setting(4_000_000, "prompt tokens waiting before QUEUE_FULL", checks.at_least(1))
     max_prefill_tokens: int = setting(
-        0, "most prefill tokens in a step while sequences decode; 0: as many as max_mixed_step_ms allows", _count(0)
+        0,
+        "most prefill tokens in a step while sequences decode; 0: as many as max_mixed_step_ms allows",
+        checks.count(0),
     )
     max_mixed_step_ms: float = setting(
-        50.0, "longest a step may take for prefill while sequences decode, by measured step times", _at_least(1)
+        50.0, "longest a step may take for prefill while sequences decode, by measured step times", checks.at_least(1)
     )
-    resolve_seconds: float = setting(5.0, "how often a dns:// name in workers is resolved again", _at_least(0.1))
+    resolve_seconds: float = setting(5.0, "how often a dns:// name in workers is resolved again", checks.at_least(0.1))
     plan_log_rounds: int = setting(
-        20_000, "rounds of planning the flight recorder keeps for tercet dump-plans; 0: off", _count(0)
+        20_000, "rounds of planning the flight recorder keeps for tercet dump-plans; 0: off", checks.count(0)
     )
     worker_grace_seconds: float = setting(
-        30.0, "how long requests of a lost worker wait for it, or another, before WORKER_LOST", _at_least(0)
+        30.0, "how long requests of a lost worker wait for it, or another, before WORKER_LOST", checks.at_least(0)
     )
-    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", _at_least(0))
+    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.at_least(0))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """One device."""
 
-    host: str = setting("127.0.0.1", "address to listen on", _not_empty)
-    port: int = setting(50053, "port to listen on; 0 picks a free one", _port)
+    host: str = setting("127.0.0.1", "address to listen on", checks.not_empty)
+    port: int = setting(50053, "port to listen on; 0 picks a free one", checks.port)
     device: str = setting("cpu", "cpu, cuda or cuda:N")
     dtype: Dtype = setting("auto", "type of weights and activations; auto: bfloat16")
-    block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", _block_size)
+    block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", checks.block_size)
     memory_fraction: float = setting(
         1.0,
         "part of the free memory that the worker may plan with; tercet up divides it among its workers",
-        _fraction,
+        checks.fraction,
     )
-    kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", _at_least(1), in_bytes=True)
-    max_num_seqs: int = setting(64, "most sequences in a step", _count(1))
-    max_num_batched_tokens: int = setting(512, "most tokens in a step", _count(1))
+    kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", checks.at_least(1), in_bytes=True)
+    max_num_seqs: int = setting(64, "most sequences in a step", checks.count(1))
+    max_num_batched_tokens: int = setting(512, "most tokens in a step", checks.count(1))
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of ended sequences for later prompts")
     swap_space: int = setting(
-        0, "bytes of host memory for the KV blocks of preempted sequences; 0: they are recomputed", _at_least(0),
+        0, "bytes of host memory for the KV blocks of preempted sequences; 0: they are recomputed", checks.at_least(0),
         in_bytes=True,
     )  # fmt: skip
-    drain_seconds: float = setting(10.0, "grace for running sequences at shutdown", _at_least(0))
-    num_threads: int = setting(0, "CPU threads; 0: all cores", _count(0, 1024))
+    drain_seconds: float = setting(10.0, "grace for running sequences at shutdown", checks.at_least(0))
+    num_threads: int = setting(0, "CPU threads; 0: all cores", checks.count(0, 1024))
 
 
 @dataclass(frozen=True, slots=True)

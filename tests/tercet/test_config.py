@@ -2,7 +2,7 @@ import dataclasses
 import typing
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.config import ConfigErrors, MeshConfig, load_config, setting_keys, to_environment
@@ -193,6 +193,7 @@ _configs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(_configs)
 def test_the_environment_of_children_rebuilds_the_configuration(values):
     config = load_config(

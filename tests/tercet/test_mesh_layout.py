@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet import mesh_layout
@@ -53,6 +53,7 @@ def test_several_workers_take_the_ports_that_follow():
     assert _layout(2, worker__port=65534)[-1].settings.port == 65535
 
 
+@settings(deadline=None)
 @given(st.integers(1, 16), st.integers(2, 12))
 def test_workers_divide_cores_and_memory(cores, num_workers):
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,69 @@
+"""What values of settings may be. A check returns what is wrong with a value, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tercet.ports import MAX_PORT
+
+Check = Callable[[Any], "str | None"]
+
+# In front of an entry of scheduler.workers: every address that the name has, resolved again and again.
+DNS_PREFIX = "dns://"
+
+# Counts that travel between services are 32-bit there.
+MAX_COUNT = 2**31 - 1
+
+
+def count(low: int, high: int = MAX_COUNT) -> Check:
+    """A whole number from `low` to `high`."""
+    return lambda value: None if low <= value <= high else f"must be from {low:,} to {high:,}, is {value:,}"
+
+
+def at_least(low: float) -> Check:
+    """A number from `low` on."""
+    return lambda value: None if value >= low else f"must be at least {low}, is {value}"
+
+
+def fraction(value: float) -> str | None:
+    """Above 0, at most 1."""
+    return None if 0 < value <= 1 else f"must be above 0 and at most 1, is {value}"
+
+
+def port(value: int) -> str | None:
+    """A port to listen on; 0 is any."""
+    return None if 0 <= value <= MAX_PORT else f"must be a port, 0 to 65535, is {value}"
+
+
+def not_empty(value: str) -> str | None:
+    """Some text."""
+    return None if value.strip() else "must not be empty"
+
+
+def _is_address(value: str) -> bool:
+    host, _, number = value.rpartition(":")
+    # Without brackets nobody knows where an IPv6 address ends and its port begins.
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
+    is_host = bool(bare) and not set(bare) & set("/[] ")
+    return is_host and number.isascii() and number.isdigit() and 0 < int(number) <= MAX_PORT
+
+
+def address(value: str) -> str | None:
+    """``host:port``, IPv6 in brackets."""
+    return None if _is_address(value) else f"must be host:port, is {value!r}"
+
+
+def addresses(values: tuple[str, ...]) -> str | None:
+    """At least one of ``host:port`` and ``dns://name:port``."""
+    if not values:
+        return "must name at least one host:port"
+    wrong = next((value for value in values if not _is_address(value.removeprefix(DNS_PREFIX))), None)
+    return None if wrong is None else f"must be host:port or {DNS_PREFIX}name:port, is {wrong!r}"
+
+
+def block_size(value: int) -> str | None:
+    """Tokens per KV block, or 0."""
+    if value == 0 or (8 <= value <= 256 and value & (value - 1) == 0):
+        return None
+    return f"must be 0 (automatic) or a power of two from 8 to 256, is {value}"
