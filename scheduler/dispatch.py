@@ -27,8 +27,10 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     actions: list[Action] = []
     dealt = deal(pool, lookup) if len(pool.waiting) else {}
     for worker in pool.workers.values():
-        if not worker.dropped:
-            _dispatch_worker(pool, worker, dealt.get(worker.link, []), policy, now, actions)
+        newcomers = dealt.get(worker.link, [])
+        wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
+        if (newcomers or wanting) and not worker.dropped:
+            _dispatch_worker(pool, worker, newcomers, policy, now, actions)
     return actions
 
 

@@ -42,6 +42,8 @@ class PlanWindow:
     def __init__(self) -> None:
         self._plans: list[FlyingPlan] = []
         self._last_seq = 0
+        # Plans that were not revoked and have steps to run: counted as they change, since every event asks.
+        self.plans_ahead = 0
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -50,11 +52,6 @@ class PlanWindow:
     def oldest_seq(self) -> int:
         """The oldest plan in flight; without any, the next one to be sent."""
         return self._plans[0].plan_seq if self._plans else self._last_seq + 1
-
-    @property
-    def plans_ahead(self) -> int:
-        """Plans that were not revoked and have steps to run."""
-        return sum(not plan.revoked and plan.steps_left > 0 for plan in self._plans)
 
     @property
     def steps_ahead(self) -> int:
@@ -68,7 +65,9 @@ class PlanWindow:
             self._plans[0].begun |= not self._plans[0].revoked
             for plan in self._plans:
                 plan.revoked = True
+            self.plans_ahead = 0
         self._last_seq += 1
+        self.plans_ahead += 1
         self._plans.append(FlyingPlan(self._last_seq, num_steps, chunks))
         return self._last_seq, through
 
@@ -79,6 +78,8 @@ class PlanWindow:
                 if not plan.steps_run <= step < plan.num_steps:
                     return False
                 plan.steps_run = step + 1
+                if plan.steps_run == plan.num_steps and not plan.revoked:
+                    self.plans_ahead -= 1
                 return True
         return False
 
@@ -87,6 +88,8 @@ class PlanWindow:
         for plan in self._plans:
             if plan.plan_seq == plan_seq:
                 self._plans.remove(plan)
+                if plan.steps_left and not plan.revoked:
+                    self.plans_ahead -= 1
                 return plan
         return None
 

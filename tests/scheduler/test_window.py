@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from scheduler.window import Expected, PlanWindow
 
 
@@ -79,3 +82,19 @@ def test_reports_that_no_plan_explains_are_told_apart() -> None:
     assert window.step(1, 1)
     assert not window.step(1, 0)
     assert window.done(7) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "revoke", "step", "done"]), st.integers(0, 3)), max_size=40))
+def test_plans_ahead_are_those_with_steps_that_nothing_ends(moves: list[tuple[str, int]]) -> None:
+    window = PlanWindow()
+    for move, number in moves:
+        plans = window._plans
+        if move in ("send", "revoke"):
+            window.send(1 + number, {}, revoke=move == "revoke")
+        elif plans:
+            plan = plans[number % len(plans)]
+            if move == "done":
+                window.done(plan.plan_seq)
+            else:
+                window.step(plan.plan_seq, plan.steps_run)
+        assert window.plans_ahead == sum(not plan.revoked and plan.steps_left > 0 for plan in window._plans)
