@@ -24,6 +24,7 @@ from tercet.ports import check_port_free, free_ports
 
 ROOT = Path(tercet.__file__).resolve().parents[1]
 COMMANDS = ["up", "gateway", "scheduler", "worker", "generate", "chat", "tokenize", "fleet", "doctor", "demo"]
+COMMANDS += ["simulate", "dump-plans", "replay-plans"]
 
 
 def run(*arguments: str, stdin: str | None = None):
