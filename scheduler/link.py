@@ -244,8 +244,9 @@ def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
             link=link,
             plan_seq=step.plan_seq,
             step=step.step,
-            sequence_ids=tuple(step.sequence_ids),
-            token_ids=tuple(step.token_ids),
+            # A slice is a list, which is read in half the time that the column itself takes.
+            sequence_ids=tuple(step.sequence_ids[:]),
+            token_ids=tuple(step.token_ids[:]),
             prefills=tuple(PrefillProgress(p.sequence_id, p.num_computed, p.num_cached) for p in step.prefills),
             ended=tuple(_ended_from_proto(ended) for ended in step.ended),
             blocks=_counts_from_proto(step.blocks),

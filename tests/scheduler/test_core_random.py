@@ -91,9 +91,9 @@ def test_random_lives(data: st.DataObject) -> None:
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 24)),
         max_model_len=64,
-        num_swap_blocks=draw(st.sampled_from([0, 4, 100])),
+        num_swap_blocks=draw(st.sampled_from([0, 4, 100, 100])),
         # Cheap enough to be chosen, and too dear.
-        swap_block_ns=draw(st.sampled_from([1, 10**9])),
+        swap_block_ns=draw(st.sampled_from([1, 1, 10**9])),
     )
     infos = [info] * draw(st.integers(1, 2))
     mesh = VirtualMesh(

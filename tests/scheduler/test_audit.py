@@ -1,0 +1,110 @@
+"""The audit sees each way in which the books can be wrong: one thing is broken, and it has to say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from outcomes import prepared
+
+from scheduler.audit import audit
+from scheduler.fleet import Worker
+from scheduler.sequence import Sequence, State
+from scheduler.simulator.small import submission, worker_info
+from scheduler.state import MeshState
+
+
+def books() -> tuple[MeshState, Worker]:
+    """A group in prefill, one that decodes, and a group that waits."""
+    info = worker_info(max_num_seqs=4, max_num_batched_tokens=4, num_blocks=64, num_swap_blocks=8)
+    mesh, gateway = prepared(infos=[info], delay=0.0)
+    mesh.submit(gateway, submission(1, max_tokens=60))
+    mesh.run(until=0.05)
+    mesh.submit(gateway, submission(2, [3] * 90, 9, n=3))
+    mesh.submit(gateway, submission(3, [3] * 9, 9, n=2))
+    mesh.run(until=0.1)
+    state = mesh.core._mesh
+    assert mesh.core.check() == []
+    (worker,) = state.fleet.workers.values()
+    return state, worker
+
+
+def waiting(state: MeshState) -> Sequence:
+    (pool,) = state.fleet.pools.values()
+    (leader,) = pool.waiting
+    return leader
+
+
+def _lose_one(state: MeshState, worker: Worker) -> None:
+    del worker.sequences[1]
+
+
+def _list_twice(state: MeshState, worker: Worker) -> None:
+    (pool,) = state.fleet.pools.values()
+    pool.waiting.add(state.sequences[1])
+
+
+def _keep_ended(state: MeshState, worker: Worker) -> None:
+    del state.sequences[1]
+
+
+def _fork_without_leader(state: MeshState, worker: Worker) -> None:
+    state.sequences[2].forks = state.sequences[2].forks[1:]
+
+
+def _leader_without_fork(state: MeshState, worker: Worker) -> None:
+    state.sequences[3].leader = None
+
+
+def _fork_with_tokens(state: MeshState, worker: Worker) -> None:
+    state.sequences[3].token_ids.append(1)
+
+
+def _swapped_nowhere(state: MeshState, worker: Worker) -> None:
+    waiting(state).swapped_on = worker.link
+
+
+def _swapped_elsewhere(state: MeshState, worker: Worker) -> None:
+    leader = waiting(state)
+    worker.swapped[leader.sequence_id] = leader
+
+
+def _host_memory_overfull(state: MeshState, worker: Worker) -> None:
+    leader = waiting(state)
+    leader.swapped_on, leader.swapped_blocks = worker.link, 9
+    worker.swapped[leader.sequence_id] = leader
+
+
+def _miscounted(state: MeshState, worker: Worker) -> None:
+    waiting(state).token_ids.append(1)
+
+
+def _wrong_state(state: MeshState, worker: Worker) -> None:
+    state.sequences[1].state = State.QUEUED
+
+
+def _no_account(state: MeshState, worker: Worker) -> None:
+    worker.ledger.forget(1)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "problem"),
+    [
+        (_lose_one, "not in one place"),
+        (_list_twice, "not in one place"),
+        (_keep_ended, "has ended but is still somewhere"),
+        (_fork_without_leader, "no fork of its leader"),
+        (_leader_without_fork, "does not follow it"),
+        (_fork_with_tokens, "tokens of its own"),
+        (_swapped_nowhere, "in host memory nowhere"),
+        (_swapped_elsewhere, "is in host memory, but QUEUED on None"),
+        (_host_memory_overfull, "9 of 8 blocks of host memory"),
+        (_miscounted, "miscounts"),
+        (_wrong_state, "is QUEUED on link"),
+        (_no_account, "accounts and sequences differ"),
+    ],
+)
+def test_what_is_broken_is_found(break_it: Callable[[MeshState, Worker], None], problem: str) -> None:
+    state, worker = books()
+    break_it(state, worker)
+    assert any(problem in found for found in audit(state)), audit(state)
