@@ -34,7 +34,9 @@ def least_steps(step_seconds: float | None) -> int:
     """Steps below which planning would show; 1 while the time of a step is not known."""
     if step_seconds is None or step_seconds <= 0:
         return 1
-    return min(MAX_STEPS, max(1, math.ceil(MIN_PLAN_SECONDS / step_seconds)))
+    if step_seconds * MAX_STEPS <= MIN_PLAN_SECONDS:
+        return MAX_STEPS
+    return max(1, math.ceil(MIN_PLAN_SECONDS / step_seconds))
 
 
 def choose_steps(quiet_steps: int, step_seconds: float | None) -> int:
@@ -45,5 +47,5 @@ def choose_steps(quiet_steps: int, step_seconds: float | None) -> int:
     """
     steps = min(max(quiet_steps, least_steps(step_seconds)), MAX_STEPS)
     if step_seconds is not None and step_seconds > 0:
-        steps = min(steps, max(1, int(MAX_PLAN_SECONDS / step_seconds)))
+        steps = min(steps, max(1, int(min(MAX_PLAN_SECONDS / step_seconds, MAX_STEPS))))
     return steps
