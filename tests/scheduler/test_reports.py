@@ -1,0 +1,77 @@
+"""What a step's report means for the books of its worker."""
+
+from __future__ import annotations
+
+from outcomes import prepared
+
+from scheduler.events import PrefillProgress, StepReported
+from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.small import submission, worker_info
+from scheduler.step_time import StepTimes
+
+
+class Listening(StepTimes):
+    """Keeps the tokens and seconds of each step that it learns from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[int, float]] = []
+
+    def observe(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
+        self.heard.append((num_tokens, seconds))
+        super().observe(num_tokens, context_tokens, seconds)
+
+
+def observed(mesh: VirtualMesh) -> list[tuple[int, float]]:
+    (worker,) = mesh.core._mesh.fleet.workers.values()
+    worker.step_times = listening = Listening()
+    return listening.heard
+
+
+def test_a_step_computed_its_decodes_and_what_prefills_did_not_find_in_the_cache() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64)], num_steps=1)
+    heard = observed(mesh)
+    mesh.submit(gateway, submission(1, [3] * 22, 3))
+    mesh.run()
+    # A full step, the rest of the prompt with the first token, and two decodes.
+    assert [tokens for tokens, _ in heard] == [16, 6, 1, 1]
+    assert all(seconds == mesh.step_time for _, seconds in heard)
+    heard.clear()
+    mesh.submit(gateway, submission(2, [3] * 22, 3))
+    mesh.run()
+    # Five blocks of four were found.
+    assert [tokens for tokens, _ in heard] == [2, 1, 1]
+
+
+def test_the_first_tokens_of_a_group_cost_one_prefill() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64)], num_steps=1)
+    heard = observed(mesh)
+    mesh.submit(gateway, submission(1, [3] * 10, 3, n=3))
+    mesh.run()
+    assert [tokens for tokens, _ in heard] == [10, 3, 3]
+
+
+def test_a_step_that_says_no_time_teaches_nothing() -> None:
+    mesh, gateway = prepared(delay=0.0)
+    heard = observed(mesh)
+    mesh.submit(gateway, submission(1))
+    mesh.run(until=0.005)
+    (worker,) = mesh.core._mesh.fleet.workers.values()
+    counts = worker.ledger.counts
+    report = StepReported(1, 1, 0, (1,), (7,), (PrefillProgress(1, 3, 0),), (), counts)
+    mesh.core.handle(report, mesh.now)
+    assert worker.steps == 1
+    assert not heard
+
+
+def test_news_of_a_worker_that_is_gone_and_of_sequences_it_has_not_changes_nothing() -> None:
+    mesh, gateway = prepared(delay=0.0)
+    call = mesh.submit(gateway, submission(1))
+    mesh.run(until=0.005)
+    (worker,) = mesh.core._mesh.fleet.workers.values()
+    counts = worker.ledger.counts
+    assert mesh.core.handle(StepReported(99, 1, 0, (1,), (7,), (), (), counts), mesh.now) == []
+    progress = (PrefillProgress(44, 3, 0),)
+    mesh.core.handle(StepReported(1, 1, 0, (44,), (7,), progress, (), counts), mesh.now)
+    assert mesh.core.check() == []
+    assert not call.tokens
