@@ -21,6 +21,8 @@ _CONTAINERS: dict[str, type] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict, "Counter": Counter,
 }  # fmt: skip
 _MAPPINGS = frozenset({"dict", "OrderedDict", "Counter"})
+# Most fields that could hold something hold this.
+_NOTHING: tuple[()] = ()
 _NAMES = {cls: name for name, cls in _CONTAINERS.items()}
 
 
@@ -36,13 +38,12 @@ class Snapshot:
         self._found: list[object] = [root]
         # The shape of each, or the name of what kind of container it is, and its content.
         self._entries: list[tuple[Shape | str, Any]] = []
-        copy, add = self._copy, self._entries.append
         # Thousands of objects that all live on: looking for garbage among them takes as long as making them.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            for each in self._found:
-                add(copy(each))
+            while len(self._entries) < len(self._found):
+                self._copy_found()
         finally:
             if collecting:
                 gc.enable()
@@ -63,33 +64,53 @@ class Snapshot:
             else:
                 yield encode_fields(kind, content)
 
-    def _copy(self, value: Any) -> tuple[Shape | str, Any]:
-        cls = type(value)
-        freeze = self._freeze
-        container = _NAMES.get(cls)
-        if container is not None:
-            if container in _MAPPINGS:
-                return container, [
-                    (key if type(key) in ATOMS else freeze(key), each if type(each) in ATOMS else freeze(each))
-                    for key, each in value.items()
-                ]
-            return container, [each if type(each) in ATOMS else freeze(each) for each in value]
-        shape = shape_of(cls)
-        if shape.fields is None:
-            return shape, {} if cls in BLANK_CLASSES else self._attributes(shape, value)
-        if cls in BLANK_CLASSES:
-            return shape, {}
-        return shape, self._fields(shape, value)
+    def _copy_found(self) -> None:
+        """Copies what has been found and not been copied: class by class, and in it field by field, since of the many
+        sequences that there may be each costs microseconds."""
+        begin = len(self._entries)
+        found = self._found[begin:]
+        self._entries += [("", None)] * len(found)
+        by_class: dict[type, list[int]] = {}
+        for index, value in enumerate(found):
+            by_class.setdefault(type(value), []).append(index)
+        for cls, indices in by_class.items():
+            values = [found[index] for index in indices]
+            kind: Shape | str = _NAMES.get(cls) or shape_of(cls)
+            copies: list[Any]
+            if isinstance(kind, str):
+                copies = [self._contents(kind, value) for value in values]
+            elif cls in BLANK_CLASSES:
+                copies = [{}] * len(values)
+            elif kind.fields is None:
+                copies = [self._attributes(kind, value) for value in values]
+            else:
+                copies = self._fields(kind, values)
+            for index, copy in zip(indices, copies, strict=True):
+                self._entries[begin + index] = kind, copy
 
-    def _fields(self, shape: Shape, value: Any) -> list[Any]:
-        fields = copied(shape, value)
+    def _contents(self, container: str, value: Any) -> list[Any]:
+        freeze = self._freeze
+        if container not in _MAPPINGS:
+            return [each if type(each) in ATOMS else freeze(each) for each in value]
+        return [
+            (key if type(key) in ATOMS else freeze(key), each if type(each) in ATOMS else freeze(each))
+            for key, each in value.items()
+        ]
+
+    def _fields(self, shape: Shape, values: list[Any]) -> list[list[Any]]:
+        """The fields of each of several objects of one class."""
+        rows = copied(shape, values)
         for index in shape.open:
-            each = fields[index]
-            if each is None or each == ():
+            kinds = {type(row[index]) for row in rows}
+            if len(kinds) == 1 and (part := _inline_shape(kinds.pop())) is not None:
+                for row, fields in zip(rows, self._fields(part, [row[index] for row in rows]), strict=True):
+                    row[index] = Copied(part, fields)
                 continue
-            reference = self._references.get(id(each))
-            fields[index] = self._freeze(each) if reference is None else reference
-        return fields
+            for row in rows:
+                each = row[index]
+                if each is not None and each is not _NOTHING:
+                    row[index] = self._references.get(id(each)) or self._freeze(each)
+        return rows
 
     def _attributes(self, shape: Shape, value: Any) -> dict[str, Any]:
         left_out = self._left_out.get(shape.name, ())
@@ -116,10 +137,18 @@ class Snapshot:
             if shape.plain:
                 return value
             if shape.inline:
-                return Copied(shape, self._fields(shape, value))
+                return Copied(shape, self._fields(shape, [value])[0])
         reference = self._references[id(value)] = {"ref": len(self._found)}
         self._found.append(value)
         return reference
+
+
+def _inline_shape(cls: type) -> Shape | None:
+    """How values of the class are copied, None if they are kept as they are, or are no values."""
+    if cls in ATOMS or cls is tuple or cls in _NAMES or issubclass(cls, RequestError):
+        return None
+    shape = shape_of(cls)
+    return shape if shape.inline and not shape.plain else None
 
 
 def restore(entries: Iterable[Any], root: type, left_out: Mapping[str, Mapping[str, Any]] | None = None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tercet import errors
@@ -47,7 +47,7 @@ def encode(value: Any) -> Any:
         return {"enum": f"{shape.name}.{value.name}"}
     if not shape.inline or shape.fields is None:
         raise UnknownClassError(kind)
-    return encode_fields(shape, copied(shape, value))
+    return encode_fields(shape, copied(shape, [value])[0])
 
 
 class Copied(NamedTuple):
@@ -57,14 +57,16 @@ class Copied(NamedTuple):
     fields: list[Any]
 
 
-def copied(shape: Shape, value: Any) -> list[Any]:
-    """The fields of an object whose class has declared them; of what is hidden, only lengths."""
-    fields = list(shape.read(value))
+def copied(shape: Shape, values: Iterable[Any]) -> list[list[Any]]:
+    """The fields of objects whose class has declared them; of what is hidden, only lengths."""
+    rows = [list(each) for each in map(shape.read, values)]
     for index in shape.counted:
-        fields[index] = len(fields[index])
+        for row in rows:
+            row[index] = len(row[index])
     for index in shape.blank:
-        fields[index] = None
-    return fields
+        for row in rows:
+            row[index] = None
+    return rows
 
 
 def encode_fields(shape: Shape, fields: list[Any]) -> dict[str, Any]:
