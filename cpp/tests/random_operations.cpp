@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -58,11 +59,13 @@ class Round {
     for (int i = 0; i < kOperations; ++i) {
       operate();
       pool_->check();
+      if (random_.one_in(4)) follow_events();
       for (const Mirrored& mirrored : tables_) check(mirrored);
     }
     tables_.clear();
     pool_->check();
     expect(pool_->num_used() == 0, "blocks are in use without a table");
+    follow_events();
   }
 
  private:
@@ -83,6 +86,15 @@ class Round {
       default:
         return grow(mirrored);
     }
+  }
+
+  // Somebody who hears of every change knows what is published.
+  void follow_events() {
+    const auto [removed, stored] = pool_->take_events();
+    for (const std::uint64_t key : removed) expect(known_.erase(key) == 1, "an event removes what was not stored");
+    for (const std::uint64_t key : stored) expect(known_.insert(key).second, "an event stores what was stored");
+    const BlockPool::Keys keys = pool_->published_keys();
+    expect(std::equal(known_.begin(), known_.end(), keys.begin(), keys.end()), "events and published keys differ");
   }
 
   void create() {
@@ -149,6 +161,7 @@ class Round {
   const std::shared_ptr<BlockPool> pool_;
   std::vector<std::uint64_t> slots_;  // [N * S]
   std::vector<Mirrored> tables_;
+  std::set<std::uint64_t> known_;
 };
 
 void sample_randomly(std::uint64_t seed) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from worker._core import BlockPool, BlockTable, OutOfBlocks
@@ -101,6 +102,56 @@ def test_leaves_of_a_chain_are_evicted_before_their_parents() -> None:
         probe = BlockTable(pool)
         assert probe.match_prefix(token_ids) == (4 - taken) * S
         probe.release()
+
+
+def test_a_prefix_whose_beginning_others_computed_too_is_evicted_from_its_end() -> None:
+    pool = BlockPool(6, S)
+    first = filled(pool, list(range(S)))
+    # Its first block is a duplicate without a name; its second one is published behind the name of the first.
+    second = filled(pool, list(range(2 * S)))
+    first.release()
+    other = filled(pool, list(range(100, 100 + S)))
+    other.release()
+    second.release()
+    assert counts(pool) == (3, 3, 0)
+    table = BlockTable(pool)
+    for taken, left in ((4, 2 * S), (5, S), (6, 0)):
+        table.reserve(taken * S)
+        probe = BlockTable(pool)
+        assert probe.match_prefix(list(range(2 * S))) == left
+        probe.release()
+
+
+def test_a_duplicate_takes_the_name_that_was_lost_meanwhile() -> None:
+    pool = BlockPool(4, S)
+    first, second = filled(pool, list(range(S))), filled(pool, list(range(2 * S)))
+    first.release()
+    table = BlockTable(pool)
+    table.reserve(2 * S)
+    assert matches(pool, list(range(2 * S))) == 0
+    second.release()
+    assert counts(pool) == (0, 2, 2)
+    assert matches(pool, list(range(2 * S))) == 2 * S
+
+
+def test_events_tell_what_changed_and_nothing_twice() -> None:
+    pool = BlockPool(2, S)
+    assert [keys.tolist() for keys in pool.take_events()] == [[], []]
+    filled(pool, list(range(2 * S))).release()
+    removed, stored = pool.take_events()
+    assert (removed.dtype, stored.dtype) == (np.uint64, np.uint64)
+    assert (len(removed), stored.tolist()) == (0, pool.published_keys().tolist())
+    before = stored.tolist()
+    # Gone, there, and gone again.
+    filled(pool, list(range(50, 50 + 2 * S))).release()
+    filled(pool, list(range(2 * S))).release()
+    filled(pool, list(range(50, 50 + 2 * S))).release()
+    removed, stored = pool.take_events()
+    assert (removed.tolist(), stored.tolist()) == (before, pool.published_keys().tolist())
+    # There again, and nobody was told that it was gone.
+    filled(pool, list(range(2 * S))).release()
+    filled(pool, list(range(50, 50 + 2 * S))).release()
+    assert [keys.tolist() for keys in pool.take_events()] == [[], []]
 
 
 def test_a_matched_block_is_not_evicted() -> None:

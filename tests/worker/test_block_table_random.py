@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import struct
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from worker._core import BlockPool, BlockTable, OutOfBlocks
+from worker._core import BlockPool, BlockTable, OutOfBlocks, blake2s
 
 S = 4
+
+
+def keys_of(salt: bytes, tokens: list[int]) -> list[int]:
+    """The salt's key, then one for each full block of `tokens`."""
+    name = blake2s(salt, b"tercet-s", 16)
+    names = [name]
+    for first in range(0, len(tokens) - S + 1, S):
+        name = blake2s(name + struct.pack(f"<{S}i", *tokens[first : first + S]), b"tercet-b", 16)
+        names.append(name)
+    return [int.from_bytes(name[:8], "little") for name in names]
 
 
 class ModelTable:
@@ -39,6 +50,8 @@ class RandomOperations(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks, S, caching)
         self.content: list[list[object]] = [[None] * S for _ in range(num_blocks)]
         self.live: list[ModelTable] = []
+        self.known: set[int] = set()
+        self.parents: dict[int, int] = {}  # key of a block -> key of the block before it
 
     @rule(target=tables, salt=st.sampled_from([b"", b"a"]))
     def create(self, salt: bytes) -> ModelTable:
@@ -102,6 +115,8 @@ class RandomOperations(RuleBasedStateMachine):
             table.tokens.append(tokens[position - first])
             self.content[slot // S][slot % S] = kv
         table.real.commit(tokens)
+        keys = keys_of(table.salt, table.tokens)
+        self.parents |= {child: parent for parent, child in itertools.pairwise(keys)}
 
     @rule(target=tables, table=tables)
     def fork(self, table: ModelTable) -> ModelTable:
@@ -130,6 +145,20 @@ class RandomOperations(RuleBasedStateMachine):
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_used == self.pool.num_total
         assert self.pool.num_used == len(set(itertools.chain(*(table.blocks for table in self.live))))
         assert self.caching or self.pool.num_cached == 0
+
+    @invariant()
+    def events_tell_what_is_published(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        removed, stored = (set(keys.tolist()) for keys in self.pool.take_events())
+        assert removed <= self.known
+        assert not stored & self.known
+        self.known = (self.known - removed) | stored
+        assert sorted(self.known) == self.pool.published_keys().tolist()
+        # A cached prefix loses its end first: whose parent was evicted is either gone too, or in use.
+        in_use = {key for table in self.live for key in keys_of(table.salt, table.tokens)}
+        for key in self.known - in_use:
+            assert self.parents.get(key) not in removed
 
     @invariant()
     def tables_see_their_own_tokens(self) -> None:
