@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 from outcomes import judge, plans, prepared, settle
-from simulated_worker import worker_info
-from virtual_mesh import Call, VirtualMesh, submission
 
 from scheduler.actions import Refused, ToGateway
 from scheduler.admission import QueueBounds
@@ -15,6 +13,9 @@ from scheduler.events import (
     DrainStarted,
     EndReason,
 )
+from scheduler.simulator.gateway import Call
+from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.small import submission, worker_info
 
 
 def test_one_request_gets_its_tokens_and_its_end() -> None:
@@ -155,6 +156,23 @@ def test_a_deadline_in_the_queue_ends_before_any_prefill() -> None:
     assert end.failure.reason == "DEADLINE_PASSED"
     assert not late.tokens
     assert len([action for action in mesh.sent if getattr(action.command, "sequence_id", 0) == 2]) == 0
+
+
+def test_a_deadline_that_has_passed_is_refused_at_once() -> None:
+    mesh, gateway = prepared()
+    assert mesh.submit(gateway, submission(1, deadline_s=0.0)).refused == "DEADLINE_PASSED"
+    settle(mesh)
+
+
+def test_deadlines_behind_one_that_stays_keep_nothing_that_has_ended() -> None:
+    mesh, gateway = prepared(step_time=0.001)
+    stays = mesh.submit(gateway, submission(0, max_tokens=120, deadline_s=1.0))
+    for key in range(1, 500):
+        mesh.cancel(gateway, mesh.submit(gateway, submission(key, deadline_s=3600.0)))
+    assert not stays.over
+    assert len(mesh.core._mesh._deadlines) <= 64 + 2 * len(mesh.core._mesh.sequences)
+    settle(mesh)
+    judge(stays)
 
 
 def test_a_cancel_after_the_deadline_is_the_only_answer() -> None:
