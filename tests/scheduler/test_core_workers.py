@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 from outcomes import judge, prepared, releases, settle
-from simulated_worker import SimulatedWorker, worker_info
-from virtual_mesh import WORKER_GRACE_S, VirtualMesh, submission
 
 from scheduler.actions import Action, DropWorker, ReleaseCause
 from scheduler.admission import QueueBounds
@@ -22,6 +20,9 @@ from scheduler.events import (
     WorkerLost,
 )
 from scheduler.sequence import MAX_LOSSES
+from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
+from scheduler.simulator.small import submission, worker_info
+from scheduler.simulator.worker import SimulatedWorker
 from tercet.errors import EngineFaultError
 
 

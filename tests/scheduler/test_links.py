@@ -12,7 +12,6 @@ from typing import Any
 import grpc.aio
 import pytest
 import structlog
-from simulated_worker import worker_info
 from worker_server import WorkerServer
 
 from scheduler.core import Core
@@ -21,6 +20,7 @@ from scheduler.fleet import FleetView
 from scheduler.links import Links
 from scheduler.loop import Loop
 from scheduler.server import core_settings
+from scheduler.simulator.small import worker_info
 from tercet.config import SchedulerSettings
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,8 +8,6 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from simulated_worker import SimulatedWorker, worker_info
-from virtual_mesh import submission
 
 from scheduler import loop as loop_module
 from scheduler.actions import Accepted, NewSequence, Plan, PoolUpdate, Refused, Release, TokenBatch
@@ -19,6 +17,8 @@ from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached
 from scheduler.loop import Loop
 from scheduler.outbox import OutboxClosedError
 from scheduler.planner import Policy
+from scheduler.simulator.small import submission, worker_info
+from scheduler.simulator.worker import SimulatedWorker
 
 
 @contextlib.asynccontextmanager

@@ -15,10 +15,11 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from simulated_worker import VOCAB, run_alone, worker_info
 from worker_server import WorkerServer
 
 from scheduler.server import serve
+from scheduler.simulator.small import worker_info
+from scheduler.simulator.text import VOCAB, run_alone
 from tercet import rpc
 from tercet.config import MeshConfig, SchedulerSettings
 from tercet.errors import ConfigError
