@@ -79,3 +79,30 @@ def test_a_part_of_the_memory_is_named_as_such() -> None:
 def test_a_worker_plans_with_its_part_of_the_host() -> None:
     with pytest.raises(StartupError, match=r"worker\.memory_fraction 1e-05 of what is free"):
         budget_lines(load_config(flags={"worker.memory_fraction": "0.00001"}))
+
+
+def test_swap_space_is_whole_blocks_and_counted() -> None:
+    assert plan_budget(**ARGUMENTS, swap_space=0).num_swap_blocks == 0
+    budget = plan_budget(**ARGUMENTS, swap_space=3 * 64 + 63)
+    assert (budget.num_swap_blocks, budget.swap_bytes) == (3, 192)
+    assert len(budget.lines()) == len(plan_budget(**ARGUMENTS).lines()) + 1
+    assert "3 blocks" in budget.lines()[-1]
+    with pytest.raises(StartupError, match=r"worker\.swap_space: 63 bytes .* needs 64 bytes"):
+        plan_budget(**ARGUMENTS, swap_space=63)
+
+
+def test_swap_space_must_fit_where_it_is() -> None:
+    on_cpu = {**ARGUMENTS, "available": 1640 + 192, "swap_space": 192}
+    assert plan_budget(**on_cpu, host_available=0).num_swap_blocks == 3
+    with pytest.raises(StartupError, match=r"not enough memory: .* swap space .* lower .*worker\.swap_space"):
+        plan_budget(**{**on_cpu, "available": 1831})
+    on_gpu = {**ARGUMENTS, "available": 1640, "swap_space": 192, "device_is_host": False}
+    assert plan_budget(**on_gpu, host_available=192).num_swap_blocks == 3
+    assert plan_budget(**on_gpu, host_available=None).num_swap_blocks == 3
+    with pytest.raises(StartupError, match=r"not enough host memory: .* lower worker\.swap_space"):
+        plan_budget(**on_gpu, host_available=191)
+
+
+def test_a_worker_reports_the_swap_space_it_is_given() -> None:
+    flags = {"worker.kv_cache_memory": "8MiB", "worker.swap_space": "4MiB"}
+    assert "11 blocks for preempted sequences" in budget_lines(load_config(flags=flags))[-1]
