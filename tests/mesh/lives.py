@@ -76,53 +76,53 @@ class Life:
 
 def random_life(rng: random.Random, model: str) -> Life:
     """Small pools, many coincidences."""
+    # Short prompts and long texts: sequences start side by side, and then there is not room for all.
+    crowded = rng.random() < 0.5
+    num_tokens = rng.randint(30, 60) if crowded else rng.randint(40, 160)
     block_size = rng.choice([1, 2, 3, 4, 8, 16])
-    num_tokens = rng.randint(40, 160)
     setup = Setup(
         model,
         block_size,
-        -(-num_tokens // block_size),
-        max_num_seqs=rng.choice([1, 2, 3, 4, 6]),
-        max_num_batched_tokens=rng.choice([1, 3, 5, 8, 16, 32]),
+        max(3, -(-num_tokens // block_size)),
+        max_num_seqs=rng.choice([3, 4, 6]) if crowded else rng.choice([1, 2, 3, 4, 6]),
+        max_num_batched_tokens=rng.choice([5, 8, 16, 32]) if crowded else rng.choice([1, 3, 5, 16]),
         caching=rng.random() < 0.8,
-        num_swap_blocks=rng.choice([0, 1, 4, 20]) * 8 // block_size,
+        num_swap_blocks=-(-rng.choice([0, 8, 40, 160]) // block_size),
         swap_block_ns=rng.choice([1, 10_000_000]),
+        step_s=rng.choice([0.001, 0.01, 0.03]),
     )
+    num_workers = rng.choice([1, 1, 1, 2])
     vocab_size = model_of(model).config.vocab_size
     prefixes = [tuple(rng.randrange(vocab_size) for _ in range(24)) for _ in range(2)]
-    burst = rng.random() < 0.5
-    asks = tuple(_random_ask(rng, vocab_size, num_tokens, prefixes, burst) for _ in range(rng.randint(1, 12)))
-    num_workers = rng.choice([1, 1, 2])
-    num_blows = rng.choice([0, 0, 1, 3])
+    spread = rng.choice([0.02, 0.2, 0.8])
     return Life(
         seed=rng.randrange(2**16),
         workers=(setup,) * num_workers,
-        num_steps=rng.choice([1, 2, 3, 5, 8, 16, 32]),
+        num_steps=rng.choice([0, 0, 1, 2, 3, 5, 8, 16, 32]),
         max_prefill_tokens=rng.choice([0, 0, 1, 4]),
         delay=rng.choice([0.0, 0.002, 0.03]),
         wake=rng.choice([0.0, 0.01]),
         batching=rng.random() < 0.5,
-        asks=asks,
-        blows=tuple(_random_blow(rng, num_workers) for _ in range(num_blows)),
+        asks=tuple(_random_ask(rng, vocab_size, prefixes, spread, crowded=crowded) for _ in range(rng.randint(1, 12))),
+        blows=tuple(_random_blow(rng, num_workers) for _ in range(rng.choice([0, 0, 1, 2, 4]))),
     )
 
 
 def _random_ask(
-    rng: random.Random, vocab_size: int, num_tokens: int, prefixes: list[tuple[int, ...]], burst: bool
+    rng: random.Random, vocab_size: int, prefixes: list[tuple[int, ...]], spread: float, *, crowded: bool
 ) -> Ask:
-    prefix = rng.choice(prefixes)[: rng.choice([0, 8, 16, 24])]
-    tail = rng.randrange(2**16), rng.randint(1, 12)
     # Not a draw per token: what they are matters little, that they differ does.
-    words = random.Random(tail[0])
-    prompt = prefix + tuple(words.randrange(vocab_size) for _ in range(tail[1]))
+    words = random.Random(rng.randrange(2**16))
+    prefix = rng.choice(prefixes)[: rng.choice([0, 0, 4, 8] if crowded else [0, 8, 16, 24])]
+    tail = tuple(words.randrange(vocab_size) for _ in range(rng.randint(1, 4 if crowded else 12)))
     n = rng.choice([1, 1, 2, 3])
     return Ask(
-        at=rng.random() * (0.02 if burst else 0.8),
+        at=rng.random() * spread,
         gateway=rng.randint(1, 2),
-        prompt=prompt,
-        max_tokens=rng.randint(1, 24),
+        prompt=prefix + tail,
+        max_tokens=rng.randint(8, 26) if crowded else rng.randint(1, 24),
         n=n,
-        stop_token_ids=tuple(rng.randrange(vocab_size) for _ in range(rng.choice([0, 1, 3]))),
+        stop_token_ids=tuple(rng.randrange(vocab_size) for _ in range(rng.choice([0, 0, 1, 2, 4]))),
         sampling=Sampling(
             temperature=rng.choice([0.0, 0.5, 1.0, 1.5]),
             top_p=rng.choice([1.0, 0.9]),
@@ -131,17 +131,17 @@ def _random_ask(
             seed=rng.choice([0, 1, 7, 2**64 - 2]),
         ),
         salt=rng.choice([b"", b"", b"tenant"]),
-        deadline_s=rng.random() * 0.5 if rng.random() < 0.1 else None,
+        deadline_s=rng.choice([None] * 15 + [0.1, 0.3]),
         traffic_class=rng.choice(["", "rag", "batch"]),
         priority=rng.choice([0, 0, -3, 3]),
-        cancels=tuple(rng.random() * 0.4 for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))),
-        stops=tuple((rng.randrange(n), rng.random() * 0.4) for _ in range(rng.choice([0, 0, 0, 1, 2]))),
+        cancels=tuple(rng.random() * 0.4 for _ in range(rng.choice([0] * 7 + [1, 2]))),
+        stops=tuple((rng.randrange(n), rng.random() * 0.4) for _ in range(rng.choice([0] * 7 + [1, 2]))),
     )
 
 
 def _random_blow(rng: random.Random, num_workers: int) -> Blow:
     return Blow(
-        at=rng.random(),
+        at=rng.choice([0.03, 0.1, 0.3, 0.6]) * (0.5 + rng.random()),
         kind=rng.choice(["reconnect", "reconnect", "crash", "drain", "gateway"]),
         worker=rng.randrange(num_workers),
         pause=rng.choice([0.001, 0.05, 0.3]),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.actions import Action, Log, NewSequence, Release, Resume, ToWorker, WorkerCommand
-from scheduler.events import Event, PlanEnded, SequenceReleased, StepReported, WorkerAttached
+from scheduler.events import Event, PlanEnded, PrefillProgress, SequenceReleased, StepReported, WorkerAttached
 from scheduler.simulator.mesh import VirtualMesh
 from tests.mesh.real_worker import Device, RealWorker, Setup
 
@@ -88,7 +88,7 @@ class RealMesh(VirtualMesh):
         if not isinstance(action, Log):
             self.timeline.append(f"{self.now:.4f}     {action}")
         if isinstance(action, ToWorker):
-            self._count_command(action.command)
+            self._count_command(action.link, action.command)
         super()._act(action)
 
     def _count_event(self, event: Event) -> None:
@@ -96,15 +96,36 @@ class RealMesh(VirtualMesh):
             self.seen["revocation"] += event.revoked
             self.seen["revocation in mid-plan"] += event.revoked and event.steps_run > 0
         elif isinstance(event, StepReported):
-            self.seen["prefix hit"] += any(progress.num_cached for progress in event.prefills)
+            for progress in event.prefills:
+                if progress.num_cached:
+                    self.seen["prefix hit"] += 1
+                    self._check_hit(event.link, progress)
         elif isinstance(event, SequenceReleased):
             self.seen["swap"] += event.swapped
 
-    def _count_command(self, command: WorkerCommand) -> None:
+    def _count_command(self, link: int, command: WorkerCommand) -> None:
         if isinstance(command, Release):
             self.seen[f"release to {command.cause.name.lower()}"] += 1
         elif isinstance(command, Resume):
             self.seen["resume"] += 1
         elif isinstance(command, NewSequence):
+            if link in self.workers:
+                placed = self.core._mesh.fleet.workers[link].sequences[command.sequence_id]
+                self.workers[link].device.placed.append(placed)
             self.seen["forks"] += len(command.forks) > 0
             self.seen["prefill in chunks"] += len(command.token_ids) > self.infos[0].max_num_batched_tokens
+
+    def _check_hit(self, link: int, progress: PrefillProgress) -> None:
+        """What was found of a prompt has been sent there before, under the same salt."""
+        sequence = self.core._mesh.fleet.workers[link].sequences.get(progress.sequence_id)
+        if sequence is None:
+            return
+        # Not beyond the prompt: the cache also has tokens that came after a cancel, of which the core knows nothing.
+        length = min(progress.num_cached, sequence.prompt_length)
+        sent = [
+            other
+            for other in self.workers[link].device.placed
+            if other.request.submission.prefix_salt == sequence.request.submission.prefix_salt
+            and other.token_ids[:length] == sequence.token_ids[:length]
+        ]
+        assert len(sent) > 1, "a prefix was found that nobody with this salt has sent"

