@@ -24,7 +24,7 @@ def two(own_mesh: Callable[..., Mesh]) -> TwoWorkers:
 
 
 async def _undisturbed(client: Client, count: int) -> list[str]:
-    return [await Stream(client, index).run() for index in range(count)]
+    return list(await asyncio.gather(*(Stream(client, index).run() for index in range(count))))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

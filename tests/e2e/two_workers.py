@@ -41,7 +41,7 @@ class TwoWorkers:
 class Stream:
     """One seeded generation."""
 
-    def __init__(self, client: Client, index: int, max_tokens: int = 50) -> None:
+    def __init__(self, client: Client, index: int, max_tokens: int = 100) -> None:
         self.text = ""
         self.tokens = 0
         options: dict[str, Any] = {"temperature": 0.8, "seed": index, "max_tokens": max_tokens, "ignore_eos": True}
