@@ -76,7 +76,7 @@ class Loop:
     def dump_plan_log(self, written_at: float) -> Iterator[bytes]:
         """The plan log's file in parts, as it is now; `written_at` is now in seconds since 1970.
 
-        Raises SwitchedOffError.
+        Raises SwitchedOffError, EngineFaultError.
         """
         if self._recorder is None:
             raise SwitchedOffError(

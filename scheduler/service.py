@@ -68,7 +68,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """What was planned lately, and why."""
         try:
             parts = self._loop.dump_plan_log(time.time())
-        except errors.SwitchedOffError as error:
+        except errors.RequestError as error:
             await rpc.abort(context, error)
         for part in parts:
             yield operations_pb2.PlanLogPart(data=part)

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from tercet.errors import InvalidFieldError, SwitchedOffError
+from tercet.errors import EngineFaultError, InvalidFieldError
 
 from ..actions import Action, DropWorker, NewSequence, Refused, ToGateway, ToWorker
 from ..core import Core, CoreSettings
@@ -37,7 +37,6 @@ from ..sequence import Sequence
 from .checkpoint import Snapshot
 from .plan_file import write_plan_file
 from .round import OUTSIDE, KeptRound, KeptStep
-from .shape import UnknownClassError
 from .values import encode
 
 # Values that a round may hold on average: sequence ids, chunks, joins and the like. Rounds that hold more are fewer.
@@ -119,25 +118,28 @@ class Recorder:
         try:
             kept = KeptRound(
                 now,
-                tuple([each if type(each) in _KEPT_AS_THEY_ARE else self._keep(each, actions) for each in events]),
+                tuple([each if type(each) in _KEPT_AS_THEY_ARE else self._keep(each) for each in events]),
                 cached,
                 tuple([_keep_command(each) for each in actions if type(each) in _COMMANDS]),
             )
+            outside = _outside(actions)
+            if outside:
+                _mark(kept, outside)
             self._add(kept)
-        except UnknownClassError as error:
-            # A gap in the record is a bug, but none of serving.
-            self.problem = f"the plan log stopped: {error}"
+        except Exception as error:
+            # A bug, but none of serving.
+            self.problem = f"the plan log stopped: {type(error).__name__}: {error}"
             self._older, self._younger = None, Segment(self._younger.start)
-            structlog.get_logger().error("plan_log_stopped", problem=self.problem)
+            structlog.get_logger().error("plan_log_stopped", problem=self.problem, exc_info=error)
 
     def dump(self, now: float, written_at: float) -> Iterator[bytes]:
         """The file, in parts: all rounds kept at this moment, which is `now` on the scheduler's clock and
         `written_at` in seconds since 1970. What is recorded meanwhile is not in it.
 
-        Each part takes a millisecond or two to make. Raises SwitchedOffError if recording has stopped.
+        Each part takes a millisecond or two to make. Raises EngineFaultError if recording has failed.
         """
         if self.problem is not None:
-            raise SwitchedOffError(self.problem)
+            raise EngineFaultError(self.problem)
         first = self._older or self._younger
         rounds = first.rounds + (self._younger.rounds if first is not self._younger else [])
         return write_plan_file(first.start, rounds, now, written_at)
@@ -150,25 +152,23 @@ class Recorder:
         if len(segment.rounds) >= self._max_rounds or segment.num_values >= self._max_values:
             self._older, self._younger = segment, Segment(Snapshot(self._core, LEFT_OUT))
 
-    def _keep(self, event: Event, actions: SequenceOf[Action]) -> Any:
-        """What stands for an event that has tokens, or is news of who is there."""
+    def _keep(self, event: Event) -> Any:
+        """What stands for an event that may have tokens, or is rare."""
         if type(event) is StepReported:
             ids = event.sequence_ids
             last = self._last_ids.get(event.link)
             if last is None or last[0] != ids:
                 last = self._last_ids[event.link] = (ids, array("Q", ids))
                 self._unshared += len(ids)
+            # The stop token of an end is a token, too.
+            ended = tuple(map(encode, event.ended)) if event.ended else ()
             return KeptStep(
-                event.link, event.plan_seq, event.step, last[1], event.prefills, event.ended, event.blocks,
-                event.step_us,
-            )  # fmt: skip
+                event.link, event.plan_seq, event.step, last[1], event.prefills, ended, event.blocks, event.step_us
+            )
         if type(event) is WorkerLost:
             self._last_ids.pop(event.link, None)
             return event
-        data = encode(event)
-        if type(event) is Submitted and _is_outside(event, actions):
-            data[OUTSIDE] = True
-        return data
+        return encode(event)
 
 
 def _keep_command(action: Any) -> Any:
@@ -177,13 +177,23 @@ def _keep_command(action: Any) -> Any:
     return action
 
 
-def _is_outside(event: Submitted, actions: SequenceOf[Action]) -> bool:
-    """Whether the request was refused for a token that the model does not have: the one refusal that hangs on more of
-    the prompt than its length."""
-    wish = event.submission
-    for action in actions:
-        if type(action) is ToGateway and action.gateway == event.gateway and type(action.message) is Refused:
-            refused = action.message
-            if refused.request_key == wish.request_key and type(refused.failure) is InvalidFieldError:
-                return refused.failure.metadata.get("field") == "prompt_token_ids" and len(wish.prompt_token_ids) > 0
-    return False
+def _outside(actions: SequenceOf[Action]) -> set[tuple[int, int]]:
+    """Gateway and key of requests that were refused for a token outside the vocabulary: the one refusal that hangs on
+    more of a prompt than its length."""
+    return {
+        (action.gateway, action.message.request_key)
+        for action in actions
+        if type(action) is ToGateway
+        and type(action.message) is Refused
+        and type(action.message.failure) is InvalidFieldError
+        and action.message.failure.metadata.get("field") == "prompt_token_ids"
+    }
+
+
+def _mark(kept: KeptRound, outside: set[tuple[int, int]]) -> None:
+    """Notes that a prompt had such a token. An empty prompt is refused for the same field, and has none."""
+    for event in kept.events:
+        if type(event) is dict and event["is"] == Submitted.__name__:
+            wish = event["submission"]
+            if (event["gateway"], wish["request_key"]) in outside and wish["prompt_token_ids"]["zeros"]:
+                event[OUTSIDE] = True

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 from tercet.errors import PlanFileError
 
 from ..actions import DropWorker, Plan, ToWorker
-from ..events import BlockCounts, Ended, Event, PrefillProgress, StepReported, Submitted
+from ..events import BlockCounts, Event, PrefillProgress, StepReported, Submitted
 from .shape import conforms
 from .values import MAX_ID, decode, encode, whole_number
 
@@ -33,7 +33,7 @@ class KeptStep(NamedTuple):
     step: int
     sequence_ids: array[int]
     prefills: tuple[PrefillProgress, ...]
-    ended: tuple[Ended, ...]
+    ended: tuple[dict[str, Any], ...]
     blocks: BlockCounts
     step_us: int
 

@@ -161,7 +161,7 @@ def conforms(value: Any, hint: Any) -> bool:
             for name, field in _hints_of(hint).items()  # type: ignore[arg-type]
         )
     if hint in ATOMS:
-        return type(value) is (type(None) if hint is None else hint)
+        return type(value) is hint
     return isinstance(value, hint)
 
 

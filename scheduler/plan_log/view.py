@@ -60,7 +60,7 @@ def round_lines(file: PlanFile, played: Played) -> Iterator[str]:
 
 def _ids(ids: tuple[int, ...]) -> str:
     if len(ids) > MAX_IDS:
-        return f"{len(ids)} sequences"
+        return f"{len(ids)} of them"
     return ", ".join(map(str, ids)) or "none"
 
 
@@ -72,7 +72,7 @@ def _action_text(action: Action) -> str | None:
     if isinstance(action, ToGateway):
         message = action.message
         if isinstance(message, Accepted):
-            return f"accepted as {_ids(message.sequence_ids)}, {message.queue_position} ahead"
+            return f"accepted as sequence {_ids(message.sequence_ids)}; {message.queue_position} ahead in the queue"
         if isinstance(message, Refused):
             return f"refused: {message.failure.reason}"
         return None
@@ -85,7 +85,8 @@ def _action_text(action: Action) -> str | None:
 
 # What the core writes to the log and the events do not show.
 _SHOWN = {
-    "preempted": ("request_id", "sequence_id"),
+    "preempted": ("request_id", "sequence_id", "swap"),
+    "moved_away": ("address", "sequences"),
     "request_finished": ("request_id", "outcome", "reason", "tokens", "cached_tokens", "queue_ms", "total_ms"),
 }
 

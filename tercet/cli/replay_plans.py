@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from tercet import __version__
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP, Failure
 from tercet.cli.services import service_module
 from tercet.errors import PlanFileError
@@ -32,6 +33,8 @@ def read(path: Path) -> Any:
 
 def summary_lines(outcome: Any, file: Any) -> Iterator[str]:
     """What a replay found, for people."""
+    if file.version != __version__:
+        yield f"the file is of version {file.version}, this is {__version__}"
     yield (
         f"replayed {outcome.rounds:,} of {len(file.rounds):,} rounds over {outcome.seconds:.3f} s: "
         f"{outcome.events:,} events, {outcome.plans:,} plans, {outcome.commands:,} commands to workers"

@@ -31,7 +31,7 @@ from scheduler.plan_log.round import KeptStep
 from scheduler.planner import Policy
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
-from tercet.errors import SwitchedOffError
+from tercet.errors import EngineFaultError, SwitchedOffError
 
 SETTINGS = CoreSettings(("host:1",), Policy(4, 0), QueueBounds(10, 1000))
 
@@ -144,7 +144,7 @@ def test_a_class_it_does_not_know_stops_the_recorder_not_the_loop(monkeypatch: p
     monkeypatch.setattr(shape, "_shapes", {})
     for _ in range(3):
         recorder.note(0.0, [TimePassed()], [])
-    with pytest.raises(SwitchedOffError, match="Worker is not among the classes"):
+    with pytest.raises(EngineFaultError, match="Worker is not among the classes"):
         recorder.dump(0.0, 0.0)
 
 

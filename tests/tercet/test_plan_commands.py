@@ -18,6 +18,7 @@ from scheduler.events import GatewayAttached, Submitted, TimePassed, WorkerAttac
 from scheduler.plan_log.recorder import recorded_core
 from scheduler.planner import Policy
 from scheduler.simulator.small import submission, worker_info
+from tercet import __version__
 from tercet.cli import main
 from tercet.cli.dump_plans import fetch
 from tercet.errors import DeadlineError
@@ -131,7 +132,7 @@ def test_show_lists_rounds_for_people(plan_log):
         "1 08:00:00.000  gateway gateway-1 is there",
         "2 08:00:01.000  link 2: worker worker-sim at host:1, 32 blocks",
         "3 08:00:02.000  request req-1 for tiny: prompt of 3 tokens, at most 8 more, 2 outputs",
-        "                  accepted as 1, 2, 0 ahead",
+        "                  accepted as sequence 1, 2; 0 ahead in the queue",
         "                  to link 2: sequence 1 of 3 tokens, at most 11, forks 2",
         "                  to link 2: plan 1 of 4 steps; chunks 1: 3; joins 1",
         "                  to link 2: plan 2 of 4 steps",
@@ -173,6 +174,14 @@ def test_a_file_that_is_not_there_exits_with_2(tmp_path):
     done = run("replay-plans", str(tmp_path / "plans"))
     assert (done.exit_code, done.output) == (2, f"tercet: cannot read {tmp_path}/plans: No such file or directory\n")
     assert run("replay-plans", str(tmp_path)).exit_code == 2
+
+
+def test_a_file_of_another_version_is_called_one(plan_log):
+    header, _, rest = plan_log.partition(b"\n")
+    other = json.dumps({**json.loads(header), "version": "0.0.1"}).encode() + b"\n" + rest
+    done = run("replay-plans", "-", stdin=other)
+    assert done.exit_code == 0
+    assert done.output.startswith(f"the file is of version 0.0.1, this is {__version__}\nreplayed 4 of 4 rounds")
 
 
 def test_show_and_json_exclude_each_other(plan_log):
