@@ -11,8 +11,8 @@ from . import _core
 from .kv_cache import KVCache
 from .ops.block_copy import BlockTensors, copy_blocks
 
-# Enough blocks, and often enough, to measure more than the calls around the copies.
-_MEASURED_BLOCKS = 8
+# More than stays in a CPU's caches, as what a preempted sequence leaves behind does.
+_MEASURED_BYTES = 64 << 20
 _MEASURED_TIMES = 3
 
 
@@ -67,7 +67,8 @@ class SwapSpace:
 
         Overwrites blocks on both sides: nothing may be in use.
         """
-        blocks = list(range(min(self.num_total, self._device.num_blocks, _MEASURED_BLOCKS)))
+        most = max(1, _MEASURED_BYTES // (self._device.block_bytes * len(self._device.tensors)))
+        blocks = list(range(min(self.num_total, self._device.num_blocks, most)))
         if not blocks:
             return
         best = min(self._round_trip_s(blocks, clock) for _ in range(1 + _MEASURED_TIMES))
