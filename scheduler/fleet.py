@@ -13,7 +13,7 @@ from .events import BlockCounts, WorkerInfo
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
-from .sequence import RUNNING, Sequence
+from .sequence import RUNNING, Sequence, State
 from .step_time import StepTimes
 from .waiting import WaitingQueue
 from .window import PlanWindow
@@ -49,9 +49,10 @@ class Worker:
         self.pace = PlanPace()
         # Keys that sequences on their way there will add to it.
         self.promised = PromisedPrefixes()
-        # Tokens that its decodes attend to, and tokens that its prefills have yet to compute, as of the last plan.
+        # Sequences put there whose prefill may not be over.
+        self.arriving: dict[int, Sequence] = {}
+        # Tokens that its decodes attend to, as of the last plan.
         self.context_tokens = 0
-        self.pending_tokens = 0
         # The last suspect of bringing workers down that was put there.
         self.suspect: Sequence | None = None
 
@@ -82,12 +83,23 @@ class Worker:
 
     def expect(self, sequence: Sequence) -> None:
         """A sequence is about to be put there."""
-        self.pending_tokens += len(sequence.token_ids) - sequence.cached_ahead
+        self.arriving[sequence.sequence_id] = sequence
         if sequence.suspect:
             self.suspect = sequence
         if sequence.prefix_keys is not None:
             self.promised.add(sequence.sequence_id, sequence.prefix_keys.get(self.info.block_size, ()))
             sequence.prefix_keys = None
+
+    def pending_tokens(self) -> int:
+        """Tokens that prefills there have yet to compute. Forgets those that are over, and what they promised."""
+        pending = 0
+        for sequence_id, sequence in list(self.arriving.items()):
+            if sequence.state is State.PREFILL and self.sequences.get(sequence_id) is sequence:
+                pending += sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
+            else:
+                del self.arriving[sequence_id]
+                self.promised.settle(sequence_id)
+        return pending
 
     @property
     def free_slots(self) -> int:

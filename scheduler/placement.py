@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .credits import blocks_for
 from .fleet import Pool, Worker
 from .prefix_index import cached_run, chain_keys
-from .sequence import Sequence, State
+from .sequence import Sequence
 
 # What computing a prompt token weighs against one that others on the worker wait for: it delays those who come after,
 # too, and can be saved where the cache has it.
@@ -122,24 +122,15 @@ def deal(pool: Pool, lookup: CachedTokens = cached_tokens) -> dict[int, list[Seq
 
 
 def _room(worker: Worker) -> _Room:
-    if len(worker.promised):
-        _settle_promises(worker)
     return _Room(
         worker=worker,
         available=worker.ledger.available,
         slots=worker.free_slots,
         taken=len(worker.sequences),
-        pending=worker.pending_tokens,
+        pending=worker.pending_tokens(),
         budget=STEPS_DEALT * worker.limits.max_num_batched_tokens,
         shut=worker.guarded,
     )
-
-
-def _settle_promises(worker: Worker) -> None:
-    for sequence_id in worker.promised.sequence_ids():
-        sequence = worker.sequences.get(sequence_id)
-        if sequence is None or sequence.state is not State.PREFILL:
-            worker.promised.settle(sequence_id)
 
 
 def _cheapest(rooms: list[_Room], sequence: Sequence, lookup: CachedTokens) -> tuple[_Room, int]:

@@ -18,7 +18,7 @@ _NEVER = 1 << 62
 def running_view(worker: Worker, *, revoking: bool) -> Running:
     """The worker's running sequences; `revoking`: the next plan ends all those in flight.
 
-    Notes on the worker how many tokens its decodes attend to, and how many its prefills have yet to compute.
+    Notes on the worker how many tokens its decodes attend to.
     """
     window = worker.window
     expected = window.expected(revoking=revoking)
@@ -30,7 +30,7 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
     tokens: list[int] = []
     max_lengths: list[int] = []
     prefills: list[Prefill] = []
-    decoding = last_end = context = pending = 0
+    decoding = last_end = context = 0
     first_end = _NEVER
     for sequence_id, sequence in worker.sequences.items():
         state = sequence.state
@@ -51,8 +51,6 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
             continue
         else:
             view, gained = _prefill_view(worker, sequence, expected, revoking=revoking)
-            if state is prefill:
-                pending += sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
             if view is not None:
                 prefills.append(view)
                 continue
@@ -63,7 +61,7 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
             last_end = left
         if 0 < left < first_end:
             first_end = left
-    worker.context_tokens, worker.pending_tokens = context, pending
+    worker.context_tokens = context
     return Running(
         sequence_ids=ids,
         tokens=tokens,

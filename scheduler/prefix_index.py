@@ -78,7 +78,3 @@ class PromisedPrefixes:
                 self._counts[key] = left
             else:
                 del self._counts[key]
-
-    def sequence_ids(self) -> tuple[int, ...]:
-        """Those that have promised."""
-        return tuple(self._by_sequence)

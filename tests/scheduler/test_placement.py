@@ -13,7 +13,7 @@ from scheduler.fleet import Fleet, Pool, Worker
 from scheduler.placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT, deal
 from scheduler.planner import Policy
 from scheduler.prefix_index import chain_keys
-from scheduler.sequence import MAX_LOSSES, Request, Sequence
+from scheduler.sequence import MAX_LOSSES, Request, Sequence, State
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 
@@ -51,6 +51,11 @@ def put(pool: Pool, link: int, sequence: Sequence) -> None:
     target.sequences[sequence.sequence_id] = sequence
 
 
+def busy(pool: Pool, link: int, tokens: int) -> None:
+    """Prefill of that many tokens waits on the worker."""
+    put(pool, link, wait_for(pool, 99, [9] * tokens))
+
+
 def dealt(pool: Pool) -> dict[int, list[int]]:
     return {link: [sequence.sequence_id for sequence in each] for link, each in deal(pool).items()}
 
@@ -70,13 +75,19 @@ def test_of_equals_the_worker_with_more_credits_is_preferred() -> None:
 
 def test_prefill_that_waits_and_sequences_that_run_are_load() -> None:
     pool = pool_of(worker(1), worker(2))
-    pool.workers[1].pending_tokens = 30
+    runs = wait_for(pool, 8, [1])
+    put(pool, 1, runs)
+    runs.become(State.DECODE)
     wait(pool, 4)
     assert dealt(pool) == {2: [1]}
-    pool = pool_of(worker(1), worker(2))
-    put(pool, 1, wait_for(pool, 8, [1]))
-    pool.workers[1].pending_tokens = 0
-    wait(pool, 4)
+    # One that runs is less than forty tokens.
+    busy(pool, 2, 40)
+    assert dealt(pool) == {1: [1]}
+    # What is computed of them is no load any more; of equals the first is as good as any.
+    pool.workers[2].sequences[99].computed = 40
+    assert dealt(pool) == {1: [1]}
+    pool.workers[2].sequences[99].become(State.DECODE)
+    put(pool, 1, wait_for(pool, 9, [1]))
     assert dealt(pool) == {2: [1]}
 
 
@@ -156,12 +167,13 @@ def test_a_request_goes_to_its_prefix() -> None:
 def test_load_outweighs_a_prefix() -> None:
     pool = pool_of(worker(1), worker(2))
     pool.workers[2].prefixes.update(chain_keys(b"", [*PREFIX, 0], 4))
-    saved = COMPUTED_WEIGHT * 40
-    pool.workers[2].pending_tokens = saved - 1
     wait_for(pool, 1, [*PREFIX, 7])
-    assert dealt(pool) == {2: [1]}
-    pool.workers[2].pending_tokens = saved + 1
+    # What it saves there against a sequence there, and what that has to compute.
+    least = COMPUTED_WEIGHT * 40 - SEQUENCE_WEIGHT
+    busy(pool, 2, least + 1)
     assert dealt(pool) == {1: [1]}
+    pool.workers[2].sequences[99].computed = 2
+    assert dealt(pool) == {2: [1]}
 
 
 def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
@@ -220,7 +232,6 @@ def test_what_was_promised_is_forgotten_with_the_sequence() -> None:
     assert dealt(pool) == {1: [2]}
     # It is gone before its prefill: the next one has no reason to go there.
     del deal_to.sequences[1]
-    deal_to.pending_tokens = 0
     deal_to.ledger.report(BlockCounts(31, 0, 1))
     assert dealt(pool) == {2: [2]}
     assert not len(deal_to.promised)
@@ -244,7 +255,7 @@ def swapped_on(pool: Pool, link: int, key: int, length: int) -> Sequence:
 
 def test_a_swapped_one_goes_back_to_its_own_worker() -> None:
     pool = pool_of(worker(1), worker(2))
-    pool.workers[2].pending_tokens = 1000
+    busy(pool, 2, 30)
     swapped_on(pool, 2, 1, 10)
     assert dealt(pool) == {2: [1]}
 
@@ -277,8 +288,8 @@ def test_a_suspect_goes_to_an_empty_worker_and_stays_alone_until_it_has_a_token(
     put(pool, 2, one)
     wait_for(pool, 2, [1])
     assert dealt(pool) == {1: [2]}
+    assert pool.workers[2].guarded
     one.token_ids.append(5)
-    assert dealt(pool) == {2: [2]} or dealt(pool) == {1: [2]}
     assert not pool.workers[2].guarded
 
 
