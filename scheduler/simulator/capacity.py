@@ -123,7 +123,7 @@ class CapacityMesh(VirtualMesh):
             busy=self._busy_s / (seconds * len(workers)) if seconds else 0.0,
             blocks_used=self._block_s / (self._busy_s * blocks) if self._busy_s else 0.0,
             blocks_used_most=self._blocks_used_most / blocks,
-            prompt_tokens_cached=sum(worker.tokens_cached for worker in workers),
+            prompt_tokens_cached=sum(worker.memory.tokens_cached for worker in workers),
             prompt_tokens_computed=sum(worker.tokens_prefilled for worker in workers),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError
 
@@ -25,8 +25,9 @@ from ..events import (
     WorkerInfo,
 )
 from .cost import StepCost
-from .pool import SimulatedPool, block_name, salt_name
-from .sequence import SimulatedSequence, SwappedSequence
+from .memory import SimulatedMemory
+from .pool import salt_name
+from .sequence import SimulatedSequence
 from .text import HashedText, Text
 
 _FREE_OF_CHARGE = StepCost(0.0)
@@ -65,20 +66,19 @@ class SimulatedWorker:
     ) -> None:
         self.link = link
         self.info = info
-        self.pool = SimulatedPool(info.num_blocks, info.block_size, caching=caching, contents=verify)
+        self.memory = SimulatedMemory(info, caching=caching, verify=verify)
+        self.pool = self.memory.pool
         self.sequences: dict[int, SimulatedSequence] = {}
         # Forks that wait, with their leaders.
         self.leaders: dict[int, SimulatedSequence] = {}
-        self.swapped: dict[int, SwappedSequence] = {}
         self.joined: set[int] = set()
         # Sequences that end with a fault in the next step.
         self.failing: set[int] = set()
         self.busy = False
         self.step_seconds = 0.0
         self.steps_run = 0
-        # Of prompts: what steps computed, and what the prefix cache had.
+        # Of prompts: what steps computed.
         self.tokens_prefilled = 0
-        self.tokens_cached = 0
         self.eager_revoke = eager_revoke
         self.reserve_ahead = reserve_ahead
         self._verify = verify
@@ -93,18 +93,11 @@ class SimulatedWorker:
         self._decoding: dict[int, SimulatedSequence] = {}
         self._told_cache = False
         self._step_us = 0
-        # To and from host memory since the last step, which waits for them.
-        self._blocks_moved = 0
-
-    @property
-    def swap_blocks_used(self) -> int:
-        """Blocks in host memory."""
-        return sum(swapped.num_blocks for swapped in self.swapped.values())
 
     @property
     def empty(self) -> bool:
         """Whether nothing is there, not even on the way in."""
-        return not (self.sequences or self.swapped or self._mailbox)
+        return not (self.sequences or self.memory.swapped or self._mailbox)
 
     def receive(self, command: WorkerCommand) -> None:
         """A command arrives; it is read at the next boundary."""
@@ -145,16 +138,17 @@ class SimulatedWorker:
         prefills: list[PrefillProgress] = []
         sequences = self.sequences
         done = list(decoding)
-        self._write_one(decoding)
+        memory = self.memory
+        memory.write_one(sequences[sequence_id] for sequence_id in decoding)
         for sequence_id, count in chunks:
             sequence = sequences[sequence_id]
-            self._write(sequence, count)
+            memory.write(sequence, count)
             prefills.append(PrefillProgress(sequence_id, sequence.computed, sequence.cached))
             if sequence.computed >= len(sequence.tokens):
                 group = [sequence_id, *self._fork(sequence)]
                 done += group
                 self._decoding.update((each, sequences[each]) for each in group if each in self.joined)
-        next_token, read_back = self._text.next_token, self._read_back if self._verify else None
+        next_token, read_back = self._text.next_token, memory.read_back if self._verify else None
         for sequence_id in [*self.failing]:
             ended += self._fail(sequence_id)
         for sequence_id in done:
@@ -206,8 +200,9 @@ class SimulatedWorker:
                     events.append(self._plan_ended(each, revoked=True))
         elif isinstance(command, Resume):
             for sequence_id in command.sequence_ids:
-                if sequence_id in self.swapped:
-                    self._swap_in(sequence_id)
+                if sequence_id in self.memory.swapped:
+                    self.sequences[sequence_id] = self.memory.swap_in(sequence_id)
+                    self._check_room()
         else:
             assert isinstance(command, Release)
             events += [self._release(sequence_id, command.cause) for sequence_id in command.sequence_ids]
@@ -218,7 +213,7 @@ class SimulatedWorker:
         for sequence_id in (new.sequence_id, *(fork for fork, _ in new.forks)):
             assert sequence_id not in self.sequences, "a sequence came twice"
             assert sequence_id not in self.leaders, "a fork came twice"
-            assert sequence_id not in self.swapped, "a swapped sequence came as a new one"
+            assert sequence_id not in self.memory.swapped, "a swapped sequence came as a new one"
         self.sequences[new.sequence_id] = sequence
         self.leaders.update((fork, sequence) for fork, _ in new.forks)
         self._check_room()
@@ -247,7 +242,7 @@ class SimulatedWorker:
                 if sequence is None or sequence.prefilled:
                     continue
                 if not sequence.matched:
-                    self._match(sequence)
+                    self.memory.match(sequence)
                 chunks.append((sequence_id, min(count, len(sequence.new.token_ids) - sequence.computed)))
         decoding = list(self._decoding)
         self._step = decoding, chunks
@@ -259,104 +254,25 @@ class SimulatedWorker:
             computed = sequence.computed
             context += computed
             if sequence.forked:
-                self._own_last_block(sequence)
+                self.memory.own_last_block(sequence)
             if computed + 1 + ahead > len(sequence.blocks) * size:
-                self._grow(sequence, computed + 1 + ahead)
+                self.memory.grow(sequence, computed + 1 + ahead)
         for sequence_id, count in chunks:
             sequence = self.sequences[sequence_id]
             context += sequence.computed
-            self._grow(sequence, sequence.computed + count + ahead)
+            self.memory.grow(sequence, sequence.computed + count + ahead)
             self.tokens_prefilled += count
         seconds = self._cost.seconds(tokens, context)
         self._step_us = round(seconds * 1e6)
-        self.step_seconds = seconds + self._blocks_moved * self.info.swap_block_ns * 1e-9
-        if tokens:
-            self._blocks_moved = 0
+        self.step_seconds = seconds + (self.memory.take_moved() * self.info.swap_block_ns * 1e-9 if tokens else 0.0)
         return tokens > 0
-
-    def _grow(self, sequence: SimulatedSequence, num_tokens: int) -> None:
-        while len(sequence.blocks) * self.info.block_size < min(num_tokens, sequence.new.max_length):
-            sequence.blocks.append(self.pool.take())
-
-    def _own_last_block(self, sequence: SimulatedSequence) -> None:
-        """Copies a partial block before the first write into it if others still use it: the last one keeps it."""
-        sequence.forked = False
-        index, filled = divmod(sequence.computed, self.info.block_size)
-        if filled and self.pool.references[sequence.blocks[index]] > 1:
-            sequence.blocks[index] = self.pool.copy(sequence.blocks[index])
-
-    def _match(self, sequence: SimulatedSequence) -> None:
-        sequence.matched = True
-        size = self.info.block_size
-        # At least one token has to be computed.
-        for start in range(0, (len(sequence.tokens) - 1) // size * size, size):
-            name = block_name(sequence.chain, sequence.tokens[start : start + size])
-            block = self.pool.block_of.get(name)
-            if block is None:
-                break
-            self.pool.share(block)
-            sequence.blocks.append(block)
-            sequence.chain = name
-            sequence.computed += size
-        sequence.cached = sequence.computed
-        self.tokens_cached += sequence.cached
-
-    def _write(self, sequence: SimulatedSequence, count: int) -> None:
-        size = self.info.block_size
-        start, end = sequence.computed, sequence.computed + count
-        if self._verify:
-            for position in range(start, end):
-                block = sequence.blocks[position // size]
-                assert self.pool.references[block] == 1, "writes into a shared block"
-                assert len(self.pool.content[block]) == position % size, "writes into the wrong slot"
-                self.pool.content[block].append(sequence.tokens[position])
-        sequence.computed = end
-        for index in range(start // size, end // size):
-            self._publish(sequence, index)
-
-    def _write_one(self, sequence_ids: list[int]) -> None:
-        """`_write` of one token for each, which is most of what a worker does."""
-        sequences, size, verify = self.sequences, self.info.block_size, self._verify
-        for sequence_id in sequence_ids:
-            sequence = sequences[sequence_id]
-            if verify:
-                self._write(sequence, 1)
-                continue
-            sequence.computed += 1
-            if not sequence.computed % size:
-                self._publish(sequence, sequence.computed // size - 1)
-
-    def _publish(self, sequence: SimulatedSequence, index: int) -> None:
-        """A block of a sequence is full."""
-        if self.pool.caching:
-            size = self.info.block_size
-            sequence.chain = block_name(sequence.chain, sequence.tokens[index * size : (index + 1) * size])
-            self.pool.publish(sequence.blocks[index], sequence.chain)
-
-    def _read_back(self, sequence: SimulatedSequence) -> list[int]:
-        read = [token for block in sequence.blocks for token in self.pool.content[block]]
-        assert read == sequence.tokens, "the cache holds something else"
-        return read
 
     def _fork(self, leader: SimulatedSequence) -> Iterator[int]:
         """Lets the forks of a sequence begin where it is."""
         forks, leader.forks = leader.forks, []
-        shared = leader.blocks[: -(-leader.computed // self.info.block_size)]
         for sequence_id, seed in forks:
             del self.leaders[sequence_id]
-            for block in shared:
-                self.pool.share(block)
-            sampling = replace(leader.new.sampling, seed=seed)
-            self.sequences[sequence_id] = SimulatedSequence(
-                replace(leader.new, sequence_id=sequence_id, sampling=sampling, forks=()),
-                list(leader.tokens),
-                blocks=list(shared),
-                computed=leader.computed,
-                matched=True,
-                forked=True,
-                chain=leader.chain,
-            )
-            leader.forked = True
+            self.sequences[sequence_id] = self.memory.fork(leader, sequence_id, seed)
             yield sequence_id
 
     def _release(self, sequence_id: int, cause: ReleaseCause) -> SequenceReleased:
@@ -366,40 +282,20 @@ class SimulatedWorker:
             sequence = self.sequences[sequence_id]
             used = len(sequence.blocks)
             if cause is ReleaseCause.SWAP and sequence.prefilled and len(sequence.tokens) > sequence.computed:
-                swapped = self._swap_out(sequence_id, sequence)
+                swapped = self.memory.swap_out(sequence)
             freed = self._forget(sequence_id)
         elif sequence_id in self.leaders:
             leader = self.leaders.pop(sequence_id)
             leader.forks = [fork for fork in leader.forks if fork[0] != sequence_id]
             self.joined.discard(sequence_id)
-        elif sequence_id in self.swapped:
+        elif sequence_id in self.memory.swapped:
             if cause is ReleaseCause.SWAP:
-                swapped, used = True, self.swapped[sequence_id].num_blocks
+                swapped, used = True, self.memory.swapped[sequence_id].num_blocks
             else:
-                del self.swapped[sequence_id]
+                del self.memory.swapped[sequence_id]
         else:
             found = False
         return SequenceReleased(self.link, sequence_id, found, used, freed, self.pool.counts, swapped)
-
-    def _swap_out(self, sequence_id: int, sequence: SimulatedSequence) -> bool:
-        """Copies the blocks to host memory, if there is room."""
-        if self.swap_blocks_used + len(sequence.blocks) > self.info.num_swap_blocks:
-            return False
-        self._blocks_moved += len(sequence.blocks)
-        contents = tuple(tuple(self.pool.content[block]) for block in sequence.blocks) if self._verify else ()
-        self.swapped[sequence_id] = SwappedSequence(sequence, len(sequence.blocks), contents)
-        return True
-
-    def _swap_in(self, sequence_id: int) -> None:
-        swapped = self.swapped.pop(sequence_id)
-        sequence = swapped.sequence
-        self._blocks_moved += swapped.num_blocks
-        sequence.blocks = [self.pool.take() for _ in range(swapped.num_blocks)]
-        sequence.forked = False
-        for block, content in zip(sequence.blocks, swapped.contents, strict=False):
-            self.pool.content[block] = list(content)
-        self.sequences[sequence_id] = sequence
-        self._check_room()
 
     def _end(self, sequence_id: int, reason: EndReason, stop: int) -> Ended:
         used = len(self.sequences[sequence_id].blocks)
@@ -423,8 +319,7 @@ class SimulatedWorker:
         sequence = self.sequences.pop(sequence_id)
         self.joined.discard(sequence_id)
         self._decoding.pop(sequence_id, None)
-        # Leaves first, so that the root of a prefix is evicted last.
-        return sum(self.pool.drop(block) for block in reversed(sequence.blocks))
+        return self.memory.drop(sequence)
 
     def _note_changes(self, events: list[Event]) -> None:
         removed, stored = self.pool.take_changes()

@@ -54,7 +54,7 @@ def assert_nothing_left(mesh: CapacityMesh) -> None:
     assert not mesh.clients.asks
     for worker in mesh.workers.values():
         assert worker.empty
-        assert worker.pool.counts.used == worker.swap_blocks_used == 0
+        assert worker.pool.counts.used == worker.memory.swap_blocks_used == 0
         assert worker.pool.check() == []
 
 

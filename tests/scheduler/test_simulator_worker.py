@@ -110,14 +110,14 @@ def test_a_swapped_sequence_goes_on_where_it_was() -> None:
     (gone,) = story.released(ReleaseCause.SWAP, 2)
     # Three blocks, one of them shared with the leader.
     assert (gone.found, gone.swapped, gone.blocks_used, gone.blocks_freed) == (True, True, 3, 2)
-    assert story.worker.swap_blocks_used == 3
+    assert story.worker.memory.swap_blocks_used == 3
     story.tell(story.plan(2))
     assert len(story.tokens[2]) == 5
     story.tell(Resume((2,)), story.plan(2))
     assert len(story.tokens[2]) == 5, "it decodes from the plan that joins it on"
     story.tell(story.plan(40, join=(2,)))
     assert story.tokens == {1: alone(0), 2: alone(1)}
-    assert story.worker.swap_blocks_used == story.worker.pool.counts.used == 0
+    assert story.worker.memory.swap_blocks_used == story.worker.pool.counts.used == 0
 
 
 def test_what_cannot_be_swapped_is_released() -> None:
@@ -125,7 +125,7 @@ def test_what_cannot_be_swapped_is_released() -> None:
     story.tell(new(1), new(2), new(3), story.plan(5, (1, 6), (2, 6), join=(1, 2)), story.plan(1, (3, 1)))
     in_prefill, first, no_room, unknown = story.released(ReleaseCause.SWAP, 3, 1, 2, 9)
     assert (in_prefill.found, in_prefill.swapped) == (True, False)
-    assert (first.swapped, story.worker.swap_blocks_used) == (True, first.blocks_used)
+    assert (first.swapped, story.worker.memory.swap_blocks_used) == (True, first.blocks_used)
     assert first.blocks_used + no_room.blocks_used > 5
     assert (no_room.found, no_room.swapped) == (True, False)
     assert (unknown.found, unknown.swapped) == (False, False)
