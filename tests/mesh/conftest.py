@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
     """Failures are found in what the scheduler hears."""
     before = structlog.get_config()
