@@ -48,14 +48,19 @@ class _Room:
         """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
         return not self.taken or self.need(sequence) + self.taken <= self.available
 
+    def is_for(self, sequence: Sequence) -> bool:
+        """Whether it may ever go there."""
+        if sequence.swapped_on is not None:
+            return self.worker.link == sequence.swapped_on
+        return self.worker.can_ever_take(sequence)
+
     def has_place(self, sequence: Sequence) -> bool:
-        """Whether it may go there once there are blocks."""
+        """Whether it may go there now, if there are blocks."""
         return (
             not self.shut
             and self.budget > 0
             and self.slots > len(sequence.forks)
             and not (sequence.suspect and self.taken)
-            and self.worker.can_ever_take(sequence)
         )
 
     def take(self, sequence: Sequence, computed: int) -> None:
@@ -91,9 +96,9 @@ def deal(pool: Pool, lookup: CachedTokens = cached_tokens) -> dict[int, list[Seq
 
     Each goes where the least work lies before its first token: what its prefix there leaves to compute, what others
     there have to compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few
-    credits, those behind it wait too, or a long one could starve. One that waits in a worker's host memory can start
-    there only, so it holds up that worker alone. A suspect of bringing workers down goes to an empty worker only, and
-    stays alone there until it has got a token.
+    credits, the workers it may go to take nothing that is behind it, or a long one could starve. One that waits in a
+    worker's host memory may go there only. A suspect of bringing workers down goes to an empty worker only, and stays
+    alone there until it has got a token.
     """
     rooms = {worker.link: _room(worker) for worker in pool.workers.values() if worker.usable and worker.free_slots}
     if not rooms:
@@ -101,21 +106,15 @@ def deal(pool: Pool, lookup: CachedTokens = cached_tokens) -> dict[int, list[Seq
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
     dealt: dict[int, list[Sequence]] = {}
     for sequence in pool.waiting.head(swapped + sum(room.slots for room in rooms.values())):
-        computed = 0
-        if sequence.swapped_on is not None:
-            own = rooms.get(sequence.swapped_on)
-            if own is None or own.shut:
-                continue
-            if not own.has_place(sequence) or not own.has_blocks(sequence):
-                own.shut = True
-                continue
-            best = own
-        else:
-            places = [room for room in rooms.values() if room.has_place(sequence)]
-            fitting = [room for room in places if room.has_blocks(sequence)]
-            if not fitting:
+        places = [room for room in rooms.values() if room.is_for(sequence)]
+        fitting = [room for room in places if room.has_place(sequence) and room.has_blocks(sequence)]
+        if not fitting:
+            for room in places:
+                room.shut = True
+            if all(room.shut for room in rooms.values()):
                 break
-            best, computed = _cheapest(fitting, sequence, lookup)
+            continue
+        best, computed = _cheapest(fitting, sequence, lookup)
         best.take(sequence, computed)
         dealt.setdefault(best.worker.link, []).append(sequence)
     return dealt
@@ -135,7 +134,7 @@ def _room(worker: Worker) -> _Room:
 
 def _cheapest(rooms: list[_Room], sequence: Sequence, lookup: CachedTokens) -> tuple[_Room, int]:
     """The worker with the least work before the sequence's first token, and the tokens to be computed there."""
-    length = len(sequence.token_ids)
+    length = 0 if sequence.swapped_on is not None else len(sequence.token_ids)
     if len(rooms) == 1:
         # Nothing to choose: the keys of its prefix need not be made.
         return rooms[0], length

@@ -118,6 +118,14 @@ def test_only_a_worker_that_can_ever_hold_it_gets_it() -> None:
     assert dealt(pool)[2][0] == 1
 
 
+def test_one_that_has_to_wait_holds_up_only_the_workers_it_may_go_to() -> None:
+    pool = pool_of(worker(1, num_blocks=12), worker(2, num_blocks=4))
+    put(pool, 1, wait_for(pool, 8, [1]))
+    pool.workers[1].ledger.report(BlockCounts(3, 0, 9))
+    wait(pool, 30, 1, 1)
+    assert dealt(pool) == {2: [2, 3]}
+
+
 def test_order_is_strict_when_credits_are_short() -> None:
     pool = pool_of(worker(1, max_num_batched_tokens=1000))
     wait(pool, 100, 60, 1)
