@@ -107,7 +107,7 @@ def _send(
         if sequence.swapped_on is None:
             _start(worker, sequence, now, actions)
         else:
-            _resume(worker, sequence, now, actions)
+            _resume(worker, sequence, actions)
         for each in sequence.group:
             ledger.reserve(each.sequence_id, min(len(each.token_ids) + steps, each.max_length))
     plan_seq, revoke_through = worker.window.send(steps, dict(decision.chunks), revoke=revoke)
@@ -144,10 +144,10 @@ def _start(worker: Worker, sequence: Sequence, now: float, actions: list[Action]
     actions.append(ToWorker(worker.link, new))
 
 
-def _resume(worker: Worker, sequence: Sequence, now: float, actions: list[Action]) -> None:
+def _resume(worker: Worker, sequence: Sequence, actions: list[Action]) -> None:
     """Brings a sequence back from the worker's host memory. Nothing of it counts as held until its first token says
     that the blocks are taken."""
-    sequence.resume(worker.link, now)
+    sequence.resume(worker.link)
     del worker.swapped[sequence.sequence_id]
     worker.sequences[sequence.sequence_id] = sequence
     actions.append(ToWorker(worker.link, Resume((sequence.sequence_id,))))

@@ -14,6 +14,9 @@ from .state import MeshState
 # were sent before what they were for had ended.
 MAX_BARREN_PLANS = 8
 
+# Ids, tokens and ends of one step for each gateway.
+Columns = dict[int, tuple[list[int], list[int], list[SequenceEnd]]]
+
 
 def kv_changed(mesh: MeshState, event: KvChanged) -> None:
     """What a worker's prefix cache lost and got."""
@@ -46,7 +49,7 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     if event.step_us:
         worker.step_times.observe(num_tokens, worker.context_tokens, event.step_us / 1e6)
     # This loop runs for every token of the mesh.
-    columns: dict[int, tuple[list[int], list[int], list[SequenceEnd]]] = {}
+    columns: Columns = {}
     gateway: int | None = None
     column_ids: list[int] = []
     column_tokens: list[int] = []
@@ -69,25 +72,8 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
             column_ids, column_tokens, _ = columns.setdefault(gateway, ([], [], []))
         column_ids.append(sequence_id)
         column_tokens.append(token_id)
-    for ended in event.ended:
-        sequence = sequences.pop(ended.sequence_id, None)
-        if sequence is None:
-            continue
-        worker.ledger.forget(ended.sequence_id)
-        if sequence.forks and not {each.sequence_id for each in sequence.forks} <= {e.sequence_id for e in event.ended}:
-            mesh.drop(worker, f"ended sequence {ended.sequence_id} without its forks")
-        sequence.leave()
-        if sequence.state is State.CANCELLING:
-            finish_cancelled(mesh, sequence, ended.blocks_used, ended.blocks_freed, now)
-            continue
-        outcome = SequenceOutcome(
-            ended.reason, ended.stop_token_id, ended.failure, ended.blocks_used, ended.blocks_freed
-        )
-        end = finish(mesh, sequence, outcome, now)
-        columns.setdefault(sequence.request.gateway, ([], [], []))[2].append(end)
     if event.ended:
-        worker.pace.disturb()
-        mesh.touch(mesh.fleet.pool_of(worker))
+        _note_ends(mesh, worker, event, columns, now)
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
         mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends)))
 
@@ -164,6 +150,28 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
         mesh.swaps += 1
         sequence.swaps += 1
     pool.take_back(sequence)
+
+
+def _note_ends(mesh: MeshState, worker: Worker, event: StepReported, columns: Columns, now: float) -> None:
+    told = {ended.sequence_id for ended in event.ended}
+    for ended in event.ended:
+        sequence = worker.sequences.pop(ended.sequence_id, None)
+        if sequence is None:
+            continue
+        worker.ledger.forget(ended.sequence_id)
+        if sequence.forks and not {each.sequence_id for each in sequence.forks} <= told:
+            mesh.drop(worker, f"ended sequence {ended.sequence_id} without its forks")
+        sequence.leave()
+        if sequence.state is State.CANCELLING:
+            finish_cancelled(mesh, sequence, ended.blocks_used, ended.blocks_freed, now)
+            continue
+        outcome = SequenceOutcome(
+            ended.reason, ended.stop_token_id, ended.failure, ended.blocks_used, ended.blocks_freed
+        )
+        end = finish(mesh, sequence, outcome, now)
+        columns.setdefault(sequence.request.gateway, ([], [], []))[2].append(end)
+    worker.pace.disturb()
+    mesh.touch(mesh.fleet.pool_of(worker))
 
 
 def _take_unusual(worker: Worker, sequence: Sequence) -> bool:

@@ -184,7 +184,7 @@ class Sequence:
         if self.started_at is None:
             self.started_at = now
 
-    def resume(self, link: int, _now: float) -> None:
+    def resume(self, link: int) -> None:
         """Brings it back from the host memory of the worker that has it: QUEUED to DECODE."""
         assert self.swapped_on == link
         self.become(State.DECODE)

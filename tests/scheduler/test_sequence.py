@@ -113,7 +113,7 @@ def test_what_comes_back_from_host_memory_decodes_where_it_was() -> None:
     sequence.become(State.PREEMPTED)
     sequence.requeue()
     sequence.swapped_on, sequence.swapped_blocks = 3, 2
-    sequence.resume(3, 9.0)
+    sequence.resume(3)
     assert sequence.state is State.DECODE
     assert (sequence.link, sequence.computed, sequence.prefill_length) == (3, 3, 4)
     assert (sequence.swapped_on, sequence.swapped_blocks, sequence.placements) == (None, 0, 2)
