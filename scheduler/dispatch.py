@@ -15,6 +15,8 @@ from .sequence import Sequence, State
 
 # Two, so that the worker has its next plan before it ends one.
 PLANS_AHEAD = 2
+# Steps of a plan from which on there is time to make the second one when the first step is reported.
+UNHURRIED_STEPS = 2
 # Revoked plans pile up while the worker is inside a long step; each widens the worst case that credits must cover.
 MAX_PLANS_IN_FLIGHT = 8
 
@@ -45,6 +47,9 @@ def _dispatch_worker(
         if decision.start:
             _send(pool, worker, running, dealt, decision, now, actions, revoke=True)
             dealt = dealt[len(decision.start) :]
+            if decision.num_steps >= UNHURRIED_STEPS:
+                # The next newcomer would revoke a second plan before it began. The first step's report brings it.
+                return
     while window.plans_ahead < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
         running = running_view(worker, revoking=False)
         decision = _decide(pool, worker, running, dealt, policy)

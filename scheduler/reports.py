@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .actions import Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
-from .dispatch import reserve
+from .dispatch import PLANS_AHEAD, reserve
 from .ending import finish, finish_cancelled, stop
 from .events import KvChanged, PlanEnded, SequenceReleased, StepReported
 from .fleet import Worker
@@ -74,6 +74,8 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         column_tokens.append(token_id)
     if event.ended:
         _note_ends(mesh, worker, event, columns, now)
+    elif worker.window.plans_ahead < PLANS_AHEAD:
+        mesh.touch(mesh.fleet.pool_of(worker))
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
         mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends)))
 
