@@ -17,7 +17,7 @@ from ..actions import (
     TokenBatch,
     WorkerCommand,
 )
-from ..events import EndReason, Event, PlanEnded, SequenceReleased, StepReported, Submission
+from ..events import Event, PlanEnded, SequenceReleased, StepReported, Submission
 from .gateway import VirtualGateway
 from .spread import Spread
 
@@ -33,6 +33,8 @@ class Ask:
     sequence_ids: tuple[int, ...] = ()
     queue_s: float = 0.0
     started: bool = False
+    # Why an output failed.
+    failure: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,21 +147,26 @@ class CountingGateway(VirtualGateway):
             ask = streams.pop(end.sequence_id).ask
             ask.left -= 1
             ask.queue_s = max(ask.queue_s, end.account.queue_us * 1e-6)
-            if end.reason is EndReason.FAILED:
-                assert end.failure is not None
-                tally.failed[end.failure.reason] += ask.left == 0
-            elif not ask.left:
-                tally.completed += 1
-                tally.queue.add(ask.queue_s)
-                tally.total.add(now - ask.arrived_at)
+            if end.failure is not None:
+                ask.failure = end.failure.reason
             if not ask.left:
-                self._close(ask.submission.request_key, now)
+                self._finish(ask, now)
 
     def _start(self, ask: Ask, now: float) -> None:
         ask.started = True
         waited = now - ask.arrived_at
         self.tally.first_token.add(waited)
         self.tally.first_token_by_class.setdefault(ask.submission.traffic_class, Spread()).add(waited)
+
+    def _finish(self, ask: Ask, now: float) -> None:
+        """All outputs have ended. One that failed makes the request a failed one."""
+        if ask.failure:
+            self.tally.failed[ask.failure] += 1
+        else:
+            self.tally.completed += 1
+            self.tally.queue.add(ask.queue_s)
+            self.tally.total.add(now - ask.arrived_at)
+        self._close(ask.submission.request_key, now)
 
     def _close(self, key: int, now: float) -> None:
         ask = self.asks.pop(key)

@@ -59,15 +59,19 @@ def assert_nothing_left(mesh: CapacityMesh) -> None:
 
 
 def test_ten_thousand_requests_of_which_three_in_ten_are_cancelled() -> None:
-    load = workload(10_000, 1500.0, cancel_ratio=0.3)
-    kind = fleet(4, block_size=4, num_blocks=300, num_swap_blocks=300)
+    # Many outputs grow at a time, in pools that hold some.
+    output = Lengths(24, 1.0, 150)
+    load = workload(
+        10_000, 800.0, cancel_ratio=0.3, prompt=Lengths(16), output=output, max_tokens=150, prefix_ratio=0.0
+    )
+    kind = fleet(4, block_size=4, num_blocks=160, num_swap_blocks=24)
     mesh = CapacityMesh(kind, load, Policy(0, 0), QueueBounds(2000, 4_000_000), 1)
     mesh.run()
     tally = mesh.result().tally
     assert tally.completed + tally.cancelled + tally.refused.total() == 10_000
     assert tally.failed.total() == 0
     assert tally.cancelled > 2000
-    assert tally.preemptions > 0
+    assert tally.preemptions > tally.swaps > 0
     assert_nothing_left(mesh)
     view = mesh.core.view()
     assert view.requests_finished == tally.completed + tally.cancelled
@@ -82,6 +86,17 @@ def test_all_at_once_is_refused_beyond_the_queue_and_the_rest_is_done(arrivals: 
     tally = mesh.result().tally
     assert tally.refused["QUEUE_FULL"] == 600 - tally.completed
     assert 100 <= tally.completed < 300
+    assert_nothing_left(mesh)
+
+
+def test_a_request_of_which_one_output_failed_has_failed() -> None:
+    load = workload(20, 200.0, n=3)
+    mesh = CapacityMesh(fleet(1), load, Policy(0, 0), QueueBounds(100, 4_000_000), 3)
+    (worker,) = mesh.workers.values()
+    mesh.at(0.05, lambda: worker.failing.add(next(iter(worker.sequences))))
+    mesh.run()
+    tally = mesh.result().tally
+    assert (tally.completed, dict(tally.failed)) == (19, {"ENGINE_FAULT": 1})
     assert_nothing_left(mesh)
 
 
