@@ -85,26 +85,30 @@ def random_life(rng: random.Random, model: str) -> Life:
         block_size,
         max(3, -(-num_tokens // block_size)),
         max_num_seqs=rng.choice([3, 4, 6]) if crowded else rng.choice([1, 2, 3, 4, 6]),
-        max_num_batched_tokens=rng.choice([5, 8, 16, 32]) if crowded else rng.choice([1, 3, 5, 16]),
+        max_num_batched_tokens=rng.choice([6, 8, 16, 32]) if crowded else rng.choice([1, 3, 5, 16]),
         caching=rng.random() < 0.8,
         num_swap_blocks=-(-rng.choice([0, 8, 40, 160]) // block_size),
-        swap_block_ns=rng.choice([1, 10_000_000]),
+        swap_block_ns=rng.choice([1, 1, 10_000_000]),
         step_s=rng.choice([0.001, 0.01, 0.03]),
     )
-    num_workers = rng.choice([1, 1, 1, 2])
+    workers = [setup]
+    if rng.random() < 0.3:
+        block_size = rng.choice([1, 2, 4, 16])
+        other = replace(setup, block_size=block_size, num_blocks=max(3, -(-num_tokens // block_size)))
+        workers.append(replace(other, step_s=rng.choice([0.001, 0.01, 0.03])))
     vocab_size = model_of(model).config.vocab_size
     prefixes = [tuple(rng.randrange(vocab_size) for _ in range(24)) for _ in range(2)]
     spread = rng.choice([0.02, 0.2, 0.8])
     return Life(
         seed=rng.randrange(2**16),
-        workers=(setup,) * num_workers,
-        num_steps=rng.choice([0, 0, 1, 2, 3, 5, 8, 16, 32]),
+        workers=tuple(workers),
+        num_steps=rng.choice([0, 0, 1, 2, rng.randint(3, 32)]),
         max_prefill_tokens=rng.choice([0, 0, 1, 4]),
         delay=rng.choice([0.0, 0.002, 0.03]),
         wake=rng.choice([0.0, 0.01]),
         batching=rng.random() < 0.5,
         asks=tuple(_random_ask(rng, vocab_size, prefixes, spread, crowded=crowded) for _ in range(rng.randint(1, 12))),
-        blows=tuple(_random_blow(rng, num_workers) for _ in range(rng.choice([0, 0, 1, 2, 4]))),
+        blows=tuple(_random_blow(rng, len(workers)) for _ in range(rng.choice([0, 0, 1, 2, 4]))),
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.actions import Action, Log, NewSequence, Release, Resume, ToWorker, WorkerCommand
+from scheduler.actions import Action, Log, NewSequence, Release, ReleaseCause, Resume, ToWorker, WorkerCommand
 from scheduler.events import Event, PlanEnded, PrefillProgress, SequenceReleased, StepReported, WorkerAttached
 from scheduler.simulator.mesh import VirtualMesh
 from tests.mesh.real_worker import Device, RealWorker, Setup
@@ -106,6 +106,8 @@ class RealMesh(VirtualMesh):
     def _count_command(self, link: int, command: WorkerCommand) -> None:
         if isinstance(command, Release):
             self.seen[f"release to {command.cause.name.lower()}"] += 1
+            if link in self.workers and self.workers[link].draining and command.cause is ReleaseCause.PREEMPT:
+                self.seen["moved off a draining worker"] += 1
         elif isinstance(command, Resume):
             self.seen["resume"] += 1
         elif isinstance(command, NewSequence):

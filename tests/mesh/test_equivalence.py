@@ -39,6 +39,7 @@ WALKED = {
     "reconnect": 10,
     "crash": 4,
     "drain": 4,
+    "moved off a draining worker": 1,
     "stopped by its gateway": 10,
     "DEADLINE_PASSED": 4,
     "end stop": 10,
