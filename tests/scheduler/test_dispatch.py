@@ -219,3 +219,21 @@ def test_a_full_worker_fills_a_place_as_it_frees() -> None:
     third = mesh.submit(gateway, submission(3, max_tokens=5))
     settle(mesh)
     assert third.times[0] - second.times[-1] <= 3 * 0.002 + 4 * 0.0002
+
+
+def test_a_newcomers_plan_goes_alone_and_the_worker_never_waits_for_the_next() -> None:
+    mesh, gateway = streaming(StepCost(2e-3))
+    stream = mesh.submit(gateway, submission(1, max_tokens=900))
+    sent: list[int] = []
+
+    def arrive(key: int) -> None:
+        before = len(plans(mesh))
+        mesh.submit(gateway, submission(key, max_tokens=50))
+        sent.append(len(plans(mesh)) - before)
+
+    for key in range(2, 8):
+        mesh.at(0.5 + 0.1 * key, lambda key=key: arrive(key))  # type: ignore[misc]
+    settle(mesh)
+    assert sent == [1] * 6
+    # A step, and what messages differ by: no gap has room for a worker that waits.
+    assert max(gaps(stream)) <= 0.002 + 2 * 0.0002
