@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.stepped_executor import SteppedExecutor, kv_events_of, released_of
+from tests.worker.stepped_executor import SteppedExecutor, kv_events_of, released_of, tokens_of
 from worker.messages import (
     Attach,
     Chunk,
@@ -87,6 +87,38 @@ def test_a_new_scheduler_gets_all_there_is_and_nothing_of_before() -> None:
     events = bench.run(bench.plan(1, chunks=(Chunk(2, 9),)))
     assert len(events) == 2
     assert kv_events_of(events) == []
+
+
+def swapped_and_evicted() -> tuple[SteppedExecutor, list[int]]:
+    """Sequence 1 in host memory, nothing of it in the prefix cache; and the tokens that were computed."""
+    bench = SteppedExecutor(num_blocks=8, num_swap_blocks=8)
+    prompt = list(range(3 * S + 1))
+    events = bench.run(NewSequence(1, tuple(prompt), 20), bench.plan(4, chunks=(Chunk(1, 99),), join=(1,)))
+    bench.obey(Release((1,), ReleaseCause.SWAP))
+    other = NewSequence(2, tuple(range(50, 50 + 7 * S + 1)), 7 * S + 2)
+    bench.run(other, bench.plan(1, chunks=(Chunk(2, 99),)))
+    assert published(bench) == set(keys_of(list(other.token_ids)))
+    return bench, [*prompt, *tokens_of(events, 1)[:-1]]
+
+
+def test_what_comes_back_from_host_memory_can_be_found_under_its_own_name() -> None:
+    bench, token_ids = swapped_and_evicted()
+    assert len(token_ids) == 4 * S
+    events = bench.run(Resume((1,)), bench.plan(1, join=(1,)))
+    assert set(keys_of(token_ids)) <= published(bench)
+    listener = Listener()
+    listener.take(bench.events)
+    assert listener.keys == published(bench)
+    assert set(kv_events_of(events)[0].stored) == set(keys_of(token_ids))
+
+
+def test_what_came_about_before_a_scheduler_attached_is_told_once() -> None:
+    bench, token_ids = swapped_and_evicted()
+    bench.obey(Resume((1,)))
+    (everything,) = kv_events_of(bench.obey(Attach(bench.events.append)))
+    assert set(keys_of(token_ids)) <= set(everything.stored)
+    events = bench.run(NewSequence(3, (1, 2, 3), 9), bench.plan(1, chunks=(Chunk(3, 9),)))
+    assert not any(event.stored for event in kv_events_of(events))
 
 
 def test_without_prefix_caching_nothing_is_told() -> None:
