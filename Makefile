@@ -17,7 +17,7 @@ STAMP_INSTALLED := $(VENV)/.stamp-installed
 READY := $(STAMP_BUILT) $(STAMP_INSTALLED)
 
 PROTOS := $(shell find proto -name '*.proto')
-NATIVE := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
+NATIVE := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py') setup.py
 PYTHON_FILES := tercet gateway scheduler worker tests bench cpp setup.py
 CXX_FILES := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
@@ -98,9 +98,10 @@ $(STAMP_TOOLS): pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMP_BUILT): $(STAMP_TOOLS) $(PROTOS) $(NATIVE)
-	@echo "[2/5] building the stubs and the C++ extension (one to three minutes)"
+	@echo "[2/5] building the stubs, the C++ extension and, where nvcc is, the CUDA one (one to four minutes)"
 	@$(MAKE) --no-print-directory proto
 	@$(BIN)/python cpp/build.py
+	@$(BIN)/python cpp/build_kernels.py
 	@touch $@
 
 $(STAMP_INSTALLED): pyproject.toml constraints.txt | $(STAMP_BUILT)

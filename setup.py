@@ -1,4 +1,4 @@
-"""The build steps that pyproject.toml cannot express: protobuf stubs and the C++ extension."""
+"""The build steps that pyproject.toml cannot express: protobuf stubs, the C++ extension and the CUDA one."""
 
 import subprocess
 import sys
@@ -24,18 +24,25 @@ class BuildStubs(build_py):
         super().run()
 
 
-class BuildCore(build_ext):
-    """Builds `worker._core` with cpp/build.py."""
+class BuildNative(build_ext):
+    """Builds `worker._core` and `worker._kernels` with the scripts of cpp/."""
 
     def build_extension(self, ext: Extension) -> None:
+        script = ROOT / "cpp" / {"worker._core": "build.py", "worker._kernels": "build_kernels.py"}[ext.name]
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
-        if subprocess.run([sys.executable, str(ROOT / "cpp" / "build.py"), "--output", str(output)]).returncode:
+        if subprocess.run([sys.executable, str(script), "--output", str(output)]).returncode:
             sys.exit(1)
+
+
+def sources(*patterns: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
 
 
 setup(
     ext_modules=[
-        Extension("worker._core", sources=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/*/*.cpp")))
+        Extension("worker._core", sources=sources("cpp/*/*.cpp")),
+        # Optional: without nvcc there is none. Where there is one, what it refuses is still an error.
+        Extension("worker._kernels", sources=sources("cpp/cuda/*.cu", "cpp/bind/cuda_*.cpp"), optional=True),
     ],
-    cmdclass={"build_py": BuildStubs, "build_ext": BuildCore},
+    cmdclass={"build_py": BuildStubs, "build_ext": BuildNative},
 )

@@ -1,4 +1,4 @@
-"""Builds the C++ extension `worker._core` with ninja. Knows no setuptools and no torch.
+"""Builds the C++ extension `worker._core` with ninja. Knows no setuptools, no torch and no CUDA (build_kernels.py).
 
     python cpp/build.py                  build worker/_core.*.so in place
     python cpp/build.py --output FILE    build it elsewhere
@@ -123,7 +123,8 @@ def _try_flags(compiler: list[str], flags: list[str]) -> str:
 
 def extension_sources() -> list[Path]:
     """Everything that is linked into `worker._core`."""
-    return sorted([*ROOT.glob("cpp/src/*.cpp"), *ROOT.glob("cpp/bind/*.cpp")])
+    bindings = [path for path in ROOT.glob("cpp/bind/*.cpp") if not path.stem.startswith("cuda_")]
+    return sorted([*ROOT.glob("cpp/src/*.cpp"), *bindings])
 
 
 def extension_includes() -> list[str]:
@@ -131,7 +132,7 @@ def extension_includes() -> list[str]:
     try:
         import pybind11
     except ImportError as error:
-        raise BuildError("pybind11 is needed to build worker._core: pip install pybind11 ninja") from error
+        raise BuildError("pybind11 is needed to build the extensions: pip install pybind11 ninja") from error
     return [f"-I{ROOT / 'cpp/include'}", f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
 
 
@@ -145,12 +146,12 @@ def write_ninja(
     lines = [
         "ninja_required_version = 1.8",
         "rule compile",
-        f"  command = {compiler} {_escape(flags)} $isa -MMD -MF $out.d -c $in -o $out",
+        f"  command = {compiler} {escape(flags)} $isa -MMD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         "  description = compile $name",
         "rule link",
-        f"  command = {compiler} {_escape(shlex.join(link_flags))} $in -o $out",
+        f"  command = {compiler} {escape(shlex.join(link_flags))} $in -o $out",
         "  description = link $out",
     ]
     objects = []
@@ -159,9 +160,9 @@ def write_ninja(
         if isa is not None and isa not in toolchain.isas:
             continue
         name = source.relative_to(ROOT)
-        objects.append(_escape_path(f"{name.with_suffix('.o')}"))
+        objects.append(escape_path(f"{name.with_suffix('.o')}"))
         lines += [
-            f"build {objects[-1]}: compile {_escape_path(str(source))}",
+            f"build {objects[-1]}: compile {escape_path(str(source))}",
             f"  name = {name}",
             f"  isa = {shlex.join(ISA_FLAGS[isa]) if isa else ''}",
         ]
@@ -186,11 +187,11 @@ def run_ninja(folder: Path) -> None:
     try:
         import ninja
     except ImportError as error:
-        raise BuildError("ninja is needed to build worker._core: pip install pybind11 ninja") from error
+        raise BuildError("ninja is needed to build the extensions: pip install pybind11 ninja") from error
     binary = Path(ninja.BIN_DIR) / "ninja"
     done = subprocess.run([str(binary), "-C", str(folder), *shlex.split(os.environ.get("NINJAFLAGS", ""))])
     if done.returncode:
-        raise BuildError("compiling worker._core failed; the compiler's messages are above")
+        raise BuildError("compiling failed; the compiler's messages are above")
 
 
 def build_extension(output: Path, sanitize: bool = False) -> None:
@@ -204,11 +205,15 @@ def build_extension(output: Path, sanitize: bool = False) -> None:
     with locked(folder):
         write_ninja(folder, find_toolchain(), extension_sources(), "_core.so", extension_includes(), flags, link)
         run_ninja(folder)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        # Running processes keep the old file mapped: replace it, never write into it.
-        fresh = output.with_name(f"{output.name}.{os.getpid()}")
-        shutil.copy2(folder / "_core.so", fresh)
-        os.replace(fresh, output)
+        install(folder / "_core.so", output)
+
+
+def install(built: Path, output: Path) -> None:
+    """Puts what was built at `output`. Running processes keep the old file mapped: replace it, never write into it."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    fresh = output.with_name(f"{output.name}.{os.getpid()}")
+    shutil.copy2(built, fresh)
+    os.replace(fresh, output)
 
 
 def run_driver(driver: Driver, toolchain: Toolchain) -> int:
@@ -281,11 +286,11 @@ def _runtime(toolchain: Toolchain, name: str) -> str:
     return path
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _escape_path(text: str) -> str:
+def escape_path(text: str) -> str:
     return text.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 

@@ -1,14 +1,38 @@
-"""Which tensors the kernels of `worker._core` take; all others go to the PyTorch twins."""
+"""Which tensors the kernels of `worker._core` and `worker._kernels` take; all others go to the PyTorch twins."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
+
+# Whether the CUDA extension was built. One that is there and does not load is an error where it is imported.
+KERNELS_BUILT = find_spec(f"{__package__.rpartition('.')[0]}._kernels") is not None
+
+# As cpp/cuda/dtype.h numbers them.
+KERNEL_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def on_core(x: Tensor) -> bool:
     """Whether x is on the CPU and of a dtype the C++ kernels have. The other tensors of a call must be there too."""
     return (x.dtype is torch.bfloat16 or x.dtype is torch.float32) and x.is_cpu
+
+
+def on_kernels(x: Tensor) -> bool:
+    """Whether x is on a GPU and of a dtype the CUDA kernels have. `same_gpu` asks for the others of a call."""
+    return KERNELS_BUILT and x.is_cuda and x.dtype in KERNEL_DTYPES
+
+
+def same_gpu(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether all are where x is, which is on a GPU. None counts as nowhere."""
+    device = x.get_device()
+    return all(other is None or other.get_device() == device for other in others)
+
+
+def stream_of(x: Tensor) -> int:
+    """The stream that work on x goes to: the current one of its device, which must be the current device."""
+    return torch._C._cuda_getCurrentRawStream(x.get_device())
 
 
 def check_one_device(**tensors: Tensor | None) -> None:

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import check_one_device, on_core, wide_dtype
+from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, check_one_device, on_core, on_kernels, same_gpu, stream_of, wide_dtype
+
+if KERNELS_BUILT:
+    from .. import _kernels
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -26,12 +29,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
             f"x {dtype} {list(shape)}, weight {weight.dtype} {list(weight.shape)} and residual "
             f"{residual if residual is None else (residual.dtype, list(residual.shape))} do not fit each other"
         )
-    if not (
-        on_core(x)
-        and weight.is_cpu
-        and 1 <= len(shape) <= 3
-        and (residual is None or (residual.is_cpu and residual.stride(-1) == 1))
-    ):
+    on_gpu = on_kernels(x) and same_gpu(x, weight, residual)
+    on_cpu = on_core(x) and weight.is_cpu and (residual is None or residual.is_cpu)
+    if not (on_gpu or on_cpu) or len(shape) > 3 or (residual is not None and residual.stride(-1) != 1):
         check_one_device(x=x, weight=weight, residual=residual)
         return rms_norm_reference(x, weight, eps, residual)
     if x.stride(-1) != 1:
@@ -43,6 +43,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     num_outer, num_inner = shape[0] if len(shape) > 1 else 1, shape[1] if len(shape) == 3 else 1
     outer_of_x, inner_of_x = _row_strides(x)
     outer_of_residual, inner_of_residual = (0, 0) if residual is None else _row_strides(residual)
+    if on_gpu:
+        _kernels.rms_norm(
+            KERNEL_DTYPES[dtype], x.data_ptr(), outer_of_x, inner_of_x, 0 if residual is None else residual.data_ptr(),
+            outer_of_residual, inner_of_residual, weight.data_ptr(), out.data_ptr(), num_outer, num_inner, shape[-1],
+            eps, stream_of(x),
+        )  # fmt: skip
+        return out
     _core.rms_norm(
         dtype is torch.bfloat16,
         x.data_ptr(),

@@ -1,0 +1,6 @@
+#include "cuda_bind.h"
+
+PYBIND11_MODULE(_kernels, m) {
+  m.doc() = "CUDA kernels. Typed in _kernels.pyi.";
+  tercet::cuda::bind_elementwise(m);
+}

@@ -1,0 +1,102 @@
+// RMSNorm of x [R, D] (+ residual [R, D], in place) -> out [R, D].
+//
+// A row belongs to one group of threads: a warp for short rows (heads, D <= 512), up to 1024 threads for long ones
+// (hidden states). How many depends on D alone, and sums are taken in a fixed order, so that a row's result does not
+// depend on the rows beside it. 16 bytes a thread; the second pass finds its row in L1.
+#include "kernel.cuh"
+#include "norm.h"
+
+namespace tercet::cuda {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kShortRow = 512;
+constexpr int kWarpsOfShortRows = 4;
+
+template <typename T, typename V>
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(RmsNorm args) {
+  constexpr int kSize = sizeof(V) / sizeof(T);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= args.num_outer * args.num_inner) return;  // whole warps: groups of more than one are alone in their block
+  const std::int64_t outer = row / args.num_inner, inner = row % args.num_inner;
+  const int num_vectors = args.dim / kSize;
+  const auto* x = reinterpret_cast<const V*>(static_cast<const T*>(args.x) + outer * args.x_outer_stride +
+                                             inner * args.x_inner_stride);
+  V* sums = nullptr;
+  if (args.residual != nullptr) {
+    sums = reinterpret_cast<V*>(static_cast<T*>(args.residual) + outer * args.residual_outer_stride +
+                                inner * args.residual_inner_stride);
+  }
+
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+    V here = x[i];
+    T* values = reinterpret_cast<T*>(&here);
+    if (sums != nullptr) {
+      const V before = sums[i];
+      const T* addends = reinterpret_cast<const T*>(&before);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) values[j] = narrow<T>(widen(values[j]) + widen(addends[j]));
+      sums[i] = here;
+    }
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) sum += widen(values[j]) * widen(values[j]);
+  }
+  sum = warp_sum(sum);
+  if (blockDim.x > kWarp) {
+    __shared__ float of_warps[kMaxThreads / kWarp];
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (lane == 0) of_warps[warp] = sum;
+    __syncthreads();
+    sum = warp_sum(lane < static_cast<int>(blockDim.x) / kWarp ? of_warps[lane] : 0.0f);
+  }
+  const float scale = rsqrtf(sum / static_cast<float>(args.dim) + args.eps);
+
+  const V* from = sums != nullptr ? sums : x;
+  const V* weight = static_cast<const V*>(args.weight);
+  V* out = reinterpret_cast<V*>(static_cast<T*>(args.out) + row * args.dim);
+  for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+    V here = from[i];
+    const V factors = weight[i];
+    T* values = reinterpret_cast<T*>(&here);
+    const T* weights = reinterpret_cast<const T*>(&factors);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) values[j] = narrow<T>(widen(values[j]) * scale * widen(weights[j]));
+    out[i] = here;
+  }
+}
+
+template <typename T, typename V>
+void launch(const RmsNorm& args, Stream stream) {
+  const std::int64_t num_rows = args.num_outer * args.num_inner;
+  const int num_vectors = args.dim / static_cast<int>(sizeof(V) / sizeof(T));
+  dim3 threads(kWarp, kWarpsOfShortRows);
+  if (args.dim > kShortRow) {
+    const int wanted = (num_vectors + kWarp - 1) / kWarp * kWarp;
+    threads = dim3(wanted < kMaxThreads ? wanted : kMaxThreads, 1);
+  }
+  const auto num_blocks = static_cast<unsigned>((num_rows + threads.y - 1) / threads.y);
+  rms_norm_kernel<T, V><<<num_blocks, threads, 0, stream>>>(args);
+  check_launch("rms_norm");
+}
+
+}  // namespace
+
+void rms_norm(const RmsNorm& args, Stream stream) {
+  if (args.num_outer * args.num_inner == 0) return;
+  with_type(args.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kSize = Vector<T>::kSize;
+    const bool in_vectors = args.dim % kSize == 0 && args.x_outer_stride % kSize == 0 &&
+                            args.x_inner_stride % kSize == 0 && args.residual_outer_stride % kSize == 0 &&
+                            args.residual_inner_stride % kSize == 0 && is_aligned(args.x) &&
+                            is_aligned(args.residual) && is_aligned(args.weight) && is_aligned(args.out);
+    if (in_vectors) {
+      launch<T, Vector<T>>(args, stream);
+    } else {
+      launch<T, T>(args, stream);
+    }
+  });
+}
+
+}  // namespace tercet::cuda
