@@ -1,0 +1,62 @@
+"""Commands and events of forks, swap and the prefix cache as messages; the rest is proved through the service."""
+
+from __future__ import annotations
+
+import pytest
+
+from tercet.mesh.v1 import worker_pb2
+from worker.codec import decode_command, encode_event
+from worker.messages import (
+    BlockCounts,
+    Fork,
+    KvEvents,
+    NewSequence,
+    PlanDone,
+    Release,
+    ReleaseCause,
+    Released,
+    Resume,
+)
+
+LIMITS = worker_pb2.Hello(vocab_size=50, max_model_len=100)
+COUNTS = BlockCounts(1, 2, 3)
+
+
+def new_sequence(*forks: worker_pb2.Fork) -> worker_pb2.WorkerCommand:
+    new = worker_pb2.NewSequence(sequence_id=7, token_ids=[1, 2], max_length=9, forks=forks)
+    return worker_pb2.WorkerCommand(new_sequence=new)
+
+
+def test_forks_are_named_with_their_seeds() -> None:
+    command = new_sequence(worker_pb2.Fork(sequence_id=8, seed=2**64 - 1), worker_pb2.Fork(sequence_id=9))
+    decoded = decode_command(command, LIMITS)
+    assert isinstance(decoded, NewSequence)
+    assert decoded.problem is None
+    assert decoded.forks == (Fork(8, 2**64 - 1), Fork(9, 0))
+
+
+@pytest.mark.parametrize("ids", [(7,), (8, 8), (8, 9, 7)])
+def test_an_id_twice_breaks_the_protocol(ids: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="sequence 7: it and its forks have an id twice"):
+        decode_command(new_sequence(*(worker_pb2.Fork(sequence_id=key) for key in ids)), LIMITS)
+
+
+def test_swap_and_resume() -> None:
+    release = worker_pb2.Release(sequence_ids=[3, 4], cause=worker_pb2.RELEASE_CAUSE_SWAP)
+    decoded = decode_command(worker_pb2.WorkerCommand(release=release), LIMITS)
+    assert decoded == Release((3, 4), ReleaseCause.SWAP)
+    resume = worker_pb2.WorkerCommand(resume=worker_pb2.Resume(sequence_ids=[4]))
+    assert decode_command(resume, LIMITS) == Resume((4,))
+    message = encode_event(Released(3, ReleaseCause.SWAP, True, 5, 4, COUNTS, swapped=True)).released
+    assert (message.cause, message.swapped) == (worker_pb2.RELEASE_CAUSE_SWAP, True)
+    assert (message.blocks_used, message.blocks_freed) == (5, 4)
+
+
+def test_keys_keep_all_their_bits() -> None:
+    message = encode_event(KvEvents(True, (0, 2**64 - 1), (1,))).kv
+    assert (message.reset, list(message.removed), list(message.stored)) == (True, [0, 2**64 - 1], [1])
+
+
+def test_a_plan_tells_the_time_of_each_step() -> None:
+    message = encode_event(PlanDone(4, 3, True, COUNTS, (10, 0, 30))).plan_done
+    assert (message.steps_run, list(message.step_us)) == (3, [10, 0, 30])
