@@ -4,9 +4,28 @@ Dtypes are numbered as in worker/ops/dtypes.py; strides are in elements; `stream
 device. All launch and return: RuntimeError says that a launch failed, not that its work did.
 """
 
+from collections.abc import Sequence
+
 def rms_norm(
     dtype: int, x: int, x_outer_stride: int, x_inner_stride: int, residual: int, residual_outer_stride: int,
     residual_inner_stride: int, weight: int, out: int, num_outer: int, num_inner: int, dim: int, eps: float,
     stream: int, /,
 ) -> None:  # fmt: skip
     """cpp/cuda/norm.h. A `residual` of 0 is none."""
+
+def silu_mul(dtype: int, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, stream: int, /) -> None:
+    """cpp/cuda/activation.h."""
+
+def place_heads(
+    dtype: int, q: int, q_token_stride: int, q_head_stride: int, k: int, k_token_stride: int, k_head_stride: int,
+    v: int, v_token_stride: int, v_head_stride: int, q_norm: int, k_norm: int, eps: float, positions: int,
+    cos_sin: int, num_positions: int, k_cache: int, v_cache: int, slots: int, num_slots: int, block_size: int,
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, stream: int, /,
+) -> None:  # fmt: skip
+    """cpp/cuda/heads.h. An address of 0 leaves its part out. ValueError if head_dim is odd or above 512."""
+
+def copy_blocks(
+    sources: Sequence[int], targets: Sequence[int], block_bytes: int, num_source_blocks: int, num_target_blocks: int,
+    source_blocks: Sequence[int], target_blocks: Sequence[int], over_the_bus: bool, stream: int, /,
+) -> None:  # fmt: skip
+    """cpp/cuda/block_copy.h. ValueError if the lists do not fit each other, IndexError on a block that is not there."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..ops.activation import silu_mul
-from ..ops.attention import AttentionBatch, paged_attention, write_kv
+from ..ops.attention import AttentionBatch, paged_attention
+from ..ops.heads import place_heads
 from ..ops.linear import Linear
 from ..ops.norm import rms_norm
-from ..ops.rope import apply_rope
 from .config import ModelConfig
 from .rope import cos_sin_table
 
@@ -92,11 +92,8 @@ class Model:
             else:
                 x = rms_norm(branch, layer.attention_norm, eps, residual)
             q, k, v = layer.qkv(x).view(packed_heads).split_with_sizes(heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q = rms_norm(q, layer.q_norm, eps)
-                k = rms_norm(k, layer.k_norm, eps)
-            apply_rope(q, k, positions, cos_sin)
-            write_kv(k, v, k_cache, v_cache, slots)
+            norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+            q = place_heads(q, k, v, norms, eps, positions, cos_sin, k_cache, v_cache, slots)
             attended = paged_attention(q, k_cache, v_cache, batch, scale)  # [T, H, D]
             x = rms_norm(layer.output(attended.view(flat_heads)), layer.mlp_norm, eps, residual)
             branch = layer.down(silu_mul(layer.gate_up(x)))

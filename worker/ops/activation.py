@@ -7,7 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _core
-from .dtypes import on_core, wide_dtype
+from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, on_core, on_kernels, stream_of, wide_dtype
+
+if KERNELS_BUILT:
+    from .. import _kernels
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -18,7 +21,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     shape = gate_up.shape
     if len(shape) != 2 or shape[1] % 2:
         raise ValueError(f"gate_up must be [T, 2I], is {list(shape)}")
-    if not on_core(gate_up):
+    on_gpu = on_kernels(gate_up)
+    if not (on_gpu or on_core(gate_up)):
         return silu_mul_reference(gate_up)
     row_stride, element_stride = gate_up.stride()
     if element_stride != 1:
@@ -26,6 +30,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         row_stride = shape[1]
     num_rows, dim = shape[0], shape[1] // 2
     out = gate_up.new_empty(num_rows, dim)
+    if on_gpu:
+        dtype, stream = KERNEL_DTYPES[gate_up.dtype], stream_of(gate_up)
+        _kernels.silu_mul(dtype, gate_up.data_ptr(), row_stride, out.data_ptr(), num_rows, dim, stream)
+        return out
     _core.silu_mul(gate_up.dtype is torch.bfloat16, gate_up.data_ptr(), row_stride, out.data_ptr(), num_rows, dim)
     return out
 

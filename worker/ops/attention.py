@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import check_one_device, on_core, wide_dtype
+from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, check_one_device, on_core, on_kernels, same_gpu, stream_of, wide_dtype
+
+if KERNELS_BUILT:
+    from .. import _kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     """Writes k, v [T, G, D] into k_cache, v_cache [N, G, S, D] at `slots` int64 [T] (block * S + offset).
 
     Raises ValueError on shapes or devices that do not fit each other, IndexError (before any write) on a slot outside
-    the cache.
+    the cache; on a GPU such a token is not written.
     """
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
     shape = k.shape
@@ -134,7 +137,8 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
             f"k {k.dtype} {list(k.shape)}, v {v.dtype} {list(v.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, "
             f"v_cache {v_cache.dtype} {list(v_cache.shape)} and slots {list(slots.shape)} do not fit each other"
         )
-    if not (on_core(k) and v.is_cpu and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu):
+    on_gpu = on_kernels(k) and same_gpu(k, v, k_cache, v_cache, slots) and head_dim % 2 == 0 and head_dim <= 512
+    if not (on_gpu or (on_core(k) and v.is_cpu and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu)):
         check_one_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
         write_kv_reference(k, v, k_cache, v_cache, slots)
         return
@@ -146,6 +150,13 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     v_token_stride, v_head_stride, _ = v.stride()
     if slots.dtype is not torch.int64 or not slots.is_contiguous():
         slots = slots.to(torch.int64).contiguous()
+    if on_gpu:
+        _kernels.place_heads(
+            KERNEL_DTYPES[k.dtype], 0, 0, 0, k.data_ptr(), k_token_stride, k_head_stride, v.data_ptr(), v_token_stride,
+            v_head_stride, 0, 0, 0.0, 0, 0, 0, k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(),
+            num_blocks * block_size, block_size, num_tokens, 0, num_kv_heads, head_dim, stream_of(k),
+        )  # fmt: skip
+        return
     _core.write_kv(
         k.dtype is torch.bfloat16,
         k.data_ptr(),

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _core
+from .dtypes import KERNELS_BUILT, stream_of
+
+if KERNELS_BUILT:
+    from .. import _kernels
 
 
 class BlockTensors:
@@ -29,6 +33,9 @@ class BlockTensors:
         self.block_shape = first.shape[1:]
         self.block_bytes = first.element_size() * self.block_shape.numel()  # in one tensor
         self.addresses = [tensor.data_ptr() for tensor in tensors]
+        # What a GPU can reach: its own memory, and that of the host where it is pinned.
+        self.on_gpu = self.device.type == "cuda"
+        self.pinned = not self.on_gpu and all(tensor.is_pinned() for tensor in tensors)
 
 
 def copy_blocks(
@@ -46,8 +53,20 @@ def copy_blocks(
             source.addresses, target.addresses, source.block_bytes, source.num_blocks, target.num_blocks,
             source_blocks, target_blocks,
         )  # fmt: skip
+    elif KERNELS_BUILT and (device := _gpu_of(source, target)) is not None:
+        _kernels.copy_blocks(
+            source.addresses, target.addresses, source.block_bytes, source.num_blocks, target.num_blocks,
+            source_blocks, target_blocks, not (source.on_gpu and target.on_gpu), stream_of(device.tensors[0]),
+        )  # fmt: skip
     else:
         copy_blocks_reference(source, target, source_blocks, target_blocks)
+
+
+def _gpu_of(source: BlockTensors, target: BlockTensors) -> BlockTensors | None:
+    """The side that is on a GPU, if that GPU can reach both."""
+    if source.on_gpu and (target.pinned or target.device == source.device):
+        return source
+    return target if target.on_gpu and source.pinned else None
 
 
 def copy_blocks_reference(

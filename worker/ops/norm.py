@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         )
     on_gpu = on_kernels(x) and same_gpu(x, weight, residual)
     on_cpu = on_core(x) and weight.is_cpu and (residual is None or residual.is_cpu)
-    if not (on_gpu or on_cpu) or len(shape) > 3 or (residual is not None and residual.stride(-1) != 1):
+    if not (on_gpu or on_cpu) or not 1 <= len(shape) <= 3 or (residual is not None and residual.stride(-1) != 1):
         check_one_device(x=x, weight=weight, residual=residual)
         return rms_norm_reference(x, weight, eps, residual)
     if x.stride(-1) != 1:

@@ -1,0 +1,70 @@
+"""What happens to a layer's heads between their projection and attention, in one call. Knows no layers.
+
+Dim letters: T tokens, H query heads, G KV heads, D head size, N blocks, S slots per block, P positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .attention import write_kv
+from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, on_kernels, same_gpu, stream_of
+from .norm import rms_norm
+from .rope import MAX_HEAD_DIM, apply_rope
+
+if KERNELS_BUILT:
+    from .. import _kernels
+
+
+def place_heads(
+    q: Tensor, k: Tensor, v: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float, positions: Tensor,
+    cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+) -> Tensor:  # fmt: skip
+    """Norms and rotates q [T, H, D] and k [T, G, D], writes k and v [T, G, D] to their slots, returns q.
+
+    norms, each [D], of q and k; None: they are not normed. The rest as for `apply_rope` and `write_kv`, their errors
+    too. q and k may be overwritten: only what is returned and the caches are of use afterwards.
+    """
+    if not _fits_the_kernel(q, k, v, norms, positions, cos_sin, k_cache, v_cache, slots):
+        if norms is not None:
+            q = rms_norm(q, norms[0], eps)
+            k = rms_norm(k, norms[1], eps)
+        apply_rope(q, k, positions, cos_sin)
+        write_kv(k, v, k_cache, v_cache, slots)
+        return q
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, block_size, _ = k_cache.shape
+    q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+    _kernels.place_heads(
+        KERNEL_DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), k.stride(0), k.stride(1),
+        v.data_ptr(), v.stride(0), v.stride(1), q_norm, k_norm, eps, positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[0],
+        k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), num_blocks * block_size, block_size, num_tokens,
+        num_heads, num_kv_heads, head_dim, stream_of(q),
+    )  # fmt: skip
+    return q
+
+
+def _fits_the_kernel(
+    q: Tensor, k: Tensor, v: Tensor, norms: tuple[Tensor, Tensor] | None, positions: Tensor, cos_sin: Tensor,
+    k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+) -> bool:  # fmt: skip
+    """Whether the fused kernel takes these. What does not is left to the separate operations, which say why."""
+    if not (on_kernels(q) and same_gpu(q, k, v, positions, cos_sin, k_cache, v_cache, slots, *(norms or ()))):
+        return False
+    num_tokens, _, head_dim = q.shape
+    dtype, of_kv = q.dtype, (num_tokens, k_cache.shape[1], head_dim)
+    return (
+        k.shape == of_kv
+        and v.shape == of_kv
+        and k_cache.shape == v_cache.shape
+        and k_cache.shape[3] == head_dim <= MAX_HEAD_DIM
+        and head_dim % 2 == 0
+        and cos_sin.shape[1:] == (head_dim,)
+        and positions.shape == slots.shape == (num_tokens,)
+        and all(x.dtype is dtype and x.stride(-1) == 1 for x in (q, k, v, k_cache, v_cache))
+        and all(norm.dtype is dtype and norm.shape == (head_dim,) for norm in norms or ())
+        and cos_sin.dtype is torch.float32
+        and positions.dtype is slots.dtype is torch.int64
+        and all(x.is_contiguous() for x in (positions, slots, cos_sin, k_cache, v_cache, *(norms or ())))
+    )
