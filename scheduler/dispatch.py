@@ -27,7 +27,7 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     `lookup` says how much of a sequence a worker's prefix cache has.
     """
     actions: list[Action] = []
-    dealt = deal(pool, lookup) if len(pool.waiting) else {}
+    dealt = deal(pool, policy, lookup) if len(pool.waiting) else {}
     for worker in pool.workers.values():
         newcomers = dealt.get(worker.link, [])
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
@@ -79,12 +79,10 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
         )
         for each in dealt
     ]
-    times, context = worker.step_times, worker.context_tokens
-    mixed = times.tokens_within(policy.max_mixed_step_s, context)
     forecast = Forecast(
         quiet_steps=worker.pace.quiet_steps,
-        step_seconds=times.predict(running.decoding, context),
-        mixed_tokens=None if mixed is None else mixed - running.decoding,
+        step_seconds=worker.step_times.predict(running.decoding, worker.context_tokens),
+        mixed_tokens=worker.mixed_tokens(policy.max_mixed_step_s, running.decoding),
         crowded=len(pool.waiting) > 0,
     )
     return make_plan(running, candidates, account, worker.limits, policy, forecast)

@@ -101,6 +101,11 @@ class Worker:
                 self.promised.settle(sequence_id)
         return pending
 
+    def mixed_tokens(self, seconds: float, decoding: int) -> int | None:
+        """Prefill tokens that keep a step with `decoding` decodes within that time; None while nothing is known."""
+        tokens = self.step_times.tokens_within(seconds, self.context_tokens)
+        return None if tokens is None else tokens - decoding
+
     @property
     def free_slots(self) -> int:
         return max(0, self.limits.max_running - len(self.sequences))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .credits import blocks_for
 from .fleet import Pool, Worker
+from .planner import Policy, prefill_cap
 from .prefix_index import cached_run, chain_keys
 from .sequence import Sequence
 
@@ -15,7 +16,7 @@ from .sequence import Sequence
 COMPUTED_WEIGHT = 2
 # What a sequence on the worker weighs, in prompt tokens: it takes a part of every step.
 SEQUENCE_WEIGHT = 16
-# A step's tokens are dealt at most so often: more could not start in the plans that are made now.
+# A step's prefill is dealt at most so often: more could not start in the plans that are made now.
 STEPS_DEALT = 2
 
 # (worker, sequence, keys dealt to that worker just now) -> tokens of the sequence that its prefix cache has, or will
@@ -56,12 +57,7 @@ class _Room:
 
     def has_place(self, sequence: Sequence) -> bool:
         """Whether it may go there now, if there are blocks."""
-        return (
-            not self.shut
-            and self.budget > 0
-            and self.slots > len(sequence.forks)
-            and not (sequence.suspect and self.taken)
-        )
+        return not self.shut and self.slots > len(sequence.forks) and not (sequence.suspect and self.taken)
 
     def take(self, sequence: Sequence, computed: int) -> None:
         """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
@@ -91,17 +87,19 @@ def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> 
     return size * cached_run(keys, worker.prefixes, worker.promised, dealt)
 
 
-def deal(pool: Pool, lookup: CachedTokens = cached_tokens) -> dict[int, list[Sequence]]:
+def deal(pool: Pool, policy: Policy, lookup: CachedTokens = cached_tokens) -> dict[int, list[Sequence]]:
     """Which waiting sequences each worker (by link) should try to start, in order of service.
 
-    Each goes where the least work lies before its first token: what its prefix there leaves to compute, what others
-    there have to compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few
-    credits, the workers it may go to take nothing that is behind it, or a long one could starve. One that waits in a
-    worker's host memory may go there only. A suspect of bringing workers down goes to an empty worker only, and stays
-    alone there until it has got a token.
+    No more than its next plans can start, so that the queue is not dealt anew with every event. Each goes where the
+    least work lies before its first token: what its prefix there leaves to compute, what others there have to compute,
+    and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the workers it
+    may go to take nothing that is behind it, or a long one could starve. One that waits in a worker's host memory may
+    go there only. A suspect of bringing workers down goes to an empty worker only, and stays alone there until it has
+    got a token.
     """
-    rooms = {worker.link: _room(worker) for worker in pool.workers.values() if worker.usable and worker.free_slots}
-    if not rooms:
+    usable = [worker for worker in pool.workers.values() if worker.usable and worker.free_slots]
+    rooms = {worker.link: _room(worker, policy) for worker in usable}
+    if all(room.shut or room.budget <= 0 for room in rooms.values()):
         return {}
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
     dealt: dict[int, list[Sequence]] = {}
@@ -115,19 +113,31 @@ def deal(pool: Pool, lookup: CachedTokens = cached_tokens) -> dict[int, list[Seq
                 break
             continue
         best, computed = _cheapest(fitting, sequence, lookup)
-        best.take(sequence, computed)
-        dealt.setdefault(best.worker.link, []).append(sequence)
+        if best.budget > 0:
+            best.take(sequence, computed)
+            dealt.setdefault(best.worker.link, []).append(sequence)
+        else:
+            # Its turn comes there with one of the next steps, sooner than elsewhere.
+            best.shut = True
+        if all(room.shut or room.budget <= 0 for room in rooms.values()):
+            break
     return dealt
 
 
-def _room(worker: Worker) -> _Room:
+def _room(worker: Worker, policy: Policy) -> _Room:
+    pending = worker.pending_tokens()
+    decoding = len(worker.sequences) - sum(len(sequence.group) for sequence in worker.arriving.values())
+    step = worker.limits.max_num_batched_tokens
+    if decoding > 0:
+        step = min(step, prefill_cap(policy, worker.mixed_tokens(policy.max_mixed_step_s, decoding)))
     return _Room(
         worker=worker,
         available=worker.ledger.available,
         slots=worker.free_slots,
         taken=len(worker.sequences),
-        pending=worker.pending_tokens(),
-        budget=STEPS_DEALT * worker.limits.max_num_batched_tokens,
+        pending=pending,
+        # What is there is served before what comes.
+        budget=STEPS_DEALT * step - pending,
         shut=worker.guarded,
     )
 

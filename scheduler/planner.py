@@ -182,7 +182,7 @@ def make_plan(
 
     # One token is set aside for everyone: a prefill that hits the prefix cache may decode sooner than believed.
     budget = limits.max_num_batched_tokens - len(running)
-    cap = _prefill_cap(policy, forecast) if running.decoding else limits.max_num_batched_tokens
+    cap = prefill_cap(policy, forecast.mixed_tokens) if running.decoding else limits.max_num_batched_tokens
     chunks: list[tuple[int, int]] = []
     join: list[int] = []
     last_end = running.last_end
@@ -245,13 +245,13 @@ def _urgency(prefill: Prefill) -> tuple[float, int]:
     return prefill.urgency
 
 
-def _prefill_cap(policy: Policy, forecast: Forecast) -> int:
-    """Most prefill tokens in a step with decodes."""
+def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:
+    """Most prefill tokens in a step with decodes; `mixed_tokens` as in Forecast."""
     if policy.max_prefill_tokens:
         return policy.max_prefill_tokens
-    if forecast.mixed_tokens is None:
+    if mixed_tokens is None:
         return CAUTIOUS_TOKENS
-    return max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens)
+    return max(LEAST_PREFILL_TOKENS, mixed_tokens)
 
 
 def _wanted_steps(running: Running, policy: Policy, forecast: Forecast, *, starting: bool) -> int:

@@ -18,6 +18,7 @@ from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 
 PREFIX = list(range(40))
+POLICY = Policy(0, 0)
 
 
 def worker(link: int, **changes: Any) -> Worker:
@@ -57,7 +58,7 @@ def busy(pool: Pool, link: int, tokens: int) -> None:
 
 
 def dealt(pool: Pool) -> dict[int, list[int]]:
-    return {link: [sequence.sequence_id for sequence in each] for link, each in deal(pool).items()}
+    return {link: [sequence.sequence_id for sequence in each] for link, each in deal(pool, POLICY).items()}
 
 
 def test_load_evens_out() -> None:
@@ -173,7 +174,7 @@ def test_a_request_goes_to_its_prefix() -> None:
 
 
 def test_load_outweighs_a_prefix() -> None:
-    pool = pool_of(worker(1), worker(2))
+    pool = pool_of(worker(1, max_num_batched_tokens=64), worker(2, max_num_batched_tokens=64))
     pool.workers[2].prefixes.update(chain_keys(b"", [*PREFIX, 0], 4))
     wait_for(pool, 1, [*PREFIX, 7])
     # What it saves there against a sequence there, and what that has to compute.
@@ -182,6 +183,28 @@ def test_load_outweighs_a_prefix() -> None:
     assert dealt(pool) == {1: [1]}
     pool.workers[2].sequences[99].computed = 2
     assert dealt(pool) == {2: [1]}
+
+
+def test_one_waits_for_its_prefix_where_that_is_sooner() -> None:
+    pool = pool_of(worker(1), worker(2))
+    pool.workers[2].prefixes.update(chain_keys(b"", [*PREFIX, 0], 4))
+    waiting = [wait_for(pool, 1, [*PREFIX, 7]), wait_for(pool, 2, [3])]
+    # More prefill than two steps of 16 take.
+    busy(pool, 2, 33)
+    assert dealt(pool) == {1: [2]}
+    pool.workers[2].sequences[99].computed = 2
+    assert dealt(pool) == {1: [2], 2: [1]}
+    assert waiting[0].state is State.QUEUED
+
+
+def test_no_more_is_dealt_than_plans_can_start() -> None:
+    pool = pool_of(worker(1, num_blocks=500, max_num_seqs=100, max_num_batched_tokens=100))
+    runs = wait_for(pool, 99, [1])
+    put(pool, 1, runs)
+    runs.become(State.DECODE)
+    wait(pool, *[20] * 50)
+    assert [len(each) for each in deal(pool, Policy(0, 30)).values()] == [3]
+    assert [len(each) for each in deal(pool, Policy(0, 0)).values()] == [10]
 
 
 def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
@@ -194,11 +217,11 @@ def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
 def test_keys_are_made_once_and_only_where_there_is_a_choice() -> None:
     pool = pool_of(worker(1))
     sequence = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool)
+    deal(pool, POLICY)
     assert sequence.prefix_keys is None
     pool = pool_of(worker(1), worker(2))
     sequence = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool)
+    deal(pool, POLICY)
     assert sequence.prefix_keys == {4: chain_keys(b"", [*PREFIX, 7], 4)}
     put(pool, 1, sequence)
     assert sequence.prefix_keys is None
@@ -231,10 +254,10 @@ def test_a_burst_with_one_prefix_goes_to_one_place_until_load_outweighs() -> Non
 
 
 def test_what_was_promised_is_forgotten_with_the_sequence() -> None:
-    pool = pool_of(worker(1), worker(2))
+    pool = pool_of(worker(1, max_num_batched_tokens=64), worker(2, max_num_batched_tokens=64))
     deal_to = pool.workers[1]
     first = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool)
+    deal(pool, POLICY)
     put(pool, 1, first)
     wait_for(pool, 2, [*PREFIX, 8])
     assert dealt(pool) == {1: [2]}
@@ -248,7 +271,7 @@ def test_what_was_promised_is_forgotten_with_the_sequence() -> None:
 def test_a_worker_without_a_prefix_cache_attracts_nobody() -> None:
     pool = pool_of(worker(1), worker(2))
     first = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool)
+    deal(pool, POLICY)
     put(pool, 1, first)
     pool.workers[1].tokens = 100
     wait_for(pool, 2, [*PREFIX, 8])
