@@ -29,3 +29,28 @@ def copy_blocks(
     source_blocks: Sequence[int], target_blocks: Sequence[int], over_the_bus: bool, stream: int, /,
 ) -> None:  # fmt: skip
     """cpp/cuda/block_copy.h. ValueError if the lists do not fit each other, IndexError on a block that is not there."""
+
+class StepAttention:
+    """Paged attention of one step, for all its layers (cpp/cuda/attention.h). It keeps addresses, not tensors."""
+
+    def __init__(
+        self, dtype: int, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int, num_blocks: int,
+        query_starts: int, context_lens: int, block_tables: int, num_sequences: int, num_tokens: int, table_width: int,
+        num_multiprocessors: int, /,
+    ) -> None: ...  # fmt: skip
+    @property
+    def plan_words(self) -> int:
+        """int32 words that `prepare` needs for the plan; 0 if the shape is served by the plain kernel."""
+    @property
+    def state_words(self) -> int:
+        """float32 words that `prepare` needs for what is merged."""
+    def prepare(self, plan: int, states: int, stream: int, /) -> None:
+        """Once, before the first `attend`: both addresses are used until the last is done."""
+    def attend(
+        self, q: int, q_token_stride: int, q_head_stride: int, k_cache: int, v_cache: int, out: int, scale: float,
+        stream: int, /,
+    ) -> None:  # fmt: skip
+        """One layer. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte aligned."""
+
+def sample(logits: int, num_rows: int, vocab_size: int, params: int, token_ids: int, stream: int, /) -> None:
+    """cpp/cuda/sampler.h. ValueError if `vocab_size` is above 2**22."""

@@ -17,6 +17,8 @@ T* address(std::uintptr_t value) {
 
 inline Stream stream_of(std::uintptr_t handle) { return reinterpret_cast<Stream>(handle); }
 
+void bind_attention(pybind11::module_& m);
 void bind_elementwise(pybind11::module_& m);
+void bind_sampler(pybind11::module_& m);
 
 }  // namespace tercet::cuda

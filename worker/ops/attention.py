@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import _core
 from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, check_one_device, on_core, on_kernels, same_gpu, stream_of, wide_dtype
+from .step_attention import MAX_HEAD_DIM, StepAttention
 
 if KERNELS_BUILT:
     from .. import _kernels
@@ -33,6 +34,10 @@ class AttentionBatch:
     slots: Tensor  # int64 [T], block * S + offset of each token
     # For `_core.paged_attention`, which is called once a layer: num_sequences to table_width.
     core_arguments: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
+    # On a GPU, by dtype, H and the cache's shape: what the layers share. Made by the first.
+    planned: dict[tuple[torch.dtype, int, torch.Size], StepAttention] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         num_sequences = self.context_lens.shape[0]
@@ -70,8 +75,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
 
     Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never read. On the CPU in
     bfloat16 or float32 a token's result is bitwise the same alone and in any batch, for every chunking of its prefill
-    and every number of threads. Raises ValueError on shapes, devices, lengths or blocks that do not fit
-    each other.
+    and every number of threads; on a GPU it is the same alone and in any batch, and for every chunking but in chunks of
+    one token, which are computed as decode steps are. Raises ValueError on shapes or devices that do not fit each
+    other, on the CPU also on such lengths and blocks.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, cache_dim = k_cache.shape
@@ -87,11 +93,19 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
             f"q {q.dtype} {list(q.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, v_cache {v_cache.dtype} "
             f"{list(v_cache.shape)} and {slots.shape[0]} slots do not fit each other"
         )
-    if not (on_core(q) and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu):
+    on_gpu = on_kernels(q) and same_gpu(q, k_cache, v_cache, slots) and head_dim <= MAX_HEAD_DIM and scale > 0
+    on_cpu = on_core(q) and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu
+    if not (on_gpu or on_cpu):
         check_one_device(q=q, k_cache=k_cache, v_cache=v_cache, batch=slots)
         return paged_attention_reference(q, k_cache, v_cache, batch, scale)
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
+    if on_gpu:
+        key = (q.dtype, num_heads, k_cache.shape)
+        step = batch.planned.get(key)
+        if step is None:
+            step = batch.planned[key] = StepAttention(batch, *key)
+        return step.attend(q, k_cache, v_cache, scale)
     token_stride, head_stride, element_stride = q.stride()
     if element_stride != 1:
         q = q.contiguous()

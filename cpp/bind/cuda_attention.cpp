@@ -1,0 +1,72 @@
+#include <stdexcept>
+
+#include "attention.h"
+#include "cuda_bind.h"
+
+namespace py = pybind11;
+
+namespace tercet::cuda {
+namespace {
+
+// The attention of one step, for all its layers. The caller keeps every tensor whose address it gives.
+class StepAttention {
+ public:
+  StepAttention(const AttentionShape& shape, const AttentionRows& rows, int num_multiprocessors)
+      : shape_(shape), rows_(rows), has_kernels_(attention_has_kernels(shape)) {
+    if (has_kernels_) {
+      sizes_ = attention_sizes(shape, rows.num_sequences, rows.num_tokens, rows.table_width, num_multiprocessors);
+    }
+  }
+
+  int64_t plan_words() const { return sizes_.plan_words; }
+  int64_t state_words() const { return sizes_.state_words; }
+
+  void prepare(int* plan, float* states, Stream stream) {
+    plan_ = plan;
+    states_ = states;
+    if (has_kernels_) plan_attention(shape_, rows_, sizes_, plan_, stream);
+  }
+
+  void attend(const AttentionTensors& tensors, Stream stream) const {
+    if (!has_kernels_) return attention_simple(shape_, rows_, tensors, stream);
+    if (plan_ == nullptr) throw std::logic_error("attend before prepare");
+    attention_prefill(shape_, rows_, tensors, sizes_, plan_, stream);
+    attention_decode(shape_, rows_, tensors, sizes_, plan_, states_, stream);
+  }
+
+ private:
+  AttentionShape shape_;
+  AttentionRows rows_;
+  bool has_kernels_;
+  AttentionSizes sizes_{};
+  int* plan_ = nullptr;
+  float* states_ = nullptr;
+};
+
+}  // namespace
+
+void bind_attention(py::module_& m) {
+  py::class_<StepAttention>(m, "StepAttention")
+      .def(py::init([](int dtype, int head_dim, int num_heads, int num_kv_heads, int block_size, int64_t num_blocks,
+                       uintptr_t query_starts, uintptr_t context_lens, uintptr_t block_tables, int num_sequences,
+                       int num_tokens, int table_width, int num_multiprocessors) {
+        return StepAttention({Dtype{dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks},
+                             {address<const int>(query_starts), address<const int>(context_lens),
+                              address<const int>(block_tables), num_sequences, num_tokens, table_width},
+                             num_multiprocessors);
+      }))
+      .def_property_readonly("plan_words", &StepAttention::plan_words)
+      .def_property_readonly("state_words", &StepAttention::state_words)
+      .def("prepare",
+           [](StepAttention& self, uintptr_t plan, uintptr_t states, uintptr_t stream) {
+             self.prepare(address<int>(plan), address<float>(states), stream_of(stream));
+           })
+      .def("attend", [](const StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride,
+                        uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, float scale, uintptr_t stream) {
+        self.attend(
+            {address(q), q_token_stride, q_head_stride, address(k_cache), address(v_cache), address(out), scale},
+            stream_of(stream));
+      });
+}
+
+}  // namespace tercet::cuda

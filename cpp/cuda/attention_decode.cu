@@ -1,0 +1,429 @@
+// Paged decode attention: q [T, H, D], k_cache, v_cache [N, G, S, D] -> out [T, H, D]. Bound by the reading of K and V.
+//
+// An item is a token, up to 256 tokens of its context and one KV head with up to 16 of its query heads, which are the
+// rows of mma tiles: a KV head is read once for all of them. A block of four warps takes a run of items from the plan.
+// Each warp streams its own 16-token tiles of K and V, cp.async from the pages into a ring of its own, and its loads
+// run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token of more
+// than one chunk leaves its states (m, l, o) in memory, and who finishes its last chunk merges them in the order of
+// chunks: the bits of a result depend on the token alone.
+#include <algorithm>
+
+#include "attention_plan.cuh"
+#include "mma.cuh"
+
+namespace tercet::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kTileTokens = 16;
+constexpr int kStageBytes = 24 << 10;  // of a warp's ring: with two blocks on an SM, 192 KiB of loads are under way
+
+template <int D>
+struct Ring {
+  static constexpr int kTileBytes = kTileTokens * Row<D>::kBytes;
+  static constexpr int kStages = D > 128 ? 2 : kStageBytes / (2 * kTileTokens * D * 2);
+  static constexpr int kBytes = kStages * 2 * kTileBytes;
+};
+
+struct DecodeArguments {
+  AttentionRows rows;
+  AttentionTensors tensors;
+  Plan plan;
+  float* states;   // [num_units, H, D]
+  float2* maxima;  // [num_units, H], the maximum (times log2 e) and the sum
+  int num_heads, num_kv_heads, group, parts, parts_of_group;
+  int block_shift;  // log2 S
+  int last_block;   // N - 1
+  int merge_rows;   // rows that the merge area has room for
+  float scale_log2;
+};
+
+// Where a part of a unit lies.
+struct Item {
+  Unit unit;
+  int unit_index;
+  int kv_head;
+  int head;  // the first
+  int num_heads;
+  int num_tokens;  // of the chunk
+};
+
+__device__ inline Item item_at(const DecodeArguments& args, int index) {
+  Item item;
+  item.unit_index = index / args.parts;
+  const int part = index - item.unit_index * args.parts;
+  item.kv_head = part / args.parts_of_group;
+  const int first = (part - item.kv_head * args.parts_of_group) * kPartHeads;
+  item.head = item.kv_head * args.group + first;
+  item.num_heads = min(kPartHeads, args.group - first);
+  const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + item.unit_index));
+  item.unit = {words.x, words.y, words.z, words.w};
+  item.num_tokens = min(kChunk, item.unit.context - item.unit.chunk * kChunk);
+  return item;
+}
+
+// A warp's loads: the next tile of its own in the block's items.
+template <typename T, int D>
+class Loader {
+ public:
+  __device__ Loader(const DecodeArguments& args, int begin, int end, uint32_t ring)
+      : args_(args), index_(begin), end_(end), ring_(ring), stage_(0) {
+    if (index_ < end_) open();
+  }
+
+  // Starts the next tile's copies, if there is one, and ends the group in any case.
+  __device__ void load() {
+    constexpr int kPieces = Row<D>::kPieces;
+    while (index_ < end_ && tile_ * kTileTokens >= num_tokens_) {
+      ++index_;
+      if (index_ < end_) open();
+    }
+    if (index_ < end_) {
+      const int lane = threadIdx.x % kWarp;
+      const int position = chunk_start_ + tile_ * kTileTokens;
+      const int slot_mask = (1 << args_.block_shift) - 1;
+      const auto* k = static_cast<const T*>(args_.tensors.k_cache);
+      const auto* v = static_cast<const T*>(args_.tensors.v_cache);
+      const uint32_t to = ring_ + stage_ * (2 * Ring<D>::kTileBytes);
+      const int num_rows = num_tokens_ - tile_ * kTileTokens;
+      const bool in_one_block = slot_mask >= kTileTokens - 1;
+      const int64_t start = offset_of(position, slot_mask);
+#pragma unroll
+      for (int i = 0; i < kTileTokens * kPieces / kWarp; ++i) {
+        const int at = i * kWarp + lane, row = at / kPieces, piece = at % kPieces;
+        // Rows of a block follow each other; past the end there may be anything, and 0 times NaN is NaN.
+        const int64_t from = in_one_block ? start + at * 8 : offset_of(position + row, slot_mask) + piece * 8;
+        const uint32_t offset = Row<D>::offset(row, piece);
+        copy_async(to + offset, k + from, row < num_rows);
+        copy_async(to + Ring<D>::kTileBytes + offset, v + from, row < num_rows);
+      }
+      stage_ = stage_ + 1 == Ring<D>::kStages ? 0 : stage_ + 1;
+      tile_ += kWarps;
+    }
+    commit_copies();
+  }
+
+ private:
+  __device__ void open() {
+    const Item item = item_at(args_, index_);
+    const int lane = threadIdx.x % kWarp;
+    tile_ = threadIdx.x / kWarp;
+    num_tokens_ = item.num_tokens;
+    kv_head_ = item.kv_head;
+    chunk_start_ = item.unit.chunk * kChunk;
+    first_block_ = chunk_start_ >> args_.block_shift;
+    const int block = first_block_ + lane;  // a chunk has at most 32
+    block_ = 0;
+    if (block << args_.block_shift < chunk_start_ + num_tokens_) {
+      const int64_t row = static_cast<int64_t>(item.unit.sequence) * args_.rows.table_width;
+      block_ = min(static_cast<unsigned>(__ldg(args_.rows.block_tables + row + block)),
+                   static_cast<unsigned>(args_.last_block));
+    }
+  }
+
+  // Elements from the cache's start to the row of `position`. All lanes call it.
+  __device__ int64_t offset_of(int position, int slot_mask) const {
+    const int64_t block = __shfl_sync(0xffffffffu, block_, (position >> args_.block_shift) - first_block_);
+    return (((block * args_.num_kv_heads + kv_head_) << args_.block_shift) + (position & slot_mask)) * D;
+  }
+
+  const DecodeArguments& args_;
+  int index_, end_;
+  uint32_t ring_;
+  int stage_;
+  int tile_ = 0, num_tokens_ = 0, kv_head_ = 0, chunk_start_ = 0, first_block_ = 0;
+  int block_ = 0;  // of the chunk's block `lane`
+};
+
+// The query rows of an item as operands: [16, D], zeros past its heads.
+template <typename T, int D>
+__device__ void load_queries(const DecodeArguments& args, const Item& item, uint32_t (&q)[D / 16][4]) {
+  const int lane = threadIdx.x % kWarp, row = lane / 4;
+  const T* base = static_cast<const T*>(args.tensors.q) + item.unit.token * args.tensors.q_token_stride +
+                  (item.head + row) * args.tensors.q_head_stride + lane % 4 * 2;
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool present = row + i % 2 * 8 < item.num_heads;
+      const T* from = base + i % 2 * 8 * args.tensors.q_head_stride + k * 16 + i / 2 * 8;
+      q[k][i] = present ? __ldg(reinterpret_cast<const unsigned*>(from)) : 0u;
+    }
+  }
+}
+
+// What a warp, a chunk or a token has seen of its context: o is relative to the maximum.
+template <int D>
+struct State {
+  float maximum[2];
+  float sum[2];
+  float o[D / 8][4];
+};
+
+// One tile of 16 tokens, of which num_tokens count.
+template <typename T, int D>
+__device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t v_tile, int num_tokens,
+                       float scale_log2, State<D>& state) {
+  const int lane = threadIdx.x % kWarp, matrix = lane / 8;
+  float scores[2][4] = {};
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    uint32_t keys[4];
+    load_matrices(keys, k_tile + Row<D>::offset(matrix / 2 * 8 + lane % 8, k * 2 + matrix % 2));
+    multiply_add<T>(scores[0], q[k], keys[0], keys[1]);
+    multiply_add<T>(scores[1], q[k], keys[2], keys[3]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool present = n * 8 + lane % 4 * 2 + i % 2 < num_tokens;
+      scores[n][i] = present ? scores[n][i] * scale_log2 : -INFINITY;
+    }
+  }
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float here =
+        fmaxf(fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]), fmaxf(scores[1][half * 2], scores[1][half * 2 + 1]));
+    const float maximum = fmaxf(state.maximum[half], row_max(here));
+    factor[half] = power_of_2(state.maximum[half] - maximum);
+    state.maximum[half] = maximum;
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = half * 2; i < half * 2 + 2; ++i) {
+        scores[n][i] = power_of_2(scores[n][i] - maximum);
+        sum += scores[n][i];
+      }
+    }
+    state.sum[half] = state.sum[half] * factor[half] + sum;
+  }
+  // Most tiles do not raise a maximum; times 1 changes nothing.
+  if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state.o[n][i] *= factor[i / 2];
+    }
+  }
+  const uint32_t weights[4] = {pack<T>(scores[0][0], scores[0][1]), pack<T>(scores[0][2], scores[0][3]),
+                               pack<T>(scores[1][0], scores[1][1]), pack<T>(scores[1][2], scores[1][3])};
+#pragma unroll
+  for (int n = 0; n < D / 16; ++n) {
+    uint32_t values[4];
+    load_matrices_transposed(values, v_tile + Row<D>::offset(matrix % 2 * 8 + lane % 8, n * 2 + matrix / 2));
+    multiply_add<T>(state.o[n * 2], weights, values[0], values[1]);
+    multiply_add<T>(state.o[n * 2 + 1], weights, values[2], values[3]);
+  }
+}
+
+// The warps' states of an item, in shared memory: o [kWarps, rows, D + 4], then (maximum, sum) [kWarps, rows].
+template <int D>
+struct Merge {
+  static constexpr int kRow = D + 4;  // neighbouring rows meet other banks
+  float* o;
+  float2* maxima;
+  int* is_last;
+  int rows;
+
+  __device__ Merge(void* area, int rows)
+      : o(static_cast<float*>(area)),
+        maxima(reinterpret_cast<float2*>(o + kWarps * rows * kRow)),
+        is_last(reinterpret_cast<int*>(maxima + kWarps * rows)),
+        rows(rows) {}
+
+  static __host__ __device__ int bytes(int rows) {
+    return kWarps * rows * (kRow * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(float2))) + 4;
+  }
+
+  __device__ void put(const State<D>& state, int num_rows) const {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = row_sum(state.sum[half]);
+      const int row = lane / 4 + half * 8;
+      if (row >= num_rows) continue;
+      if (lane % 4 == 0) maxima[warp * rows + row] = {state.maximum[half], sum};
+      float* to = o + (warp * rows + row) * kRow + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        *reinterpret_cast<float2*>(to + n * 8) = {state.o[n][half * 2], state.o[n][half * 2 + 1]};
+      }
+    }
+  }
+};
+
+struct Sum {
+  float maximum, sum;
+  float4 o;
+};
+
+__device__ inline void add(Sum& to, float2 maximum_and_sum, float4 o) {
+  const float factor = power_of_2(maximum_and_sum.x - to.maximum);
+  to.sum += factor * maximum_and_sum.y;
+  to.o.x += factor * o.x;
+  to.o.y += factor * o.y;
+  to.o.z += factor * o.z;
+  to.o.w += factor * o.w;
+}
+
+template <typename T>
+__device__ void write_result(const DecodeArguments& args, int64_t row, int head_dim, int column, const Sum& sum) {
+  const float scale = 1.0f / sum.sum;
+  const uint2 packed = {pack<T>(sum.o.x * scale, sum.o.y * scale), pack<T>(sum.o.z * scale, sum.o.w * scale)};
+  *reinterpret_cast<uint2*>(static_cast<T*>(args.tensors.out) + row * head_dim + column) = packed;
+}
+
+// After every warp has put its state: writes the result of an item, or its state and, if it is a token's last to come,
+// the token's result.
+template <typename T, int D>
+__device__ void finish(const DecodeArguments& args, const Item& item, const Merge<D>& merge) {
+  const int chunks = (item.unit.context + kChunk - 1) / kChunk;
+  const int64_t state_row = static_cast<int64_t>(item.unit_index) * args.num_heads + item.head;
+  const int64_t out_row = static_cast<int64_t>(item.unit.token) * args.num_heads + item.head;
+  constexpr int kColumns = D / 4;
+  for (int at = threadIdx.x; at < item.num_heads * kColumns; at += kThreads) {
+    const int row = at / kColumns, column = at % kColumns * 4;
+    Sum all{-INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) all.maximum = fmaxf(all.maximum, merge.maxima[warp * merge.rows + row].x);
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const int from = warp * merge.rows + row;
+      add(all, merge.maxima[from], *reinterpret_cast<const float4*>(merge.o + from * Merge<D>::kRow + column));
+    }
+    if (chunks == 1) {
+      write_result<T>(args, out_row + row, D, column, all);
+    } else {
+      __stcg(reinterpret_cast<float4*>(args.states + (state_row + row) * D + column), all.o);
+      if (column == 0) __stcg(args.maxima + state_row + row, {all.maximum, all.sum});
+    }
+  }
+  if (chunks == 1) {
+    __syncthreads();
+    return;
+  }
+  __threadfence();
+  __syncthreads();
+  const int part = item.kv_head * args.parts_of_group + (item.head - item.kv_head * args.group) / kPartHeads;
+  const int first_unit = item.unit_index - item.unit.chunk;
+  if (threadIdx.x == 0) {
+    int* arrived = args.plan.arrived + static_cast<int64_t>(first_unit) * args.parts + part;
+    const bool is_last = atomicAdd(arrived, 1) == chunks - 1;
+    if (is_last) *arrived = 0;  // for the next layer
+    *merge.is_last = is_last;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!*merge.is_last) return;
+  const int64_t first_row = static_cast<int64_t>(first_unit) * args.num_heads + item.head;
+  for (int at = threadIdx.x; at < item.num_heads * kColumns; at += kThreads) {
+    const int row = at / kColumns, column = at % kColumns * 4;
+    const float2* maxima = args.maxima + first_row + row;
+    const float* states = args.states + (first_row + row) * D + column;
+    const int64_t state_stride = static_cast<int64_t>(args.num_heads) * D;
+    Sum all{-INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll 8
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      all.maximum = fmaxf(all.maximum, __ldcg(maxima + static_cast<int64_t>(chunk) * args.num_heads).x);
+    }
+#pragma unroll 8
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      add(all, __ldcg(maxima + static_cast<int64_t>(chunk) * args.num_heads),
+          __ldcg(reinterpret_cast<const float4*>(states + chunk * state_stride)));
+    }
+    write_result<T>(args, out_row + row, D, column, all);
+  }
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads, D > 128 ? 1 : 2)
+    decode_kernel(const __grid_constant__ DecodeArguments args) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  constexpr int kStages = Ring<D>::kStages;
+  const int warp = threadIdx.x / kWarp;
+  const uint32_t ring = shared_address(shared) + warp * Ring<D>::kBytes;
+  const Merge<D> merge(shared + kWarps * Ring<D>::kBytes, args.merge_rows);
+  const int begin = args.plan.starts[blockIdx.x], end = args.plan.starts[blockIdx.x + 1];
+
+  Loader<T, D> loader(args, begin, end, ring);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) loader.load();
+  int stage = 0;
+  for (int index = begin; index < end; ++index) {
+    const Item item = item_at(args, index);
+    uint32_t q[D / 16][4];
+    load_queries<T, D>(args, item, q);
+    State<D> state{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};
+    for (int tile = warp; tile * kTileTokens < item.num_tokens; tile += kWarps) {
+      loader.load();
+      wait_copies<kStages - 1>();
+      __syncwarp();
+      const uint32_t k_tile = ring + stage * (2 * Ring<D>::kTileBytes);
+      attend<T, D>(q, k_tile, k_tile + Ring<D>::kTileBytes, item.num_tokens - tile * kTileTokens, args.scale_log2,
+                   state);
+      __syncwarp();  // the next load overwrites what was read here
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    merge.put(state, item.num_heads);
+    __syncthreads();
+    finish<T, D>(args, item, merge);
+  }
+}
+
+template <typename T, int D>
+void launch(const DecodeArguments& args, int num_blocks, Stream stream) {
+  const int bytes = kWarps * Ring<D>::kBytes + Merge<D>::bytes(args.merge_rows);
+  check(cudaFuncSetAttribute(decode_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "attention_decode");
+  decode_kernel<T, D><<<num_blocks, kThreads, bytes, stream>>>(args);
+  check_launch("attention_decode");
+}
+
+template <typename T>
+void launch(int head_dim, const DecodeArguments& args, int num_blocks, Stream stream) {
+  switch (head_dim) {
+    case 64:
+      return launch<T, 64>(args, num_blocks, stream);
+    case 96:
+      return launch<T, 96>(args, num_blocks, stream);
+    case 128:
+      return launch<T, 128>(args, num_blocks, stream);
+    case 256:
+      return launch<T, 256>(args, num_blocks, stream);
+  }
+  throw std::invalid_argument("no decode attention for head size " + std::to_string(head_dim));
+}
+
+}  // namespace
+
+void attention_decode(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
+                      const AttentionSizes& sizes, int* plan, float* states, Stream stream) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  const int group = group_of(shape);
+  DecodeArguments args{rows,
+                       tensors,
+                       view_of_plan(sizes, plan),
+                       states,
+                       reinterpret_cast<float2*>(states + sizes.num_units * shape.num_heads * shape.head_dim),
+                       shape.num_heads,
+                       shape.num_kv_heads,
+                       group,
+                       parts_of(shape),
+                       parts_of_group(group),
+                       log2_of(shape.block_size),
+                       static_cast<int>(shape.num_blocks) - 1,
+                       std::min(group, kPartHeads),
+                       tensors.scale * kLog2E};
+  const int num_blocks = static_cast<int>(sizes.num_blocks);
+  if (shape.dtype == Dtype::bf16) {
+    launch<__nv_bfloat16>(shape.head_dim, args, num_blocks, stream);
+  } else {
+    launch<__half>(shape.head_dim, args, num_blocks, stream);
+  }
+}
+
+}  // namespace tercet::cuda

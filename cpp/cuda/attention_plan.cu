@@ -1,0 +1,195 @@
+// The plan of a step, from query_starts [B + 1] and context_lens [B]: one block of 1024 threads, launched once for all
+// layers. A thread measures a sequence, a scan over the block gives everyone its place, a warp writes a sequence's
+// entries. The host knows none of this, so that steps can follow each other without it.
+#include <algorithm>
+
+#include "attention_plan.cuh"
+
+namespace tercet::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+// What a unit costs beside its tokens, in tokens.
+constexpr int kUnitWeight = 32;
+
+struct PlanArguments {
+  AttentionRows rows;
+  Plan plan;
+  int num_blocks;
+  int parts;
+  int group;
+  int rows_of_tile;
+  int max_context;
+  bool all_decode;
+};
+
+struct Amounts {
+  int units, weight, tiles;
+};
+
+__device__ Amounts operator+(Amounts a, Amounts b) {
+  return {a.units + b.units, a.weight + b.weight, a.tiles + b.tiles};
+}
+
+__device__ Amounts shift_up(Amounts x, int lanes) {
+  return {__shfl_up_sync(0xffffffffu, x.units, lanes), __shfl_up_sync(0xffffffffu, x.weight, lanes),
+          __shfl_up_sync(0xffffffffu, x.tiles, lanes)};
+}
+
+// The sum of `mine` over the threads up to this one.
+__device__ Amounts scan_block(Amounts mine, Amounts* of_warps) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+    const Amounts lower = shift_up(mine, lanes);
+    if (lane >= lanes) mine = mine + lower;
+  }
+  if (lane == kWarp - 1) of_warps[warp] = mine;
+  __syncthreads();
+  if (warp == 0) {
+    Amounts sum = of_warps[lane];
+    for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+      const Amounts lower = shift_up(sum, lanes);
+      if (lane >= lanes) sum = sum + lower;
+    }
+    of_warps[lane] = sum;
+  }
+  __syncthreads();
+  return warp == 0 ? mine : mine + of_warps[warp - 1];
+}
+
+__device__ int num_chunks(int context) { return (context + kChunk - 1) / kChunk; }
+
+struct Span {
+  int first_token, num_tokens, context;
+};
+
+__device__ Span span_of(const PlanArguments& args, int sequence) {
+  const int first = args.rows.query_starts[sequence], end = args.rows.query_starts[sequence + 1];
+  const int count = max(0, min(end, args.rows.num_tokens) - first);
+  // A longer context than the table has room for is the caller's mistake; it must not become a wild read.
+  return {first, count, min(args.rows.context_lens[sequence], args.max_context)};
+}
+
+__global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
+  __shared__ Amounts of_warps[kWarp];
+  __shared__ Amounts before[kThreads];
+  __shared__ Amounts carried;
+  const int thread = threadIdx.x, lane = thread % kWarp;
+  const Plan& plan = args.plan;
+  Amounts total{0, 0, 0};
+  for (int base = 0; base < args.rows.num_sequences; base += kThreads) {
+    const int sequence = base + thread;
+    Amounts mine{0, 0, 0};
+    if (sequence < args.rows.num_sequences) {
+      const Span span = span_of(args, sequence);
+      if (args.all_decode || span.num_tokens == 1) {
+        for (int i = 0; i < span.num_tokens; ++i) {
+          const int context = max(0, span.context - span.num_tokens + 1 + i);
+          mine.units += num_chunks(context);
+          mine.weight += context + kUnitWeight * num_chunks(context);
+        }
+      } else {
+        mine.tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
+      }
+    }
+    const Amounts through = total + scan_block(mine, of_warps);
+    before[thread] = {through.units - mine.units, through.weight - mine.weight, through.tiles - mine.tiles};
+    if (thread == kThreads - 1) carried = through;
+    __syncthreads();
+    total = carried;
+    const int here = min(kThreads, args.rows.num_sequences - base);
+    for (int i = thread / kWarp; i < here; i += kThreads / kWarp) {
+      const Span span = span_of(args, base + i);
+      if (args.all_decode || span.num_tokens == 1) {
+        int unit = before[i].units, weight = before[i].weight;
+        for (int j = 0; j < span.num_tokens; ++j) {
+          const int context = max(0, span.context - span.num_tokens + 1 + j), chunks = num_chunks(context);
+          for (int chunk = lane; chunk < chunks; chunk += kWarp) {
+            plan.units[unit + chunk] = {span.first_token + j, base + i, context, chunk};
+            plan.weights[unit + chunk] = weight + chunk * (kChunk + kUnitWeight);
+          }
+          for (int part = lane; part < args.parts && chunks > 1; part += kWarp) {
+            plan.arrived[static_cast<int64_t>(unit) * args.parts + part] = 0;
+          }
+          unit += chunks;
+          weight += context + kUnitWeight * chunks;
+        }
+      } else {
+        const int tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
+        // The last tile sees most and so should start first.
+        for (int tile = lane; tile < tiles; tile += kWarp) {
+          plan.tiles[before[i].tiles + tile] = {base + i, tiles - 1 - tile};
+        }
+      }
+    }
+    __syncthreads();
+  }
+  if (thread == 0) {
+    *plan.num_tiles = total.tiles;
+    plan.weights[total.units] = total.weight;
+  }
+  __syncthreads();
+
+  // Each block begins with the first item that has its share of the weight before it. Parts of a unit weigh the same.
+  const int64_t parts = args.parts, all = total.weight * parts;
+  for (int block = thread; block <= args.num_blocks; block += kThreads) {
+    const int64_t target = (all * block + args.num_blocks - 1) / args.num_blocks;
+    int low = 0, high = total.units;  // the last unit with at most the target before it
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (plan.weights[middle] * parts <= target) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    int64_t item = low * parts;
+    if (low < total.units) {
+      const int64_t weight = plan.weights[low + 1] - plan.weights[low];
+      item += (target - plan.weights[low] * parts + weight - 1) / weight;
+    }
+    plan.starts[block] = static_cast<int>(item);
+  }
+}
+
+}  // namespace
+
+AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, int num_tokens, int table_width,
+                               int num_multiprocessors) {
+  const std::int64_t max_context = static_cast<std::int64_t>(table_width) * shape.block_size;
+  const std::int64_t chunks = (max_context + kChunk - 1) / kChunk;
+  const int parts = parts_of(shape);
+  AttentionSizes sizes{};
+  sizes.num_units = std::min(num_sequences, num_tokens) * chunks;
+  if (num_tokens > num_sequences) {
+    const int chunked = std::min(num_sequences, num_tokens / 2);  // sequences that may have more than one token
+    sizes.num_tiles = static_cast<std::int64_t>(num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;
+  }
+  sizes.num_blocks =
+      std::max<std::int64_t>(1, std::min<std::int64_t>(sizes.num_units * parts, 2 * num_multiprocessors));
+  sizes.plan_words = words_of_plan(sizes, parts);
+  sizes.state_words = sizes.num_units * shape.num_heads * (shape.head_dim + 2);
+  return sizes;
+}
+
+bool attention_has_kernels(const AttentionShape& shape) {
+  const int dim = shape.head_dim, slots = shape.block_size;
+  return shape.dtype != Dtype::f32 && (dim == 64 || dim == 96 || dim == 128 || dim == 256) && slots >= 8 &&
+         (slots & (slots - 1)) == 0;
+}
+
+void plan_attention(const AttentionShape& shape, const AttentionRows& rows, const AttentionSizes& sizes, int* plan,
+                    Stream stream) {
+  PlanArguments args{rows,
+                     view_of_plan(sizes, plan),
+                     static_cast<int>(sizes.num_blocks),
+                     parts_of(shape),
+                     group_of(shape),
+                     tile_rows(shape.head_dim),
+                     rows.table_width * shape.block_size,
+                     rows.num_tokens <= rows.num_sequences};
+  plan_kernel<<<1, kThreads, 0, stream>>>(args);
+  check_launch("plan_attention");
+}
+
+}  // namespace tercet::cuda

@@ -1,0 +1,72 @@
+// What a step's attention is cut into, and how that lies in memory.
+#pragma once
+
+#include "attention.h"
+#include "kernel.cuh"
+
+namespace tercet::cuda {
+
+// Tokens of context that are one unit of decode work. A constant: what a token's chunks and so its result are must not
+// depend on the batch. Small, so that one long sequence fills the GPU; merging costs 1.6 % of the traffic.
+constexpr int kChunk = 256;
+
+// Query heads of one KV head that a unit takes at once: the rows of a product. Larger groups are several parts.
+constexpr int kPartHeads = 16;
+
+// One token with one chunk of its context.
+struct alignas(16) Unit {
+  int token;
+  int sequence;
+  int context;  // tokens that the token sees
+  int chunk;
+};
+
+// A tile of the query rows (token, head of the group) of one sequence.
+struct alignas(8) Tile {
+  int sequence;
+  int index;
+};
+
+// A plan, in one piece of int32 words.
+struct Plan {
+  int* num_tiles;
+  int* starts;   // [num_blocks + 1], the first item of each block; item = unit * parts + part
+  int* weights;  // [num_units + 1], the weight before each unit
+  int* arrived;  // [num_units * parts], for the first chunk of a token: how many of its chunks are done; 0 when all are
+  Unit* units;
+  Tile* tiles;
+};
+
+inline int group_of(const AttentionShape& shape) { return shape.num_heads / shape.num_kv_heads; }
+
+inline int parts_of_group(int group) { return (group + kPartHeads - 1) / kPartHeads; }
+
+// Parts that a unit has, each a CUDA block's item: KV heads times parts of their groups.
+inline int parts_of(const AttentionShape& shape) { return shape.num_kv_heads * parts_of_group(group_of(shape)); }
+
+// Query rows of a tile.
+inline int tile_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
+
+inline int log2_of(int power) {
+  int exponent = 0;
+  while ((1 << exponent) < power) ++exponent;
+  return exponent;
+}
+
+inline std::int64_t words_of_plan(const AttentionSizes& sizes, int parts) {
+  return 4 + 4 * sizes.num_units + 2 * sizes.num_tiles + (sizes.num_blocks + 1) + (sizes.num_units + 1) +
+         sizes.num_units * parts;
+}
+
+inline Plan view_of_plan(const AttentionSizes& sizes, int* words) {
+  Plan plan;
+  plan.num_tiles = words;
+  plan.units = reinterpret_cast<Unit*>(words + 4);
+  plan.tiles = reinterpret_cast<Tile*>(plan.units + sizes.num_units);
+  plan.starts = reinterpret_cast<int*>(plan.tiles + sizes.num_tiles);
+  plan.weights = plan.starts + sizes.num_blocks + 1;
+  plan.arrived = plan.weights + sizes.num_units + 1;
+  return plan;
+}
+
+}  // namespace tercet::cuda

@@ -1,0 +1,298 @@
+// Paged attention of chunks: q [T, H, D], k_cache, v_cache [N, G, S, D] -> out [T, H, D]. Bound by products.
+//
+// The query rows of a sequence's chunk and one KV head are its tokens times the heads of the group, token by token, so
+// that short chunks fill tiles too and K and V are read once for the group. A block of four warps takes a tile of 128
+// rows (64 for D = 256), 32 a warp so that what a warp reads of K and V in shared memory serves two products, and walks
+// the context from its start in tiles of 64 tokens (32 for D = 256), double buffered: cp.async brings the next from the
+// pages while this one is worked on. Two blocks on an SM fill each other's gaps: one's products, the other's
+// exponentials. A row's bits do not depend on the rows beside it, so neither on how a prompt is cut into chunks of more
+// than one token.
+#include "attention_plan.cuh"
+#include "mma.cuh"
+
+namespace tercet::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+
+template <int D>
+struct Shape {
+  static constexpr int kRowTiles = D > 128 ? 1 : 2;  // of 16 rows, a warp's
+  static constexpr int kRows = kWarps * 16 * kRowTiles;
+  static constexpr int kKeys = D > 128 ? 32 : 64;
+  static constexpr int kQueryBytes = kRows * Row<D>::kBytes;
+  static constexpr int kTileBytes = kKeys * Row<D>::kBytes;  // of K, and of V
+  static constexpr int kBytes = kQueryBytes + 4 * kTileBytes;
+};
+
+struct PrefillArguments {
+  AttentionRows rows;
+  AttentionTensors tensors;
+  Plan plan;
+  int num_heads, num_kv_heads, group;
+  int block_shift;  // log2 S
+  int last_block;   // N - 1
+  int max_context;
+  float scale_log2;
+};
+
+// Copies tokens [start, start + kKeys) of one KV head, zeros from `end` on: there may be anything in their place.
+template <typename T, int D>
+__device__ void load_keys(const PrefillArguments& args, const int* table, int kv_head, int start, int end,
+                          uint32_t k_tile, uint32_t v_tile) {
+  constexpr int kPieces = Row<D>::kPieces;
+  const auto* k = static_cast<const T*>(args.tensors.k_cache);
+  const auto* v = static_cast<const T*>(args.tensors.v_cache);
+  const int slot_mask = (1 << args.block_shift) - 1;
+#pragma unroll
+  for (int i = 0; i < Shape<D>::kKeys * kPieces / kThreads; ++i) {
+    const int at = i * kThreads + threadIdx.x, row = at / kPieces, piece = at % kPieces;
+    const int position = start + row;
+    const bool present = position < end;
+    const unsigned named = present ? __ldg(table + (position >> args.block_shift)) : 0;
+    const int64_t block = min(named, static_cast<unsigned>(args.last_block));
+    const int64_t from =
+        (((block * args.num_kv_heads + kv_head) << args.block_shift) + (position & slot_mask)) * D + piece * 8;
+    const uint32_t offset = Row<D>::offset(row, piece);
+    copy_async(k_tile + offset, k + from, present);
+    copy_async(v_tile + offset, v + from, present);
+  }
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_constant__ PrefillArguments args) {
+  using S = Shape<D>;
+  constexpr int kRowTiles = S::kRowTiles, kKeyTiles = S::kKeys / 8;
+  extern __shared__ __align__(128) unsigned char shared[];
+  if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
+  const Tile tile = args.plan.tiles[blockIdx.y];
+  const int kv_head = blockIdx.x, group = args.group;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, matrix = lane / 8;
+  const int first_token = args.rows.query_starts[tile.sequence];
+  const int num_tokens = args.rows.query_starts[tile.sequence + 1] - first_token;
+  const int num_rows = num_tokens * group;
+  const int before = min(args.rows.context_lens[tile.sequence], args.max_context) - num_tokens;  // the chunk
+  const int first_row = tile.index * S::kRows;
+  const int last_row = min(first_row + S::kRows, num_rows) - 1;
+  const int end = max(0, before + last_row / group + 1);  // tokens that the last row sees
+  const int* table = args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width;
+
+  const uint32_t q_tile = shared_address(shared), key_tiles = q_tile + S::kQueryBytes;
+  const auto tiles_of = [&](int step) { return key_tiles + step % 2 * 2 * S::kTileBytes; };
+  {
+    constexpr int kPieces = Row<D>::kPieces;
+    const auto* q = static_cast<const T*>(args.tensors.q) + first_token * args.tensors.q_token_stride +
+                    kv_head * group * args.tensors.q_head_stride;
+#pragma unroll 4
+    for (int i = 0; i < S::kRows * kPieces / kThreads; ++i) {
+      const int at = i * kThreads + threadIdx.x, piece = at % kPieces;
+      const int row = min(first_row + at / kPieces, last_row);  // past the end: anything finite
+      const int token = row / group, head = row - token * group;
+      copy_async(q_tile + Row<D>::offset(at / kPieces, piece),
+                 q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8, true);
+    }
+  }
+  load_keys<T, D>(args, table, kv_head, 0, end, tiles_of(0), tiles_of(0) + S::kTileBytes);
+  commit_copies();
+
+  // Rows of this lane: [row tile][half] is warp_row + 16 * row tile + 8 * half; it sees the positions below `sees`.
+  const int warp_row = warp * 16 * kRowTiles, row = warp_row + lane / 4;
+  int sees[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sees[m][half] = before + min(first_row + row + m * 16 + half * 8, last_row) / group + 1;
+    }
+  }
+  const int all_see = before + min(first_row + warp_row, last_row) / group + 1;  // of the warp's rows, the least
+  const int some_see = before + min(first_row + warp_row + 16 * kRowTiles - 1, last_row) / group + 1;
+
+  float maximum[kRowTiles][2], sum[kRowTiles][2], o[kRowTiles][D / 8][4];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum[m][half] = -INFINITY;
+      sum[m][half] = 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[m][n][i] = 0.0f;
+    }
+  }
+
+  const int num_steps = (end + S::kKeys - 1) / S::kKeys;
+  for (int step = 0; step < num_steps; ++step) {
+    const int start = step * S::kKeys;
+    if (step + 1 < num_steps) {
+      const uint32_t next = tiles_of(step + 1);
+      load_keys<T, D>(args, table, kv_head, start + S::kKeys, end, next, next + S::kTileBytes);
+    }
+    commit_copies();
+    wait_copies<1>();
+    __syncthreads();
+    if (start < some_see) {
+      const uint32_t k_tile = tiles_of(step), v_tile = k_tile + S::kTileBytes;
+      float scores[kRowTiles][kKeyTiles][4] = {};
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+        uint32_t q[kRowTiles][4];
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          load_matrices(q[m],
+                        q_tile + Row<D>::offset(warp_row + m * 16 + matrix % 2 * 8 + lane % 8, k * 2 + matrix / 2));
+        }
+#pragma unroll
+        for (int n = 0; n < kKeyTiles / 2; ++n) {
+          uint32_t keys[4];
+          load_matrices(keys, k_tile + Row<D>::offset(n * 16 + matrix / 2 * 8 + lane % 8, k * 2 + matrix % 2));
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            multiply_add<T>(scores[m][n * 2], q[m], keys[0], keys[1]);
+            multiply_add<T>(scores[m][n * 2 + 1], q[m], keys[2], keys[3]);
+          }
+        }
+      }
+      if (start + S::kKeys > all_see) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+          for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int position = start + n * 8 + lane % 4 * 2 + i % 2;
+              if (position >= sees[m][i / 2]) scores[m][n][i] = -INFINITY;
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float here = -INFINITY;
+#pragma unroll
+          for (int n = 0; n < kKeyTiles; ++n) {
+            here = fmaxf(here, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
+          }
+          const float raised = fmaxf(maximum[m][half], row_max(here) * args.scale_log2);
+          factor[half] = power_of_2(maximum[m][half] - raised);
+          maximum[m][half] = raised;
+          float added = 0.0f;
+#pragma unroll
+          for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+            for (int i = half * 2; i < half * 2 + 2; ++i) {
+              scores[m][n][i] = power_of_2(fmaf(scores[m][n][i], args.scale_log2, -raised));
+              added += scores[m][n][i];
+            }
+          }
+          sum[m][half] = sum[m][half] * factor[half] + added;
+        }
+        // Most tiles do not raise a maximum; times 1 changes nothing.
+        if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+          for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[m][n][i] *= factor[i / 2];
+          }
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kKeyTiles / 2; ++k) {
+        uint32_t weights[kRowTiles][4];
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float (&pair)[4] = scores[m][k * 2 + i / 2];
+            weights[m][i] = pack<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < D / 16; ++n) {
+          uint32_t values[4];
+          load_matrices_transposed(values,
+                                   v_tile + Row<D>::offset(k * 16 + matrix % 2 * 8 + lane % 8, n * 2 + matrix / 2));
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            multiply_add<T>(o[m][n * 2], weights[m], values[0], values[1]);
+            multiply_add<T>(o[m][n * 2 + 1], weights[m], values[2], values[3]);
+          }
+        }
+      }
+    }
+    __syncthreads();  // the load after next overwrites what was read here
+  }
+
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float scale = 1.0f / row_sum(sum[m][half]);
+      const int query_row = first_row + row + m * 16 + half * 8;
+      if (query_row > last_row) continue;
+      const int token = query_row / group, head = kv_head * group + query_row - token * group;
+      T* to = static_cast<T*>(args.tensors.out) +
+              (static_cast<int64_t>(first_token + token) * args.num_heads + head) * D + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        *reinterpret_cast<uint32_t*>(to + n * 8) = pack<T>(o[m][n][half * 2] * scale, o[m][n][half * 2 + 1] * scale);
+      }
+    }
+  }
+}
+
+template <typename T, int D>
+void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
+  constexpr int kBytes = Shape<D>::kBytes;
+  check(cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "attention_prefill");
+  const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
+  prefill_kernel<T, D><<<blocks, kThreads, kBytes, stream>>>(args);
+  check_launch("attention_prefill");
+}
+
+template <typename T>
+void launch(int head_dim, const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
+  switch (head_dim) {
+    case 64:
+      return launch<T, 64>(args, num_tiles, stream);
+    case 96:
+      return launch<T, 96>(args, num_tiles, stream);
+    case 128:
+      return launch<T, 128>(args, num_tiles, stream);
+    case 256:
+      return launch<T, 256>(args, num_tiles, stream);
+  }
+  throw std::invalid_argument("no prefill attention for head size " + std::to_string(head_dim));
+}
+
+}  // namespace
+
+void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
+                       const AttentionSizes& sizes, int* plan, Stream stream) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  if (sizes.num_tiles == 0) return;
+  const PrefillArguments args{rows,
+                              tensors,
+                              view_of_plan(sizes, plan),
+                              shape.num_heads,
+                              shape.num_kv_heads,
+                              group_of(shape),
+                              log2_of(shape.block_size),
+                              static_cast<int>(shape.num_blocks) - 1,
+                              rows.table_width * shape.block_size,
+                              tensors.scale * kLog2E};
+  if (shape.dtype == Dtype::bf16) {
+    launch<__nv_bfloat16>(shape.head_dim, args, sizes.num_tiles, stream);
+  } else {
+    launch<__half>(shape.head_dim, args, sizes.num_tiles, stream);
+  }
+}
+
+}  // namespace tercet::cuda

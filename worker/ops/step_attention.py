@@ -1,0 +1,62 @@
+"""Paged attention on a GPU: what all layers of a step share. Knows no layers, no pool.
+
+Dim letters: B sequences, T tokens in the batch, H query heads, G KV heads, D head size, N blocks, S slots per block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, stream_of
+
+if KERNELS_BUILT:
+    from .. import _kernels
+if TYPE_CHECKING:
+    from .attention import AttentionBatch
+
+# Kernels read 16 bytes at once.
+_ALIGNMENT = 16
+MAX_HEAD_DIM = 256
+
+
+class StepAttention:
+    """The plan of a step's attention, made on the device by the first layer's call, and the memory it works in.
+
+    What the batch's tensors hold is read then and not checked: a block outside the cache or a context longer than its
+    table gives wrong numbers, never an access outside the tensors. For a CUDA graph the AttentionBatch is made while
+    the graph is captured, so that each replay plans anew.
+    """
+
+    def __init__(self, batch: AttentionBatch, dtype: torch.dtype, num_heads: int, cache_shape: torch.Size) -> None:
+        """For q [T, H, D] and caches [N, G, S, D] = `cache_shape` of `dtype`, on the device of `batch.slots`."""
+        num_blocks, num_kv_heads, block_size, head_dim = cache_shape
+        device = batch.slots.device
+        # Kept, because the kernels have nothing but their addresses.
+        query_starts, context_lens = batch.query_starts.to(device), batch.context_lens.to(device)
+        self._rows = query_starts, context_lens, batch.block_tables
+        self._step = _kernels.StepAttention(
+            KERNEL_DTYPES[dtype], head_dim, num_heads, num_kv_heads, block_size, num_blocks,
+            query_starts.data_ptr(), context_lens.data_ptr(), batch.block_tables.data_ptr(), context_lens.shape[0],
+            batch.slots.shape[0], batch.block_tables.shape[1],
+            torch.cuda.get_device_properties(device).multi_processor_count,
+        )  # fmt: skip
+        self._plan = torch.empty(self._step.plan_words, dtype=torch.int32, device=device)
+        self._states = torch.empty(self._step.state_words, dtype=torch.float32, device=device)
+        self._step.prepare(self._plan.data_ptr(), self._states.data_ptr(), stream_of(batch.slots))
+
+    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+        """q [T, H, D] over contiguous caches of the shape that was planned for -> [T, H, D]. `scale` is above 0."""
+        token_stride, head_stride, element_stride = q.stride()
+        vector = _ALIGNMENT // q.element_size()
+        if element_stride != 1 or token_stride % vector or head_stride % vector or q.data_ptr() % _ALIGNMENT:
+            q = q.contiguous()
+            token_stride, head_stride, _ = q.stride()
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        self._step.attend(
+            q.data_ptr(), token_stride, head_stride, k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), scale,
+            stream_of(q),
+        )  # fmt: skip
+        return out
