@@ -103,10 +103,10 @@ def measure(case: Case) -> tuple[float, float | None]:
     blocks_each = -(-case.context_len // BLOCK_SIZE)
     num_blocks = case.num_sequences * blocks_each
     shape = (num_blocks, case.num_kv_heads, BLOCK_SIZE, case.head_dim)
-    caches = [tuple(torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)) for _ in range(num_sets)]
+    caches = [(_random(shape), _random(shape)) for _ in range(num_sets)]
     tables = torch.randperm(num_blocks, device="cuda").to(torch.int32).view(case.num_sequences, blocks_each)
     num_tokens = case.num_sequences * case.num_queries
-    q = torch.randn(num_tokens, case.num_heads, case.head_dim, dtype=torch.bfloat16, device="cuda")
+    q = _random((num_tokens, case.num_heads, case.head_dim))
     batch = AttentionBatch(
         query_starts=torch.arange(0, num_tokens + 1, case.num_queries, dtype=torch.int32, device="cuda"),
         context_lens=torch.full((case.num_sequences,), case.context_len, dtype=torch.int32, device="cuda"),
@@ -118,11 +118,15 @@ def measure(case: Case) -> tuple[float, float | None]:
     return ours, _measure_torch(case, q, caches, num_sets)
 
 
-def _measure_torch(case: Case, q: Tensor, caches: list[tuple[Tensor, ...]], num_sets: int) -> float | None:
+def _random(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def _measure_torch(case: Case, q: Tensor, caches: list[tuple[Tensor, Tensor]], num_sets: int) -> float | None:
     queries = q.view(case.num_sequences, case.num_queries, case.num_heads, case.head_dim).transpose(1, 2)
     flat = (case.num_sequences, case.num_kv_heads, -1, case.head_dim)
     # The same numbers in another order: sequences without pages.
-    keys = [tuple(cache.view(flat)[:, :, : case.context_len] for cache in pair) for pair in caches]
+    keys = [(k.view(flat), v.view(flat)) for k, v in caches]
     if 1 < case.num_queries < case.context_len:
         return None  # its causal mask starts at the first key
     causal = case.num_queries > 1
