@@ -84,9 +84,9 @@ def seconds_per_call(call: Callable[[int], None], repeats: int = 9) -> float:
     with torch.cuda.graph(graph):
         for i in range(CALLS_PER_GRAPH):
             call(i)
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
