@@ -38,9 +38,9 @@ def place_heads(
     q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
     _kernels.place_heads(
         KERNEL_DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), k.stride(0), k.stride(1),
-        v.data_ptr(), v.stride(0), v.stride(1), q_norm, k_norm, eps, positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[0],
-        k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), num_blocks * block_size, block_size, num_tokens,
-        num_heads, num_kv_heads, head_dim, stream_of(q),
+        v.data_ptr(), v.stride(0), v.stride(1), q_norm, k_norm, eps, positions.data_ptr(), cos_sin.data_ptr(),
+        cos_sin.shape[0], k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), num_blocks * block_size,
+        block_size, num_tokens, num_heads, num_kv_heads, head_dim, stream_of(q),
     )  # fmt: skip
     return q
 

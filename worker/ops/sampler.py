@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .dtypes import KERNELS_BUILT, on_kernels, stream_of
+
+if KERNELS_BUILT:
+    from .. import _kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,13 @@ class SamplingRows:
             if not ((column >= 0) & (column <= 1)).all():
                 raise ValueError(f"{name}: must be from 0 to 1")
 
+    def packed(self) -> npt.NDArray[np.void]:
+        """[B] of the struct that cpp/include/tercet/sampler.h calls SamplingParams."""
+        params = np.empty(len(self.temperature), _PARAMS)
+        for name in _COLUMNS:
+            params[name] = getattr(self, name)
+        return params
+
 
 _COLUMNS: dict[str, np.dtype[Any]] = {
     "temperature": np.dtype(np.float32),
@@ -53,6 +64,8 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
     "seed": np.dtype(np.uint64),
     "position": np.dtype(np.int64),
 }
+_PARAMS = np.dtype(list(_COLUMNS.items()))
+_MAX_VOCABULARY = 1 << 22  # of the CUDA kernel
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -61,7 +74,14 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     -1 for a row that has a NaN or +inf, or nothing but -inf. Raises ValueError if shapes or dtype do not fit.
     """
     num_rows, vocab_size = _check(logits, rows)
-    if logits.device.type != "cpu":
+    if on_kernels(logits) and vocab_size <= _MAX_VOCABULARY:
+        params = torch.from_numpy(rows.packed().view(np.uint8)).to(logits.device, non_blocking=True)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        _kernels.sample(
+            logits.data_ptr(), num_rows, vocab_size, params.data_ptr(), token_ids.data_ptr(), stream_of(logits)
+        )
+        return token_ids
+    if not logits.is_cpu:
         return sample_reference(logits, rows)
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     _core.sample(
