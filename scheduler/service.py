@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 import grpc
@@ -25,6 +26,8 @@ from .fleet import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
 from .wire import enum_value, sampling_from_proto
+
+_COLUMNS = ("sequence_ids", "token_ids", "ends")
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -103,7 +106,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def _write(self, context: grpc.aio.ServicerContext, outbox: Outbox[GatewayMessage]) -> None:
         while True:
-            await context.write(message_to_proto(await outbox.take()))
+            for message in merged(await outbox.take_all()):
+                await context.write(message_to_proto(message))
 
 
 def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
@@ -122,6 +126,20 @@ def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
         traffic_class=submit.traffic_class,
         priority=submit.priority,
     )
+
+
+def merged(messages: Sequence[GatewayMessage]) -> list[GatewayMessage]:
+    """The same with batches of tokens that follow each other as one, since gRPC costs by the message: those of several
+    workers, and of several steps where the gateway is behind."""
+    out: list[GatewayMessage] = []
+    for is_tokens, group in groupby(messages, lambda message: type(message) is TokenBatch):
+        batches = list(group)
+        if is_tokens and len(batches) > 1:
+            columns = (chain.from_iterable(getattr(each, name) for each in batches) for name in _COLUMNS)
+            out.append(TokenBatch(*map(tuple, columns)))
+        else:
+            out += batches
+    return out
 
 
 def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:

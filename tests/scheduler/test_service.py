@@ -1,0 +1,59 @@
+"""What a gateway's stream carries: batches of tokens that wait for the same gateway become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch
+from scheduler.events import EndReason
+from scheduler.service import merged, message_to_proto
+
+ids = st.integers(1, 5)
+
+
+def _end(sequence_id: int) -> SequenceEnd:
+    return SequenceEnd(sequence_id, EndReason.LENGTH, 0, None, Account(0, 1, 1, 0))
+
+
+batches = st.builds(
+    lambda tokens, ends: TokenBatch(tuple(i for i, _ in tokens), tuple(t for _, t in tokens), tuple(map(_end, ends))),
+    st.lists(st.tuples(ids, st.integers(0, 9)), max_size=4),
+    st.lists(ids, max_size=2),
+)
+others = st.one_of(st.builds(CancelDone, ids), st.builds(lambda key: Accepted(key, (key,), 0), ids))
+
+
+def _tokens(messages: Sequence[GatewayMessage]) -> list[tuple[int, int]]:
+    return [
+        pair
+        for message in messages
+        if isinstance(message, TokenBatch)
+        for pair in zip(message.sequence_ids, message.token_ids, strict=True)
+    ]
+
+
+@given(st.lists(st.one_of(batches, others), max_size=8))
+def test_merging_loses_nothing_and_keeps_the_order(messages: list[GatewayMessage]) -> None:
+    out = merged(messages)
+    assert _tokens(out) == _tokens(messages)
+    ends = [[end for each in some if isinstance(each, TokenBatch) for end in each.ends] for some in (out, messages)]
+    assert ends[0] == ends[1]
+    # What is no batch of tokens stays, with the tokens before it before it.
+    kinds = [each for each in out if not isinstance(each, TokenBatch)]
+    assert kinds == [each for each in messages if not isinstance(each, TokenBatch)]
+    for each in kinds:
+        here, there = out.index(each), messages.index(each)
+        assert _tokens(out[:here]) == _tokens(messages[:there])
+
+
+def test_batches_that_follow_each_other_are_one_message() -> None:
+    first, second = TokenBatch((1, 2), (10, 20), (_end(2),)), TokenBatch((1,), (11,), ())
+    done = CancelDone(7)
+    assert merged([first, second, done, first]) == [TokenBatch((1, 2, 1), (10, 20, 11), (_end(2),)), done, first]
+    proto = message_to_proto(merged([first, second])[0]).tokens
+    assert list(proto.sequence_ids) == [1, 2, 1]
+    assert list(proto.token_ids) == [10, 20, 11]
+    assert [end.sequence_id for end in proto.ends] == [2]
