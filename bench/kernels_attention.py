@@ -5,6 +5,7 @@ python -m bench.kernels_attention
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -95,8 +96,8 @@ def seconds_per_call(call: Callable[[int], None], repeats: int = 9) -> float:
     return statistics.median(times[1:])
 
 
-def measure(case: Case) -> tuple[float, float | None]:
-    """Seconds of ours and of torch's scaled_dot_product_attention, None where that takes no such call."""
+def measure(case: Case, alone: bool) -> tuple[float, float | None]:
+    """Seconds of ours and of torch's scaled_dot_product_attention, None where that takes no such call or `alone`."""
     torch.manual_seed(0)
     num_sets = max(1, -(-ROTATED_BYTES // case.kv_bytes)) if case.num_queries == 1 else 2
     num_sets = min(num_sets, CALLS_PER_GRAPH)
@@ -115,7 +116,7 @@ def measure(case: Case) -> tuple[float, float | None]:
     )
     scale = case.head_dim**-0.5
     ours = seconds_per_call(lambda i: _keep(paged_attention(q, *caches[i % num_sets], batch, scale)))
-    return ours, _measure_torch(case, q, caches, num_sets)
+    return ours, None if alone else _measure_torch(case, q, caches, num_sets)
 
 
 def _random(shape: tuple[int, ...]) -> Tensor:
@@ -151,12 +152,18 @@ def _keep(result: Tensor) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Attention kernels on a GPU.")
+    parser.add_argument("--alone", action="store_true", help="leave torch's attention out")
+    parser.add_argument("prefix", nargs="?", default="", help="only cases whose names start with it")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.stderr.write("error: bench.kernels_attention needs a GPU\n")
         return 1
     print(f"{'case':<28}{'us':>9}{'TB/s':>7}{'TFLOP/s':>9}{'roofline':>10}{'torch us':>10}")
     for case in CASES:
-        seconds, peer = measure(case)
+        if not case.name.startswith(arguments.prefix):
+            continue
+        seconds, peer = measure(case, arguments.alone)
         floor = max(case.kv_bytes / COPY_BYTES_PER_S, case.flop / FLOP_PER_S)
         print(
             f"{case.name:<28}{seconds * 1e6:9.1f}{case.kv_bytes / seconds / 1e12:7.2f}{case.flop / seconds / 1e12:9.1f}"

@@ -16,7 +16,8 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTileTokens = 16;
+constexpr int kTileShift = 4;
+constexpr int kTileTokens = 1 << kTileShift;
 constexpr int kStageBytes = 24 << 10;  // of a warp's ring: with two blocks on an SM, 192 KiB of loads are under way
 
 template <int D>
@@ -39,64 +40,66 @@ struct DecodeArguments {
   float scale_log2;
 };
 
-// Where a part of a unit lies.
+// A part of a unit. Items follow each other: all parts of a unit, then those of the next.
 struct Item {
-  Unit unit;
   int unit_index;
+  int part;
+  Unit unit;
   int kv_head;
   int head;  // the first
   int num_heads;
   int num_tokens;  // of the chunk
-};
 
-__device__ inline Item item_at(const DecodeArguments& args, int index) {
-  Item item;
-  item.unit_index = index / args.parts;
-  const int part = index - item.unit_index * args.parts;
-  item.kv_head = part / args.parts_of_group;
-  const int first = (part - item.kv_head * args.parts_of_group) * kPartHeads;
-  item.head = item.kv_head * args.group + first;
-  item.num_heads = min(kPartHeads, args.group - first);
-  const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + item.unit_index));
-  item.unit = {words.x, words.y, words.z, words.w};
-  item.num_tokens = min(kChunk, item.unit.context - item.unit.chunk * kChunk);
-  return item;
-}
+  __device__ Item(const DecodeArguments& args, int index)
+      : unit_index(index / args.parts), part(index - unit_index * args.parts) {
+    open(args);
+  }
+
+  __device__ void step(const DecodeArguments& args) {
+    if (++part == args.parts) {
+      part = 0;
+      ++unit_index;
+    }
+    open(args);
+  }
+
+ private:
+  __device__ void open(const DecodeArguments& args) {
+    const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + unit_index));
+    unit = {words.x, words.y, words.z, words.w};
+    num_tokens = min(kChunk, unit.context - unit.chunk * kChunk);
+    kv_head = args.parts_of_group == 1 ? part : part / args.parts_of_group;
+    const int first = (part - kv_head * args.parts_of_group) * kPartHeads;
+    head = kv_head * args.group + first;
+    num_heads = min(kPartHeads, args.group - first);
+  }
+};
 
 // A warp's loads: the next tile of its own in the block's items.
 template <typename T, int D>
 class Loader {
  public:
-  __device__ Loader(const DecodeArguments& args, int begin, int end, uint32_t ring)
-      : args_(args), index_(begin), end_(end), ring_(ring), stage_(0) {
-    if (index_ < end_) open();
+  __device__ Loader(const DecodeArguments& args, const Item& first, int count, uint32_t ring)
+      : args_(args), item_(first), count_(count), ring_(ring) {
+    const int lane = threadIdx.x % kWarp;
+    lane_offset_ = Row<D>::offset(lane / kPieces, lane % kPieces);
+    open();
   }
 
   // Starts the next tile's copies, if there is one, and ends the group in any case.
   __device__ void load() {
-    constexpr int kPieces = Row<D>::kPieces;
-    while (index_ < end_ && tile_ * kTileTokens >= num_tokens_) {
-      ++index_;
-      if (index_ < end_) open();
+    while (count_ > 0 && tile_ * kTileTokens >= item_.num_tokens) {
+      if (--count_ == 0) break;
+      item_.step(args_);
+      open();
     }
-    if (index_ < end_) {
-      const int lane = threadIdx.x % kWarp;
-      const int position = chunk_start_ + tile_ * kTileTokens;
-      const int slot_mask = (1 << args_.block_shift) - 1;
-      const auto* k = static_cast<const T*>(args_.tensors.k_cache);
-      const auto* v = static_cast<const T*>(args_.tensors.v_cache);
+    if (count_ > 0) {
+      const int num_rows = item_.num_tokens - tile_ * kTileTokens;
       const uint32_t to = ring_ + stage_ * (2 * Ring<D>::kTileBytes);
-      const int num_rows = num_tokens_ - tile_ * kTileTokens;
-      const bool in_one_block = slot_mask >= kTileTokens - 1;
-      const int64_t start = offset_of(position, slot_mask);
-#pragma unroll
-      for (int i = 0; i < kTileTokens * kPieces / kWarp; ++i) {
-        const int at = i * kWarp + lane, row = at / kPieces, piece = at % kPieces;
-        // Rows of a block follow each other; past the end there may be anything, and 0 times NaN is NaN.
-        const int64_t from = in_one_block ? start + at * 8 : offset_of(position + row, slot_mask) + piece * 8;
-        const uint32_t offset = Row<D>::offset(row, piece);
-        copy_async(to + offset, k + from, row < num_rows);
-        copy_async(to + Ring<D>::kTileBytes + offset, v + from, row < num_rows);
+      if (num_rows >= kTileTokens && args_.block_shift >= kTileShift) {
+        load_full(to);
+      } else {
+        load_part(to, num_rows);
       }
       stage_ = stage_ + 1 == Ring<D>::kStages ? 0 : stage_ + 1;
       tile_ += kWarps;
@@ -105,34 +108,71 @@ class Loader {
   }
 
  private:
-  __device__ void open() {
-    const Item item = item_at(args_, index_);
+  static constexpr int kPieces = Row<D>::kPieces;
+  static constexpr int kCopies = kTileTokens * kPieces / kWarp;
+
+  // A tile within a block of the cache, where its rows follow each other.
+  __device__ void load_full(uint32_t to) const {
     const int lane = threadIdx.x % kWarp;
+    const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens) + lane * 8;
+    const T* k = static_cast<const T*>(args_.tensors.k_cache) + from;
+    const T* v = static_cast<const T*>(args_.tensors.v_cache) + from;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      uint32_t place;
+      if constexpr (kWarp % kPieces == 0) {
+        place = Row<D>::advance(to + lane_offset_, i * kWarp / kPieces, 0);
+      } else {
+        place = to + Row<D>::offset((i * kWarp + lane) / kPieces, (i * kWarp + lane) % kPieces);
+      }
+      copy_async(place, k + i * kWarp * 8);
+      copy_async(place + Ring<D>::kTileBytes, v + i * kWarp * 8);
+    }
+  }
+
+  // Any tile. Past its end there may be anything, and 0 times NaN is NaN: zeros take its place.
+  __device__ void load_part(uint32_t to, int num_rows) const {
+    const int lane = threadIdx.x % kWarp;
+    const auto* k = static_cast<const T*>(args_.tensors.k_cache);
+    const auto* v = static_cast<const T*>(args_.tensors.v_cache);
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = i * kWarp + lane, row = at / kPieces, piece = at % kPieces;
+      const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens + row) + piece * 8;
+      const uint32_t place = to + Row<D>::offset(row, piece);
+      copy_async(place, k + from, row < num_rows);
+      copy_async(place + Ring<D>::kTileBytes, v + from, row < num_rows);
+    }
+  }
+
+  __device__ void open() {
     tile_ = threadIdx.x / kWarp;
-    num_tokens_ = item.num_tokens;
-    kv_head_ = item.kv_head;
-    chunk_start_ = item.unit.chunk * kChunk;
+    if (count_ <= 0) return;
+    chunk_start_ = item_.unit.chunk * kChunk;
     first_block_ = chunk_start_ >> args_.block_shift;
-    const int block = first_block_ + lane;  // a chunk has at most 32
+    const int block = first_block_ + static_cast<int>(threadIdx.x % kWarp);  // a chunk has at most 32
     block_ = 0;
-    if (block << args_.block_shift < chunk_start_ + num_tokens_) {
-      const int64_t row = static_cast<int64_t>(item.unit.sequence) * args_.rows.table_width;
+    if (block << args_.block_shift < chunk_start_ + item_.num_tokens) {
+      const int64_t row = static_cast<int64_t>(item_.unit.sequence) * args_.rows.table_width;
       block_ = min(static_cast<unsigned>(__ldg(args_.rows.block_tables + row + block)),
                    static_cast<unsigned>(args_.last_block));
     }
   }
 
   // Elements from the cache's start to the row of `position`. All lanes call it.
-  __device__ int64_t offset_of(int position, int slot_mask) const {
+  __device__ int64_t offset_of(int position) const {
     const int64_t block = __shfl_sync(0xffffffffu, block_, (position >> args_.block_shift) - first_block_);
-    return (((block * args_.num_kv_heads + kv_head_) << args_.block_shift) + (position & slot_mask)) * D;
+    const int slot = position & ((1 << args_.block_shift) - 1);
+    return (((block * args_.num_kv_heads + item_.kv_head) << args_.block_shift) + slot) * D;
   }
 
   const DecodeArguments& args_;
-  int index_, end_;
+  Item item_;
+  int count_;  // items that are left, item_ among them
   uint32_t ring_;
-  int stage_;
-  int tile_ = 0, num_tokens_ = 0, kv_head_ = 0, chunk_start_ = 0, first_block_ = 0;
+  uint32_t lane_offset_;
+  int stage_ = 0;
+  int tile_ = 0, chunk_start_ = 0, first_block_ = 0;
   int block_ = 0;  // of the chunk's block `lane`
 };
 
@@ -167,10 +207,11 @@ __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t
                        float scale_log2, State<D>& state) {
   const int lane = threadIdx.x % kWarp, matrix = lane / 8;
   float scores[2][4] = {};
+  const uint32_t first_keys = k_tile + Row<D>::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     uint32_t keys[4];
-    load_matrices(keys, k_tile + Row<D>::offset(matrix / 2 * 8 + lane % 8, k * 2 + matrix % 2));
+    load_matrices(keys, Row<D>::advance(first_keys, 0, k * 2));
     multiply_add<T>(scores[0], q[k], keys[0], keys[1]);
     multiply_add<T>(scores[1], q[k], keys[2], keys[3]);
   }
@@ -211,10 +252,11 @@ __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t
   }
   const uint32_t weights[4] = {pack<T>(scores[0][0], scores[0][1]), pack<T>(scores[0][2], scores[0][3]),
                                pack<T>(scores[1][0], scores[1][1]), pack<T>(scores[1][2], scores[1][3])};
+  const uint32_t first_values = v_tile + Row<D>::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
 #pragma unroll
   for (int n = 0; n < D / 16; ++n) {
     uint32_t values[4];
-    load_matrices_transposed(values, v_tile + Row<D>::offset(matrix % 2 * 8 + lane % 8, n * 2 + matrix / 2));
+    load_matrices_transposed(values, Row<D>::advance(first_values, 0, n * 2));
     multiply_add<T>(state.o[n * 2], weights, values[0], values[1]);
     multiply_add<T>(state.o[n * 2 + 1], weights, values[2], values[3]);
   }
@@ -308,10 +350,9 @@ __device__ void finish(const DecodeArguments& args, const Item& item, const Merg
   }
   __threadfence();
   __syncthreads();
-  const int part = item.kv_head * args.parts_of_group + (item.head - item.kv_head * args.group) / kPartHeads;
   const int first_unit = item.unit_index - item.unit.chunk;
   if (threadIdx.x == 0) {
-    int* arrived = args.plan.arrived + static_cast<int64_t>(first_unit) * args.parts + part;
+    int* arrived = args.plan.arrived + static_cast<int64_t>(first_unit) * args.parts + item.part;
     const bool is_last = atomicAdd(arrived, 1) == chunks - 1;
     if (is_last) *arrived = 0;  // for the next layer
     *merge.is_last = is_last;
@@ -340,7 +381,7 @@ __device__ void finish(const DecodeArguments& args, const Item& item, const Merg
 }
 
 template <typename T, int D>
-__global__ void __launch_bounds__(kThreads, D > 128 ? 1 : 2)
+__global__ void __launch_bounds__(kThreads, D > 128 ? 1 : kBlocksPerMultiprocessor)
     decode_kernel(const __grid_constant__ DecodeArguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   constexpr int kStages = Ring<D>::kStages;
@@ -349,12 +390,15 @@ __global__ void __launch_bounds__(kThreads, D > 128 ? 1 : 2)
   const Merge<D> merge(shared + kWarps * Ring<D>::kBytes, args.merge_rows);
   const int begin = args.plan.starts[blockIdx.x], end = args.plan.starts[blockIdx.x + 1];
 
-  Loader<T, D> loader(args, begin, end, ring);
-#pragma unroll
+  if (begin == end) return;
+
+  Item item(args, begin);
+  Loader<T, D> loader(args, item, end - begin, ring);
+#pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) loader.load();
   int stage = 0;
   for (int index = begin; index < end; ++index) {
-    const Item item = item_at(args, index);
+    if (index > begin) item.step(args);
     uint32_t q[D / 16][4];
     load_queries<T, D>(args, item, q);
     State<D> state{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};

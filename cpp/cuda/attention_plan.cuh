@@ -13,6 +13,9 @@ constexpr int kChunk = 256;
 // Query heads of one KV head that a unit takes at once: the rows of a product. Larger groups are several parts.
 constexpr int kPartHeads = 16;
 
+// CUDA blocks of decode that share a multiprocessor.
+constexpr int kBlocksPerMultiprocessor = 2;
+
 // One token with one chunk of its context.
 struct alignas(16) Unit {
   int token;

@@ -37,28 +37,60 @@ struct PrefillArguments {
   float scale_log2;
 };
 
-// Copies tokens [start, start + kKeys) of one KV head, zeros from `end` on: there may be anything in their place.
+// The keys and values of one sequence and KV head.
 template <typename T, int D>
-__device__ void load_keys(const PrefillArguments& args, const int* table, int kv_head, int start, int end,
-                          uint32_t k_tile, uint32_t v_tile) {
-  constexpr int kPieces = Row<D>::kPieces;
-  const auto* k = static_cast<const T*>(args.tensors.k_cache);
-  const auto* v = static_cast<const T*>(args.tensors.v_cache);
-  const int slot_mask = (1 << args.block_shift) - 1;
-#pragma unroll
-  for (int i = 0; i < Shape<D>::kKeys * kPieces / kThreads; ++i) {
-    const int at = i * kThreads + threadIdx.x, row = at / kPieces, piece = at % kPieces;
-    const int position = start + row;
-    const bool present = position < end;
-    const unsigned named = present ? __ldg(table + (position >> args.block_shift)) : 0;
-    const int64_t block = min(named, static_cast<unsigned>(args.last_block));
-    const int64_t from =
-        (((block * args.num_kv_heads + kv_head) << args.block_shift) + (position & slot_mask)) * D + piece * 8;
-    const uint32_t offset = Row<D>::offset(row, piece);
-    copy_async(k_tile + offset, k + from, present);
-    copy_async(v_tile + offset, v + from, present);
+struct Context {
+  const T* k_cache;
+  const T* v_cache;
+  const int* table;
+  int kv_head, num_kv_heads;
+  int block_shift, last_block;
+  int end;  // tokens that are read
+
+  static constexpr int kPieces = Row<D>::kPieces;
+  static constexpr int kCopies = Shape<D>::kKeys * kPieces / kThreads;
+
+  __device__ int64_t block_of(int position) const {
+    return min(static_cast<unsigned>(__ldg(table + (position >> block_shift))), static_cast<unsigned>(last_block));
   }
-}
+
+  // Elements from the cache's start to the row of `position`, which lies in `block`.
+  __device__ int64_t offset_of(int64_t block, int position) const {
+    return (((block * num_kv_heads + kv_head) << block_shift) + (position & ((1 << block_shift) - 1))) * D;
+  }
+
+  // Starts the copies of tokens [start, start + kKeys): K to `to`, V behind it.
+  __device__ void load(int start, uint32_t to) const {
+    const int thread = threadIdx.x;
+    if (start + Shape<D>::kKeys <= end && Shape<D>::kKeys <= 1 << block_shift) {
+      // Within a block of the cache, where rows follow each other.
+      const int64_t from = offset_of(block_of(start), start) + thread * 8;
+      const uint32_t lane = to + Row<D>::offset(thread / kPieces, thread % kPieces);
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        uint32_t place;
+        if constexpr (kThreads % kPieces == 0) {
+          place = Row<D>::advance(lane, i * kThreads / kPieces, 0);
+        } else {
+          place = to + Row<D>::offset((i * kThreads + thread) / kPieces, (i * kThreads + thread) % kPieces);
+        }
+        copy_async(place, k_cache + from + i * kThreads * 8);
+        copy_async(place + Shape<D>::kTileBytes, v_cache + from + i * kThreads * 8);
+      }
+      return;
+    }
+#pragma unroll 4
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = i * kThreads + thread, row = at / kPieces, piece = at % kPieces, position = start + row;
+      // From `end` on there may be anything, and 0 times NaN is NaN: zeros take its place.
+      const bool present = position < end;
+      const int64_t from = offset_of(present ? block_of(position) : 0, position) + piece * 8;
+      const uint32_t place = to + Row<D>::offset(row, piece);
+      copy_async(place, k_cache + from, present);
+      copy_async(place + Shape<D>::kTileBytes, v_cache + from, present);
+    }
+  }
+};
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_constant__ PrefillArguments args) {
@@ -76,7 +108,14 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   const int first_row = tile.index * S::kRows;
   const int last_row = min(first_row + S::kRows, num_rows) - 1;
   const int end = max(0, before + last_row / group + 1);  // tokens that the last row sees
-  const int* table = args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width;
+  const Context<T, D> context{static_cast<const T*>(args.tensors.k_cache),
+                              static_cast<const T*>(args.tensors.v_cache),
+                              args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width,
+                              kv_head,
+                              args.num_kv_heads,
+                              args.block_shift,
+                              args.last_block,
+                              end};
 
   const uint32_t q_tile = shared_address(shared), key_tiles = q_tile + S::kQueryBytes;
   const auto tiles_of = [&](int step) { return key_tiles + step % 2 * 2 * S::kTileBytes; };
@@ -93,11 +132,12 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
                  q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8, true);
     }
   }
-  load_keys<T, D>(args, table, kv_head, 0, end, tiles_of(0), tiles_of(0) + S::kTileBytes);
+  context.load(0, tiles_of(0));
   commit_copies();
 
-  // Rows of this lane: [row tile][half] is warp_row + 16 * row tile + 8 * half; it sees the positions below `sees`.
   const int warp_row = warp * 16 * kRowTiles, row = warp_row + lane / 4;
+  const uint32_t first_queries = q_tile + Row<D>::offset(warp_row + matrix % 2 * 8 + lane % 8, matrix / 2);
+  // Rows of this lane: [row tile][half] is warp_row + 16 * row tile + 8 * half; it sees the positions below `sees`.
   int sees[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -127,15 +167,14 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   const int num_steps = (end + S::kKeys - 1) / S::kKeys;
   for (int step = 0; step < num_steps; ++step) {
     const int start = step * S::kKeys;
-    if (step + 1 < num_steps) {
-      const uint32_t next = tiles_of(step + 1);
-      load_keys<T, D>(args, table, kv_head, start + S::kKeys, end, next, next + S::kTileBytes);
-    }
+    if (step + 1 < num_steps) context.load(start + S::kKeys, tiles_of(step + 1));
     commit_copies();
     wait_copies<1>();
     __syncthreads();
     if (start < some_see) {
-      const uint32_t k_tile = tiles_of(step), v_tile = k_tile + S::kTileBytes;
+      const uint32_t first_keys = tiles_of(step) + Row<D>::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
+      const uint32_t first_values =
+          tiles_of(step) + S::kTileBytes + Row<D>::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
       float scores[kRowTiles][kKeyTiles][4] = {};
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
@@ -148,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
 #pragma unroll
         for (int n = 0; n < kKeyTiles / 2; ++n) {
           uint32_t keys[4];
-          load_matrices(keys, k_tile + Row<D>::offset(n * 16 + matrix / 2 * 8 + lane % 8, k * 2 + matrix % 2));
+          load_matrices(keys, Row<D>::advance(first_keys, n * 16, k * 2));
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
             multiply_add<T>(scores[m][n * 2], q[m], keys[0], keys[1]);
@@ -216,8 +255,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
           uint32_t values[4];
-          load_matrices_transposed(values,
-                                   v_tile + Row<D>::offset(k * 16 + matrix % 2 * 8 + lane % 8, n * 2 + matrix / 2));
+          load_matrices_transposed(values, Row<D>::advance(first_values, k * 16, n * 2));
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
             multiply_add<T>(o[m][n * 2], weights[m], values[0], values[1]);

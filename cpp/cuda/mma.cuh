@@ -19,6 +19,13 @@ struct Row {
   static __device__ int offset(int row, int piece) {
     return row * kBytes + (kSwizzled ? piece ^ (row & 7) : piece) * 16;
   }
+
+  // From the address of a piece to that of `pieces` and, in the same bits of its row's number, `rows` more: neither may
+  // share a bit with the piece and the row it starts from. Cheap where both are constants.
+  static __device__ uint32_t advance(uint32_t address, int rows, int pieces) {
+    return (kSwizzled ? address ^ static_cast<uint32_t>((pieces ^ (rows & 7)) * 16) : address + pieces * 16) +
+           rows * kBytes;
+  }
 };
 
 __device__ inline uint32_t shared_address(const void* pointer) {
@@ -29,6 +36,10 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 __device__ inline void copy_async(uint32_t to, const void* from, bool present) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0)
                : "memory");
+}
+
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Ends a group of the thread's copies.
