@@ -46,9 +46,7 @@ class CoreDriver:
         self._last_key = 0
         cost = StepCost(STEP_SECONDS)
         self._workers = {
-            link: SimulatedWorker(
-                link, info, caching=False, verify=False, cost=StepCost(STEP_SECONDS), text=SameToken()
-            )
+            link: SimulatedWorker(link, info, caching=False, verify=False, cost=cost, text=SameToken())
             for link, info in enumerate(infos, 1)
         }
         self._round([GatewayAttached(GATEWAY, "bench")])
