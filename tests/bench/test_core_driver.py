@@ -1,0 +1,27 @@
+"""A core with simulated workers and no processes serves what it is given, and the books balance."""
+
+from __future__ import annotations
+
+from bench.core_driver import CoreDriver
+from bench.scheduler_cost import big_worker, memory
+
+
+def test_all_requests_end_and_plans_are_timed() -> None:
+    driver = CoreDriver([big_worker(index, 4) for index in range(2)], plan_log_rounds=50, num_steps=8)
+    driver.submit([(20, 3 + index % 7) for index in range(40)])
+    assert driver.outstanding == 40
+    for _ in range(400):
+        if not driver.outstanding:
+            break
+        driver.step()
+        assert driver.core.check() == []
+    assert driver.ended == 40
+    assert driver.core.idle
+    assert driver.times.starting
+    assert driver.times.steady
+
+
+def test_memory_is_looked_at_ten_times() -> None:
+    rows = list(memory(2000))
+    assert len(rows) == 10
+    assert [row["sequences"] >= 200 * (1 + index) for index, row in enumerate(rows)] == [True] * 10
