@@ -6,8 +6,6 @@
 // run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token of more
 // than one chunk leaves its states (m, l, o) in memory, and who finishes its last chunk merges them in the order of
 // chunks: the bits of a result depend on the token alone.
-#include <algorithm>
-
 #include "attention_plan.cuh"
 #include "mma.cuh"
 
@@ -18,12 +16,11 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kTileShift = 4;
 constexpr int kTileTokens = 1 << kTileShift;
-constexpr int kStageBytes = 24 << 10;  // of a warp's ring: with two blocks on an SM, 192 KiB of loads are under way
 
 template <int D>
 struct Ring {
   static constexpr int kTileBytes = kTileTokens * Row<D>::kBytes;
-  static constexpr int kStages = D > 128 ? 2 : kStageBytes / (2 * kTileTokens * D * 2);
+  static constexpr int kStages = D > 64 ? 2 : 3;  // with the blocks of a multiprocessor, some 190 KiB are under way
   static constexpr int kBytes = kStages * 2 * kTileBytes;
 };
 
@@ -36,7 +33,6 @@ struct DecodeArguments {
   int num_heads, num_kv_heads, group, parts, parts_of_group;
   int block_shift;  // log2 S
   int last_block;   // N - 1
-  int merge_rows;   // rows that the merge area has room for
   float scale_log2;
 };
 
@@ -262,37 +258,56 @@ __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t
   }
 }
 
-// The warps' states of an item, in shared memory: o [kWarps, rows, D + 4], then (maximum, sum) [kWarps, rows].
-template <int D>
-struct Merge {
-  static constexpr int kRow = D + 4;  // neighbouring rows meet other banks
-  float* o;
-  float2* maxima;
-  int* is_last;
-  int rows;
+// A part of a token whose chunk was written last: it is said to have arrived, and the answer is looked at, one item
+// later, so that nobody waits for memory in between.
+struct Written {
+  int first_unit;  // -1: none, or of one chunk only
+  int num_chunks, token, part, head, num_heads;
 
-  __device__ Merge(void* area, int rows)
-      : o(static_cast<float*>(area)),
-        maxima(reinterpret_cast<float2*>(o + kWarps * rows * kRow)),
-        is_last(reinterpret_cast<int*>(maxima + kWarps * rows)),
-        rows(rows) {}
+  __device__ explicit Written(const Item& item)
+      : first_unit(item.unit.context > kChunk ? item.unit_index - item.unit.chunk : -1),
+        num_chunks((item.unit.context + kChunk - 1) / kChunk),
+        token(item.unit.token),
+        part(item.part),
+        head(item.head),
+        num_heads(item.num_heads) {}
 
-  static __host__ __device__ int bytes(int rows) {
-    return kWarps * rows * (kRow * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(float2))) + 4;
+  // By one thread, after a barrier behind the writes of all. Returns how many chunks had arrived before.
+  __device__ int arrive(const DecodeArguments& args) const {
+    __threadfence();
+    return atomicAdd(args.plan.arrived + static_cast<int64_t>(first_unit) * args.parts + part, 1);
   }
 
-  __device__ void put(const State<D>& state, int num_rows) const {
+  // By the thread that called `arrive`: whether all chunks have. The counter is then as the next layer wants it.
+  __device__ bool is_last(const DecodeArguments& args, int arrived_before) const {
+    if (first_unit < 0 || arrived_before != num_chunks - 1) return false;
+    args.plan.arrived[static_cast<int64_t>(first_unit) * args.parts + part] = 0;
+    __threadfence();
+    return true;
+  }
+};
+
+// Where the warps' states of an item meet, in shared memory, a few rows at a time.
+template <int D>
+struct Merge {
+  static constexpr int kRows = 4;
+  float o[kWarps][kRows][D + 4];  // neighbouring rows meet other banks
+  float2 maxima[kWarps][kRows];   // the maximum and the sum
+  Written written;                // what was written before
+  bool is_last;                   // whether with that all chunks of its token have arrived
+
+  // A warp's rows from `first` on, of num_rows in all.
+  __device__ void put(const State<D>& state, int first, int num_rows) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = row_sum(state.sum[half]);
-      const int row = lane / 4 + half * 8;
-      if (row >= num_rows) continue;
-      if (lane % 4 == 0) maxima[warp * rows + row] = {state.maximum[half], sum};
-      float* to = o + (warp * rows + row) * kRow + lane % 4 * 2;
+      const int row = lane / 4 + half * 8, at = row - first;
+      if (at < 0 || at >= kRows || row >= num_rows) continue;
+      if (lane % 4 == 0) maxima[warp][at] = {state.maximum[half], state.sum[half]};
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
-        *reinterpret_cast<float2*>(to + n * 8) = {state.o[n][half * 2], state.o[n][half * 2 + 1]};
+        *reinterpret_cast<float2*>(&o[warp][at][n * 8 + lane % 4 * 2]) = {state.o[n][half * 2],
+                                                                          state.o[n][half * 2 + 1]};
       }
     }
   }
@@ -319,60 +334,48 @@ __device__ void write_result(const DecodeArguments& args, int64_t row, int head_
   *reinterpret_cast<uint2*>(static_cast<T*>(args.tensors.out) + row * head_dim + column) = packed;
 }
 
-// After every warp has put its state: writes the result of an item, or its state and, if it is a token's last to come,
-// the token's result.
+// After every warp has put its rows from `first` on: writes an item's results, or the chunk's states for merge_chunks.
 template <typename T, int D>
-__device__ void finish(const DecodeArguments& args, const Item& item, const Merge<D>& merge) {
-  const int chunks = (item.unit.context + kChunk - 1) / kChunk;
-  const int64_t state_row = static_cast<int64_t>(item.unit_index) * args.num_heads + item.head;
-  const int64_t out_row = static_cast<int64_t>(item.unit.token) * args.num_heads + item.head;
+__device__ void write_rows(const DecodeArguments& args, const Item& item, int first, const Merge<D>& merge) {
   constexpr int kColumns = D / 4;
-  for (int at = threadIdx.x; at < item.num_heads * kColumns; at += kThreads) {
-    const int row = at / kColumns, column = at % kColumns * 4;
+  const int num_rows = min(Merge<D>::kRows, item.num_heads - first);
+  for (int at = threadIdx.x; at < num_rows * kColumns; at += kThreads) {
+    const int row = at / kColumns, column = at % kColumns * 4, head = item.head + first + row;
     Sum all{-INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) all.maximum = fmaxf(all.maximum, merge.maxima[warp * merge.rows + row].x);
+    for (int warp = 0; warp < kWarps; ++warp) all.maximum = fmaxf(all.maximum, merge.maxima[warp][row].x);
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
-      const int from = warp * merge.rows + row;
-      add(all, merge.maxima[from], *reinterpret_cast<const float4*>(merge.o + from * Merge<D>::kRow + column));
+      add(all, merge.maxima[warp][row], *reinterpret_cast<const float4*>(&merge.o[warp][row][column]));
     }
-    if (chunks == 1) {
-      write_result<T>(args, out_row + row, D, column, all);
+    if (item.unit.context <= kChunk) {
+      write_result<T>(args, static_cast<int64_t>(item.unit.token) * args.num_heads + head, D, column, all);
     } else {
-      __stcg(reinterpret_cast<float4*>(args.states + (state_row + row) * D + column), all.o);
-      if (column == 0) __stcg(args.maxima + state_row + row, {all.maximum, all.sum});
+      const int64_t to = static_cast<int64_t>(item.unit_index) * args.num_heads + head;
+      __stcg(reinterpret_cast<float4*>(args.states + to * D + column), all.o);
+      if (column == 0) __stcg(args.maxima + to, {all.maximum, all.sum});
     }
   }
-  if (chunks == 1) {
-    __syncthreads();
-    return;
-  }
-  __threadfence();
-  __syncthreads();
-  const int first_unit = item.unit_index - item.unit.chunk;
-  if (threadIdx.x == 0) {
-    int* arrived = args.plan.arrived + static_cast<int64_t>(first_unit) * args.parts + item.part;
-    const bool is_last = atomicAdd(arrived, 1) == chunks - 1;
-    if (is_last) *arrived = 0;  // for the next layer
-    *merge.is_last = is_last;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!*merge.is_last) return;
-  const int64_t first_row = static_cast<int64_t>(first_unit) * args.num_heads + item.head;
-  for (int at = threadIdx.x; at < item.num_heads * kColumns; at += kThreads) {
+}
+
+// Writes the result of a token of several chunks, all of which have arrived.
+template <typename T, int D>
+__device__ void merge_chunks(const DecodeArguments& args, const Written& written) {
+  constexpr int kColumns = D / 4;
+  const int64_t first_row = static_cast<int64_t>(written.first_unit) * args.num_heads + written.head;
+  const int64_t out_row = static_cast<int64_t>(written.token) * args.num_heads + written.head;
+  for (int at = threadIdx.x; at < written.num_heads * kColumns; at += kThreads) {
     const int row = at / kColumns, column = at % kColumns * 4;
     const float2* maxima = args.maxima + first_row + row;
     const float* states = args.states + (first_row + row) * D + column;
     const int64_t state_stride = static_cast<int64_t>(args.num_heads) * D;
     Sum all{-INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 8
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = 0; chunk < written.num_chunks; ++chunk) {
       all.maximum = fmaxf(all.maximum, __ldcg(maxima + static_cast<int64_t>(chunk) * args.num_heads).x);
     }
-#pragma unroll 8
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+#pragma unroll 4
+    for (int chunk = 0; chunk < written.num_chunks; ++chunk) {
       add(all, __ldcg(maxima + static_cast<int64_t>(chunk) * args.num_heads),
           __ldcg(reinterpret_cast<const float4*>(states + chunk * state_stride)));
     }
@@ -381,13 +384,13 @@ __device__ void finish(const DecodeArguments& args, const Item& item, const Merg
 }
 
 template <typename T, int D>
-__global__ void __launch_bounds__(kThreads, D > 128 ? 1 : kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, decode_blocks(D))
     decode_kernel(const __grid_constant__ DecodeArguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   constexpr int kStages = Ring<D>::kStages;
   const int warp = threadIdx.x / kWarp;
   const uint32_t ring = shared_address(shared) + warp * Ring<D>::kBytes;
-  const Merge<D> merge(shared + kWarps * Ring<D>::kBytes, args.merge_rows);
+  auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * Ring<D>::kBytes);
   const int begin = args.plan.starts[blockIdx.x], end = args.plan.starts[blockIdx.x + 1];
 
   if (begin == end) return;
@@ -396,11 +399,14 @@ __global__ void __launch_bounds__(kThreads, D > 128 ? 1 : kBlocksPerMultiprocess
   Loader<T, D> loader(args, item, end - begin, ring);
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) loader.load();
+  uint32_t q[D / 16][4];
+  load_queries<T, D>(args, item, q);
+  int arrived = 0;  // thread 0's
+  if (threadIdx.x == 0) merge.written.first_unit = -1;
   int stage = 0;
   for (int index = begin; index < end; ++index) {
-    if (index > begin) item.step(args);
-    uint32_t q[D / 16][4];
-    load_queries<T, D>(args, item, q);
+    Item next = item;
+    if (index + 1 < end) next.step(args);
     State<D> state{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};
     for (int tile = warp; tile * kTileTokens < item.num_tokens; tile += kWarps) {
       loader.load();
@@ -412,18 +418,34 @@ __global__ void __launch_bounds__(kThreads, D > 128 ? 1 : kBlocksPerMultiprocess
       __syncwarp();  // the next load overwrites what was read here
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
-    merge.put(state, item.num_heads);
-    __syncthreads();
-    finish<T, D>(args, item, merge);
+    load_queries<T, D>(args, next, q);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) state.sum[half] = row_sum(state.sum[half]);
+    if (threadIdx.x == 0) merge.is_last = merge.written.is_last(args, arrived);
+    for (int first = 0; first < item.num_heads; first += Merge<D>::kRows) {
+      merge.put(state, first, item.num_heads);
+      __syncthreads();
+      write_rows<T, D>(args, item, first, merge);
+      if (first == 0 && merge.is_last) merge_chunks<T, D>(args, merge.written);
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+      merge.written = Written(item);
+      if (merge.written.first_unit >= 0) arrived = merge.written.arrive(args);
+    }
+    item = next;
   }
+  if (threadIdx.x == 0) merge.is_last = merge.written.is_last(args, arrived);
+  __syncthreads();
+  if (merge.is_last) merge_chunks<T, D>(args, merge.written);
 }
 
 template <typename T, int D>
 void launch(const DecodeArguments& args, int num_blocks, Stream stream) {
-  const int bytes = kWarps * Ring<D>::kBytes + Merge<D>::bytes(args.merge_rows);
-  check(cudaFuncSetAttribute(decode_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+  constexpr int kBytes = kWarps * Ring<D>::kBytes + static_cast<int>(sizeof(Merge<D>));
+  check(cudaFuncSetAttribute(decode_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "attention_decode");
-  decode_kernel<T, D><<<num_blocks, kThreads, bytes, stream>>>(args);
+  decode_kernel<T, D><<<num_blocks, kThreads, kBytes, stream>>>(args);
   check_launch("attention_decode");
 }
 
@@ -460,7 +482,6 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
                        parts_of_group(group),
                        log2_of(shape.block_size),
                        static_cast<int>(shape.num_blocks) - 1,
-                       std::min(group, kPartHeads),
                        tensors.scale * kLog2E};
   const int num_blocks = static_cast<int>(sizes.num_blocks);
   if (shape.dtype == Dtype::bf16) {

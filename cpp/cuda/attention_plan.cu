@@ -166,7 +166,7 @@ AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, i
     sizes.num_tiles = static_cast<std::int64_t>(num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;
   }
   sizes.num_blocks = std::max<std::int64_t>(
-      1, std::min<std::int64_t>(sizes.num_units * parts, kBlocksPerMultiprocessor * num_multiprocessors));
+      1, std::min<std::int64_t>(sizes.num_units * parts, decode_blocks(shape.head_dim) * num_multiprocessors));
   sizes.plan_words = words_of_plan(sizes, parts);
   sizes.state_words = sizes.num_units * shape.num_heads * (shape.head_dim + 2);
   return sizes;

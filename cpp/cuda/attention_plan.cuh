@@ -14,7 +14,7 @@ constexpr int kChunk = 256;
 constexpr int kPartHeads = 16;
 
 // CUDA blocks of decode that share a multiprocessor.
-constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : head_dim > 64 ? 3 : 4; }
 
 // One token with one chunk of its context.
 struct alignas(16) Unit {
