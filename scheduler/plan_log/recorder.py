@@ -37,7 +37,7 @@ from ..sequence import Sequence
 from .checkpoint import Snapshot
 from .plan_file import write_plan_file
 from .round import OUTSIDE, KeptRound, KeptStep
-from .values import encode
+from .values import Copied, encode, kept
 
 # Values that a round may hold on average: sequence ids, chunks, joins and the like. Rounds that hold more are fewer.
 VALUES_PER_ROUND = 128
@@ -116,16 +116,14 @@ class Recorder:
         if self.problem is not None:
             return
         try:
-            kept = KeptRound(
+            round_kept = KeptRound(
                 now,
                 tuple([each if type(each) in _KEPT_AS_THEY_ARE else self._keep(each) for each in events]),
                 cached,
                 tuple([_keep_command(each) for each in actions if type(each) in _COMMANDS]),
             )
             outside = _outside(actions)
-            if outside:
-                _mark(kept, outside)
-            self._add(kept)
+            self._add(_marked(round_kept, outside) if outside else round_kept)
         except Exception as error:
             # A bug, but none of serving.
             self.problem = f"the plan log stopped: {type(error).__name__}: {error}"
@@ -161,19 +159,19 @@ class Recorder:
                 last = self._last_ids[event.link] = (ids, array("Q", ids))
                 self._unshared += len(ids)
             # The stop token of an end is a token, too.
-            ended = tuple(map(encode, event.ended)) if event.ended else ()
+            ended = tuple(map(kept, event.ended)) if event.ended else ()
             return KeptStep(
                 event.link, event.plan_seq, event.step, last[1], event.prefills, ended, event.blocks, event.step_us
             )
         if type(event) is WorkerLost:
             self._last_ids.pop(event.link, None)
             return event
-        return encode(event)
+        return kept(event)
 
 
 def _keep_command(action: Any) -> Any:
     if type(action) is ToWorker and type(action.command) is NewSequence:
-        return {"link": action.link, **encode(action.command)}
+        return ToWorker(action.link, kept(action.command))
     return action
 
 
@@ -190,10 +188,13 @@ def _outside(actions: SequenceOf[Action]) -> set[tuple[int, int]]:
     }
 
 
-def _mark(kept: KeptRound, outside: set[tuple[int, int]]) -> None:
+def _marked(round_kept: KeptRound, outside: set[tuple[int, int]]) -> KeptRound:
     """Notes that a prompt had such a token. An empty prompt is refused for the same field, and has none."""
-    for event in kept.events:
-        if type(event) is dict and event["is"] == Submitted.__name__:
-            wish = event["submission"]
-            if (event["gateway"], wish["request_key"]) in outside and wish["prompt_token_ids"]["zeros"]:
-                event[OUTSIDE] = True
+    events = list(round_kept.events)
+    for index, event in enumerate(events):
+        if type(event) is Copied and event.shape.cls is Submitted:
+            data = encode(event)
+            wish = data["submission"]
+            if (data["gateway"], wish["request_key"]) in outside and wish["prompt_token_ids"]["zeros"]:
+                events[index] = {**data, OUTSIDE: True}
+    return round_kept._replace(events=tuple(events))

@@ -14,7 +14,7 @@ from tercet.errors import PlanFileError
 from ..actions import DropWorker, Plan, ToWorker
 from ..events import BlockCounts, Event, PrefillProgress, StepReported, Submitted
 from .shape import conforms
-from .values import MAX_ID, decode, encode, whole_number
+from .values import MAX_ID, Copied, decode, encode, whole_number
 
 # Marks a submission that was refused for a token outside the vocabulary.
 OUTSIDE = "outside_vocabulary"
@@ -23,6 +23,7 @@ _OUTSIDE_TOKEN = 2**32 - 1
 _MAX_SECONDS = 6e10
 # What a round counts beside its lists.
 _ROUND_VALUES = 8
+_COPIES = frozenset({Copied, dict})
 
 
 class KeptStep(NamedTuple):
@@ -33,20 +34,21 @@ class KeptStep(NamedTuple):
     step: int
     sequence_ids: array[int]
     prefills: tuple[PrefillProgress, ...]
-    ended: tuple[dict[str, Any], ...]
+    # Kept as `values.kept` does.
+    ended: tuple[Any, ...]
     blocks: BlockCounts
     step_us: int
 
 
 class KeptRound(NamedTuple):
-    """A round in memory. An event or command is as the core saw it, or JSON data if that had tokens."""
+    """A round in memory. An event or command is as the core saw it, or a copy (values.py) if that had tokens."""
 
     # Seconds on the scheduler's clock.
     now: float
     events: tuple[Any, ...]
     # (sequence_id, link, tokens) of each question for a cached prefix, in order, in one tuple.
     cached: tuple[int, ...]
-    commands: tuple[ToWorker | DropWorker | dict[str, Any], ...]
+    commands: tuple[ToWorker | DropWorker, ...]
 
     @property
     def num_values(self) -> int:
@@ -55,7 +57,7 @@ class KeptRound(NamedTuple):
         for event in self.events:
             if type(event) is KeptStep:
                 values += 2 * len(event.prefills) + _ROUND_VALUES * len(event.ended)
-            elif type(event) is dict:
+            elif type(event) in _COPIES:
                 values += 2 * _ROUND_VALUES
         for each in self.commands:
             if type(each) is ToWorker:
@@ -84,8 +86,8 @@ def encode_round(kept: KeptRound, last_ids: dict[int, array[int]]) -> dict[str, 
     return data
 
 
-def encode_command(action: ToWorker | DropWorker | dict[str, Any]) -> dict[str, Any]:
-    """JSON data of a command and where it goes; what is JSON data stays as it is."""
+def encode_command(action: ToWorker | DropWorker) -> dict[str, Any]:
+    """JSON data of a command and where it goes."""
     if isinstance(action, ToWorker):
         return {"link": action.link, **encode(action.command)}
     data: dict[str, Any] = encode(action)
