@@ -43,6 +43,7 @@ struct AttentionTensors {
 struct AttentionSizes {
   std::int64_t num_units;    // of decode: a token with one chunk of its context
   std::int64_t num_tiles;    // of prefill: a sequence with one tile of its query rows
+  std::int64_t num_merged;   // tokens of decode
   std::int64_t num_blocks;   // CUDA blocks that share the units out
   std::int64_t plan_words;   // int32 words of the plan itself
   std::int64_t state_words;  // float words of what chunks leave to be merged

@@ -4,9 +4,10 @@
 // rows of mma tiles: a KV head is read once for all of them. A block of four warps takes a run of items from the plan.
 // Each warp streams its own 16-token tiles of K and V, cp.async from the pages into a ring of its own, and its loads
 // run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token of more
-// than one chunk leaves its states (m, l, o) in memory, and who finishes its last chunk merges them in the order of
-// chunks: the bits of a result depend on the token alone.
+// than one chunk leaves its states (m, l, o) in memory, and a second kernel merges them in the order of chunks: the
+// bits of a result depend on the token alone.
 #include "attention_plan.cuh"
+#include "dependent_launch.cuh"
 #include "mma.cuh"
 
 namespace tercet::cuda {
@@ -258,43 +259,12 @@ __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t
   }
 }
 
-// A part of a token whose chunk was written last: it is said to have arrived, and the answer is looked at, one item
-// later, so that nobody waits for memory in between.
-struct Written {
-  int first_unit;  // -1: none, or of one chunk only
-  int num_chunks, token, part, head, num_heads;
-
-  __device__ explicit Written(const Item& item)
-      : first_unit(item.unit.context > kChunk ? item.unit_index - item.unit.chunk : -1),
-        num_chunks((item.unit.context + kChunk - 1) / kChunk),
-        token(item.unit.token),
-        part(item.part),
-        head(item.head),
-        num_heads(item.num_heads) {}
-
-  // By one thread, after a barrier behind the writes of all. Returns how many chunks had arrived before.
-  __device__ int arrive(const DecodeArguments& args) const {
-    __threadfence();
-    return atomicAdd(args.plan.arrived + static_cast<int64_t>(first_unit) * args.parts + part, 1);
-  }
-
-  // By the thread that called `arrive`: whether all chunks have. The counter is then as the next layer wants it.
-  __device__ bool is_last(const DecodeArguments& args, int arrived_before) const {
-    if (first_unit < 0 || arrived_before != num_chunks - 1) return false;
-    args.plan.arrived[static_cast<int64_t>(first_unit) * args.parts + part] = 0;
-    __threadfence();
-    return true;
-  }
-};
-
 // Where the warps' states of an item meet, in shared memory, a few rows at a time.
 template <int D>
 struct Merge {
   static constexpr int kRows = 4;
   float o[kWarps][kRows][D + 4];  // neighbouring rows meet other banks
   float2 maxima[kWarps][kRows];   // the maximum and the sum
-  Written written;                // what was written before
-  bool is_last;                   // whether with that all chunks of its token have arrived
 
   // A warp's rows from `first` on, of num_rows in all.
   __device__ void put(const State<D>& state, int first, int num_rows) {
@@ -334,7 +304,7 @@ __device__ void write_result(const DecodeArguments& args, int64_t row, int head_
   *reinterpret_cast<uint2*>(static_cast<T*>(args.tensors.out) + row * head_dim + column) = packed;
 }
 
-// After every warp has put its rows from `first` on: writes an item's results, or the chunk's states for merge_chunks.
+// After every warp has put its rows from `first` on: writes an item's results, or the chunk's states for merge_kernel.
 template <typename T, int D>
 __device__ void write_rows(const DecodeArguments& args, const Item& item, int first, const Merge<D>& merge) {
   constexpr int kColumns = D / 4;
@@ -358,28 +328,66 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
   }
 }
 
-// Writes the result of a token of several chunks, all of which have arrived.
+// The tokens of several chunks: a block has a token and a head, its warps share the chunks, a lane has D / 32 columns.
 template <typename T, int D>
-__device__ void merge_chunks(const DecodeArguments& args, const Written& written) {
-  constexpr int kColumns = D / 4;
-  const int64_t first_row = static_cast<int64_t>(written.first_unit) * args.num_heads + written.head;
-  const int64_t out_row = static_cast<int64_t>(written.token) * args.num_heads + written.head;
-  for (int at = threadIdx.x; at < written.num_heads * kColumns; at += kThreads) {
-    const int row = at / kColumns, column = at % kColumns * 4;
-    const float2* maxima = args.maxima + first_row + row;
-    const float* states = args.states + (first_row + row) * D + column;
-    const int64_t state_stride = static_cast<int64_t>(args.num_heads) * D;
-    Sum all{-INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
-#pragma unroll 8
-    for (int chunk = 0; chunk < written.num_chunks; ++chunk) {
-      all.maximum = fmaxf(all.maximum, __ldcg(maxima + static_cast<int64_t>(chunk) * args.num_heads).x);
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeArguments args) {
+  constexpr int kColumns = D / kWarp, kAhead = 4;
+  __shared__ float maxima_of_warps[kWarps];
+  __shared__ float sums[kWarps];
+  __shared__ float parts[kWarps][D];
+  wait_for_kernel_before();
+  const MergedToken token = args.plan.merged[blockIdx.x];
+  if (token.num_chunks <= 1) return;
+  const int head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first = static_cast<int64_t>(token.first_unit) * args.num_heads + head;
+
+  float maximum = -INFINITY;
+  for (int chunk = threadIdx.x; chunk < token.num_chunks; chunk += kThreads) {
+    maximum = fmaxf(maximum, args.maxima[first + static_cast<int64_t>(chunk) * args.num_heads].x);
+  }
+  maximum = warp_max(maximum);
+  if (lane == 0) maxima_of_warps[warp] = maximum;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, maxima_of_warps[i]);
+
+  float sum = 0.0f, o[kColumns] = {};
+  for (int start = warp; start < token.num_chunks; start += kWarps * kAhead) {
+    float2 of_chunks[kAhead];
+    float states[kAhead][kColumns];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      // Past the end the last one is read again and counts nothing.
+      const int chunk = start + i * kWarps, read = min(chunk, token.num_chunks - 1);
+      const int64_t row = first + static_cast<int64_t>(read) * args.num_heads;
+      of_chunks[i] = args.maxima[row];
+      if (chunk > read) of_chunks[i].x = -INFINITY;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        states[i][column] = args.states[row * D + column * kWarp + lane];
+      }
     }
-#pragma unroll 4
-    for (int chunk = 0; chunk < written.num_chunks; ++chunk) {
-      add(all, __ldcg(maxima + static_cast<int64_t>(chunk) * args.num_heads),
-          __ldcg(reinterpret_cast<const float4*>(states + chunk * state_stride)));
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const float factor = power_of_2(of_chunks[i].x - maximum);
+      sum += factor * of_chunks[i].y;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) o[column] += factor * states[i][column];
     }
-    write_result<T>(args, out_row + row, D, column, all);
+  }
+  if (lane == 0) sums[warp] = sum;
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) parts[warp][column * kWarp + lane] = o[column];
+  __syncthreads();
+  T* out = static_cast<T*>(args.tensors.out) + (static_cast<int64_t>(token.token) * args.num_heads + head) * D;
+  for (int column = threadIdx.x; column < D; column += kThreads) {
+    float total = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      total += sums[i];
+      all += parts[i][column];
+    }
+    out[column] = narrow<T>(all / total);
   }
 }
 
@@ -401,8 +409,6 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   for (int i = 0; i < kStages - 1; ++i) loader.load();
   uint32_t q[D / 16][4];
   load_queries<T, D>(args, item, q);
-  int arrived = 0;  // thread 0's
-  if (threadIdx.x == 0) merge.written.first_unit = -1;
   int stage = 0;
   for (int index = begin; index < end; ++index) {
     Item next = item;
@@ -421,45 +427,41 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     load_queries<T, D>(args, next, q);
 #pragma unroll
     for (int half = 0; half < 2; ++half) state.sum[half] = row_sum(state.sum[half]);
-    if (threadIdx.x == 0) merge.is_last = merge.written.is_last(args, arrived);
     for (int first = 0; first < item.num_heads; first += Merge<D>::kRows) {
       merge.put(state, first, item.num_heads);
       __syncthreads();
       write_rows<T, D>(args, item, first, merge);
-      if (first == 0 && merge.is_last) merge_chunks<T, D>(args, merge.written);
       __syncthreads();
-    }
-    if (threadIdx.x == 0) {
-      merge.written = Written(item);
-      if (merge.written.first_unit >= 0) arrived = merge.written.arrive(args);
     }
     item = next;
   }
-  if (threadIdx.x == 0) merge.is_last = merge.written.is_last(args, arrived);
-  __syncthreads();
-  if (merge.is_last) merge_chunks<T, D>(args, merge.written);
+  let_next_kernel_start();
 }
 
 template <typename T, int D>
-void launch(const DecodeArguments& args, int num_blocks, Stream stream) {
+void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
   constexpr int kBytes = kWarps * Ring<D>::kBytes + static_cast<int>(sizeof(Merge<D>));
   check(cudaFuncSetAttribute(decode_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "attention_decode");
-  decode_kernel<T, D><<<num_blocks, kThreads, kBytes, stream>>>(args);
+  decode_kernel<T, D><<<static_cast<unsigned>(sizes.num_blocks), kThreads, kBytes, stream>>>(args);
   check_launch("attention_decode");
+  if (sizes.num_units > sizes.num_merged) {
+    const dim3 blocks(static_cast<unsigned>(sizes.num_merged), args.num_heads);
+    launch_behind(merge_kernel<T, D>, blocks, kThreads, stream, args, "attention_decode");
+  }
 }
 
 template <typename T>
-void launch(int head_dim, const DecodeArguments& args, int num_blocks, Stream stream) {
+void launch(int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
   switch (head_dim) {
     case 64:
-      return launch<T, 64>(args, num_blocks, stream);
+      return launch<T, 64>(args, sizes, stream);
     case 96:
-      return launch<T, 96>(args, num_blocks, stream);
+      return launch<T, 96>(args, sizes, stream);
     case 128:
-      return launch<T, 128>(args, num_blocks, stream);
+      return launch<T, 128>(args, sizes, stream);
     case 256:
-      return launch<T, 256>(args, num_blocks, stream);
+      return launch<T, 256>(args, sizes, stream);
   }
   throw std::invalid_argument("no decode attention for head size " + std::to_string(head_dim));
 }
@@ -483,11 +485,10 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
                        log2_of(shape.block_size),
                        static_cast<int>(shape.num_blocks) - 1,
                        tensors.scale * kLog2E};
-  const int num_blocks = static_cast<int>(sizes.num_blocks);
   if (shape.dtype == Dtype::bf16) {
-    launch<__nv_bfloat16>(shape.head_dim, args, num_blocks, stream);
+    launch<__nv_bfloat16>(shape.head_dim, args, sizes, stream);
   } else {
-    launch<__half>(shape.head_dim, args, num_blocks, stream);
+    launch<__half>(shape.head_dim, args, sizes, stream);
   }
 }
 

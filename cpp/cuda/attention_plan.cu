@@ -108,14 +108,14 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
             plan.units[unit + chunk] = {span.first_token + j, base + i, context, chunk};
             plan.weights[unit + chunk] = weight + chunk * (kChunk + kUnitWeight);
           }
-          for (int part = lane; part < args.parts && chunks > 1; part += kWarp) {
-            plan.arrived[static_cast<int64_t>(unit) * args.parts + part] = 0;
-          }
+          if (lane == 0)
+            plan.merged[args.all_decode ? span.first_token + j : base + i] = {span.first_token + j, unit, chunks};
           unit += chunks;
           weight += context + kUnitWeight * chunks;
         }
       } else {
         const int tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
+        if (lane == 0) plan.merged[base + i] = {0, 0, 0};
         // The last tile sees most and so should start first.
         for (int tile = lane; tile < tiles; tile += kWarp) {
           plan.tiles[before[i].tiles + tile] = {base + i, tiles - 1 - tile};
@@ -160,14 +160,15 @@ AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, i
   const std::int64_t chunks = (max_context + kChunk - 1) / kChunk;
   const int parts = parts_of(shape);
   AttentionSizes sizes{};
-  sizes.num_units = std::min(num_sequences, num_tokens) * chunks;
+  sizes.num_merged = std::min(num_sequences, num_tokens);
+  sizes.num_units = sizes.num_merged * chunks;
   if (num_tokens > num_sequences) {
     const int chunked = std::min(num_sequences, num_tokens / 2);  // sequences that may have more than one token
     sizes.num_tiles = static_cast<std::int64_t>(num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;
   }
   sizes.num_blocks = std::max<std::int64_t>(
       1, std::min<std::int64_t>(sizes.num_units * parts, decode_blocks(shape.head_dim) * num_multiprocessors));
-  sizes.plan_words = words_of_plan(sizes, parts);
+  sizes.plan_words = words_of_plan(sizes);
   sizes.state_words = sizes.num_units * shape.num_heads * (shape.head_dim + 2);
   return sizes;
 }

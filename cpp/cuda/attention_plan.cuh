@@ -24,6 +24,13 @@ struct alignas(16) Unit {
   int chunk;
 };
 
+// Where a decode token's units are; of one chunk, or none if the row is no such token.
+struct MergedToken {
+  int token;
+  int first_unit;
+  int num_chunks;
+};
+
 // A tile of the query rows (token, head of the group) of one sequence.
 struct alignas(8) Tile {
   int sequence;
@@ -35,9 +42,9 @@ struct Plan {
   int* num_tiles;
   int* starts;   // [num_blocks + 1], the first item of each block; item = unit * parts + part
   int* weights;  // [num_units + 1], the weight before each unit
-  int* arrived;  // [num_units * parts], for the first chunk of a token: how many of its chunks are done; 0 when all are
   Unit* units;
   Tile* tiles;
+  MergedToken* merged;  // [num_merged]
 };
 
 inline int group_of(const AttentionShape& shape) { return shape.num_heads / shape.num_kv_heads; }
@@ -56,9 +63,9 @@ inline int log2_of(int power) {
   return exponent;
 }
 
-inline std::int64_t words_of_plan(const AttentionSizes& sizes, int parts) {
+inline std::int64_t words_of_plan(const AttentionSizes& sizes) {
   return 4 + 4 * sizes.num_units + 2 * sizes.num_tiles + (sizes.num_blocks + 1) + (sizes.num_units + 1) +
-         sizes.num_units * parts;
+         3 * sizes.num_merged;
 }
 
 inline Plan view_of_plan(const AttentionSizes& sizes, int* words) {
@@ -68,7 +75,7 @@ inline Plan view_of_plan(const AttentionSizes& sizes, int* words) {
   plan.tiles = reinterpret_cast<Tile*>(plan.units + sizes.num_units);
   plan.starts = reinterpret_cast<int*>(plan.tiles + sizes.num_tiles);
   plan.weights = plan.starts + sizes.num_blocks + 1;
-  plan.arrived = plan.weights + sizes.num_units + 1;
+  plan.merged = reinterpret_cast<MergedToken*>(plan.weights + sizes.num_units + 1);
   return plan;
 }
 

@@ -30,12 +30,6 @@ __device__ int sequence_of(const AttentionRows& rows, int token) {
   return low;
 }
 
-__device__ float warp_max(float x) {
-#pragma unroll
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
-  return x;
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp) simple_kernel(SimpleArguments args) {
   constexpr int kColumns = kMaxHeadDim / kWarp;

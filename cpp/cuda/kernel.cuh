@@ -48,6 +48,12 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
+  return x;
+}
+
 inline bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
 
 inline void check(cudaError_t error, const char* what) {
