@@ -71,7 +71,7 @@ def _memory(_seconds: float) -> Iterator[tuple[str, Figures]]:
 
 
 def _prefix_caching(seconds: float) -> Iterator[tuple[str, Figures]]:
-    pairs = max(4, int(seconds))
+    pairs = max(4, int(1.5 * seconds))
     for hits in (True, False):
         shared = "900 of 1,000 tokens" if hits else "nothing"
         yield f"h. prefix caching, {shared} shared", uvloop.run(prefix_caching(hits, pairs))
@@ -91,7 +91,7 @@ PARTS: dict[str, Callable[[float], Iterator[tuple[str, Figures]]]] = {
 
 @click.command()
 @click.option("--part", default=",".join(PARTS), show_default=True, help="which parts, by their letters")
-@click.option("--seconds", default=30.0, show_default=True, help="about how long each of a, b, c, d and f measures")
+@click.option("--seconds", default=20.0, show_default=True, help="about how long each of a, b, c, d and f measures")
 @click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="file to write")
 def main(part: str, seconds: float, out: Path | None) -> None:
     """Runs the parts and prints each figure as it is known."""
