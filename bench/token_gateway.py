@@ -15,6 +15,7 @@ from typing import Any
 from tercet import ids, rpc
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
+from tercet.v1 import operations_pb2
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,12 @@ class TokenGateway:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self._workers} of {count} workers after {timeout_s:g} s")
             await asyncio.sleep(0.02)
+
+    async def fleet(self) -> operations_pb2.Fleet:
+        """The mesh now, as the scheduler sees it."""
+        stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        fleet: operations_pb2.Fleet = await stub.GetFleet(operations_pb2.GetFleetRequest(), timeout=30.0)
+        return fleet
 
     def submit(self, prompt: Sequence[int], max_tokens: int, *, watched: bool = True) -> Stream:
         """A greedy request; `done` raises RefusedError if it does not end by itself."""
