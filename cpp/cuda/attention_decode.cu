@@ -47,8 +47,8 @@ struct Item {
   int num_heads;
   int num_tokens;  // of the chunk
 
-  __device__ Item(const DecodeArguments& args, int index)
-      : unit_index(index / args.parts), part(index - unit_index * args.parts) {
+  __device__ Item(const DecodeArguments& args, const Share& share)
+      : unit_index(share.unit_index), part(share.part), unit(share.unit) {
     open(args);
   }
 
@@ -57,13 +57,13 @@ struct Item {
       part = 0;
       ++unit_index;
     }
+    const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + unit_index));
+    unit = {words.x, words.y, words.z, words.w};
     open(args);
   }
 
  private:
   __device__ void open(const DecodeArguments& args) {
-    const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + unit_index));
-    unit = {words.x, words.y, words.z, words.w};
     num_tokens = min(kChunk, unit.context - unit.chunk * kChunk);
     kv_head = args.parts_of_group == 1 ? part : part / args.parts_of_group;
     const int first = (part - kv_head * args.parts_of_group) * kPartHeads;
@@ -399,11 +399,13 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   const int warp = threadIdx.x / kWarp;
   const uint32_t ring = shared_address(shared) + warp * Ring<D>::kBytes;
   auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * Ring<D>::kBytes);
-  const int begin = args.plan.starts[blockIdx.x], end = args.plan.starts[blockIdx.x + 1];
+  wait_for_kernel_before();
+  const Share share = args.plan.shares[blockIdx.x];
+  const int begin = share.begin, end = share.end;
 
-  if (begin == end) return;
+  if (begin >= end) return;
 
-  Item item(args, begin);
+  Item item(args, share);
   Loader<T, D> loader(args, item, end - begin, ring);
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) loader.load();
@@ -443,11 +445,11 @@ void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream str
   constexpr int kBytes = kWarps * Ring<D>::kBytes + static_cast<int>(sizeof(Merge<D>));
   check(cudaFuncSetAttribute(decode_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "attention_decode");
-  decode_kernel<T, D><<<static_cast<unsigned>(sizes.num_blocks), kThreads, kBytes, stream>>>(args);
-  check_launch("attention_decode");
+  launch_behind(decode_kernel<T, D>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
+                "attention_decode");
   if (sizes.num_units > sizes.num_merged) {
     const dim3 blocks(static_cast<unsigned>(sizes.num_merged), args.num_heads);
-    launch_behind(merge_kernel<T, D>, blocks, kThreads, stream, args, "attention_decode");
+    launch_behind(merge_kernel<T, D>, blocks, kThreads, 0, stream, args, "attention_decode");
   }
 }
 

@@ -148,7 +148,13 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
       const int64_t weight = plan.weights[low + 1] - plan.weights[low];
       item += (target - plan.weights[low] * parts + weight - 1) / weight;
     }
-    plan.starts[block] = static_cast<int>(item);
+    if (block > 0) plan.shares[block - 1].end = static_cast<int>(item);
+    if (block == args.num_blocks) continue;
+    Share& share = plan.shares[block];
+    share.begin = static_cast<int>(item);
+    share.unit_index = static_cast<int>(item / parts);
+    share.part = static_cast<int>(item % parts);
+    if (share.unit_index < total.units) share.unit = plan.units[share.unit_index];
   }
 }
 

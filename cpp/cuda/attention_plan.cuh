@@ -37,12 +37,21 @@ struct alignas(8) Tile {
   int index;
 };
 
+// The items of a block: [begin, end), item = unit * parts + part. With the first one's unit, which it reads first.
+struct alignas(16) Share {
+  int begin;
+  int end;
+  int unit_index;
+  int part;
+  Unit unit;
+};
+
 // A plan, in one piece of int32 words.
 struct Plan {
   int* num_tiles;
-  int* starts;   // [num_blocks + 1], the first item of each block; item = unit * parts + part
   int* weights;  // [num_units + 1], the weight before each unit
   Unit* units;
+  Share* shares;  // [num_blocks]
   Tile* tiles;
   MergedToken* merged;  // [num_merged]
 };
@@ -64,7 +73,7 @@ inline int log2_of(int power) {
 }
 
 inline std::int64_t words_of_plan(const AttentionSizes& sizes) {
-  return 4 + 4 * sizes.num_units + 2 * sizes.num_tiles + (sizes.num_blocks + 1) + (sizes.num_units + 1) +
+  return 4 + 4 * sizes.num_units + 8 * sizes.num_blocks + 2 * sizes.num_tiles + (sizes.num_units + 1) +
          3 * sizes.num_merged;
 }
 
@@ -72,9 +81,9 @@ inline Plan view_of_plan(const AttentionSizes& sizes, int* words) {
   Plan plan;
   plan.num_tiles = words;
   plan.units = reinterpret_cast<Unit*>(words + 4);
-  plan.tiles = reinterpret_cast<Tile*>(plan.units + sizes.num_units);
-  plan.starts = reinterpret_cast<int*>(plan.tiles + sizes.num_tiles);
-  plan.weights = plan.starts + sizes.num_blocks + 1;
+  plan.shares = reinterpret_cast<Share*>(plan.units + sizes.num_units);
+  plan.tiles = reinterpret_cast<Tile*>(plan.shares + sizes.num_blocks);
+  plan.weights = reinterpret_cast<int*>(plan.tiles + sizes.num_tiles);
   plan.merged = reinterpret_cast<MergedToken*>(plan.weights + sizes.num_units + 1);
   return plan;
 }

@@ -8,6 +8,7 @@
 // exponentials. A row's bits do not depend on the rows beside it, so neither on how a prompt is cut into chunks of more
 // than one token.
 #include "attention_plan.cuh"
+#include "dependent_launch.cuh"
 #include "mma.cuh"
 
 namespace tercet::cuda {
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   using S = Shape<D>;
   constexpr int kRowTiles = S::kRowTiles, kKeyTiles = S::kKeys / 8;
   extern __shared__ __align__(128) unsigned char shared[];
+  wait_for_kernel_before();
   if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
   const Tile tile = args.plan.tiles[blockIdx.y];
   const int kv_head = blockIdx.x, group = args.group;
@@ -291,8 +293,7 @@ void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream)
   check(cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "attention_prefill");
   const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
-  prefill_kernel<T, D><<<blocks, kThreads, kBytes, stream>>>(args);
-  check_launch("attention_prefill");
+  launch_behind(prefill_kernel<T, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
 
 template <typename T>

@@ -22,7 +22,7 @@ __device__ inline void let_next_kernel_start() {
 }
 
 template <typename Arguments>
-void launch_behind(void (*kernel)(Arguments), dim3 blocks, int threads, Stream stream,
+void launch_behind(void (*kernel)(Arguments), dim3 blocks, int threads, int shared_bytes, Stream stream,
                    const std::remove_const_t<Arguments>& args, const char* name) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -30,6 +30,7 @@ void launch_behind(void (*kernel)(Arguments), dim3 blocks, int threads, Stream s
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
