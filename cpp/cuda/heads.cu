@@ -1,33 +1,37 @@
 // q [T, H, D], k, v [T, G, D] -> normed and rotated, k and v in their pages [N, G, S, D].
 //
-// A warp per (token, head): each lane holds elements d and the partners d + D/2 that they rotate with in registers, so
-// one read and one write of each element are all the traffic, and a decode step's norms, rotation and cache writes are
-// one launch. A token's result depends on that token alone.
+// Some lanes of a warp per (token, head), 16 bytes each where the layout allows: a lane holds elements d and the
+// partners d + D/2 that they rotate with in registers, so one read and one write of each element are all the traffic,
+// and a decode step's norms, rotation and cache writes are one launch. A token's result depends on that token alone.
+#include <climits>
+
 #include "heads.h"
 #include "kernel.cuh"
 
 namespace tercet::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kMaxParts = 4;  // of a half head, each one access of all lanes
+constexpr int kThreads = 128;
+constexpr int kPerLane = 8;  // elements of each half that a lane has room for
 
 template <typename T, int kWide>
-struct alignas(kWide * sizeof(T)) Group {
+struct alignas(kWide * sizeof(T) < 16 ? kWide * sizeof(T) : 16) Group {
   T at[kWide];
 };
 
+// `num_lanes`, a power of two, of them share a head.
 template <typename T, int kWide>
-__global__ void __launch_bounds__(kWarps* kWarp) heads_kernel(Heads args) {
+__global__ void __launch_bounds__(kThreads) heads_kernel(Heads args, int num_lanes) {
   using Wide = Group<T, kWide>;
+  using WideFloat = Group<float, kWide>;
+  constexpr int kParts = kPerLane / kWide;
   const int per_token = args.num_heads + args.num_kv_heads * (args.v != nullptr ? 2 : 1);
-  const std::int64_t task = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  const std::int64_t token = task / per_token;
-  if (token >= args.num_tokens) return;
+  const unsigned task = (blockIdx.x * kThreads + threadIdx.x) / num_lanes;
+  const unsigned token = task / per_token;
   int head = static_cast<int>(task % per_token);
-  const int lane = threadIdx.x % kWarp;
+  const int lane = threadIdx.x % num_lanes;
   const int half = args.head_dim / 2;
-
+  if (token >= args.num_tokens) return;
   const T *from, *norm = nullptr;
   T* to;
   T* cache = nullptr;
@@ -61,11 +65,11 @@ __global__ void __launch_bounds__(kWarps* kWarp) heads_kernel(Heads args) {
     table = args.cos_sin + position * args.head_dim;
   }
 
-  float low[kMaxParts][kWide], high[kMaxParts][kWide];
+  float low[kParts][kWide], high[kParts][kWide];
   float sum = 0.0f;
 #pragma unroll
-  for (int part = 0; part < kMaxParts; ++part) {
-    const int d = (part * kWarp + lane) * kWide;
+  for (int part = 0; part < kParts; ++part) {
+    const int d = (part * num_lanes + lane) * kWide;
     if (d >= half) break;
     const Wide first = *reinterpret_cast<const Wide*>(from + d);
     const Wide second = *reinterpret_cast<const Wide*>(from + half + d);
@@ -77,27 +81,41 @@ __global__ void __launch_bounds__(kWarps* kWarp) heads_kernel(Heads args) {
     }
   }
   float scale = 1.0f;
-  if (norm != nullptr) scale = rsqrtf(warp_sum(sum) / static_cast<float>(args.head_dim) + args.eps);
+  if (norm != nullptr) {
+    // Other heads of the warp may have left, or need no sum.
+    const unsigned first_lane = threadIdx.x % kWarp / num_lanes * num_lanes;
+    const unsigned lanes_of_head = (num_lanes == kWarp ? 0xffffffffu : (1u << num_lanes) - 1) << first_lane;
+    for (int lanes = num_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(lanes_of_head, sum, lanes);
+    scale = rsqrtf(sum / static_cast<float>(args.head_dim) + args.eps);
+  }
 #pragma unroll
-  for (int part = 0; part < kMaxParts; ++part) {
-    const int d = (part * kWarp + lane) * kWide;
+  for (int part = 0; part < kParts; ++part) {
+    const int d = (part * num_lanes + lane) * kWide;
     if (d >= half) break;
+    if (norm != nullptr) {
+      const Wide of_low = *reinterpret_cast<const Wide*>(norm + d);
+      const Wide of_high = *reinterpret_cast<const Wide*>(norm + half + d);
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) {
+        low[part][j] *= scale * widen(of_low.at[j]);
+        high[part][j] *= scale * widen(of_high.at[j]);
+      }
+    }
+    if (rotates) {
+      const WideFloat cos = *reinterpret_cast<const WideFloat*>(table + d);
+      const WideFloat sin = *reinterpret_cast<const WideFloat*>(table + half + d);
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) {
+        const float x = low[part][j], y = high[part][j];
+        low[part][j] = x * cos.at[j] - y * sin.at[j];
+        high[part][j] = y * cos.at[j] + x * sin.at[j];
+      }
+    }
     Wide first, second;
 #pragma unroll
     for (int j = 0; j < kWide; ++j) {
-      float x = low[part][j], y = high[part][j];
-      if (norm != nullptr) {
-        x *= scale * widen(norm[d + j]);
-        y *= scale * widen(norm[half + d + j]);
-      }
-      if (rotates) {
-        const float cos = table[d + j], sin = table[half + d + j];
-        const float rotated = x * cos - y * sin;
-        y = y * cos + x * sin;
-        x = rotated;
-      }
-      first.at[j] = narrow<T>(x);
-      second.at[j] = narrow<T>(y);
+      first.at[j] = narrow<T>(low[part][j]);
+      second.at[j] = narrow<T>(high[part][j]);
     }
     *reinterpret_cast<Wide*>(to + d) = first;
     *reinterpret_cast<Wide*>(to + half + d) = second;
@@ -106,11 +124,15 @@ __global__ void __launch_bounds__(kWarps* kWarp) heads_kernel(Heads args) {
 
 template <typename T, int kWide>
 void launch(const Heads& args, std::int64_t num_tasks, Stream stream) {
-  if (args.head_dim / 2 > kMaxParts * kWarp * kWide) {
-    throw std::invalid_argument("heads of " + std::to_string(args.head_dim) + " elements do not fit a warp");
+  const int half = args.head_dim / 2;
+  int num_lanes = 1;
+  while (num_lanes < kWarp && num_lanes * kWide < half) num_lanes *= 2;
+  const std::int64_t num_blocks = (num_tasks * num_lanes + kThreads - 1) / kThreads;
+  if (half > kPerLane * num_lanes || num_blocks * kThreads > UINT_MAX) {
+    throw std::invalid_argument(std::to_string(num_tasks) + " heads of " + std::to_string(args.head_dim) +
+                                " elements are more than fit");
   }
-  const auto num_blocks = static_cast<unsigned>((num_tasks + kWarps - 1) / kWarps);
-  heads_kernel<T, kWide><<<num_blocks, kWarps * kWarp, 0, stream>>>(args);
+  heads_kernel<T, kWide><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(args, num_lanes);
   check_launch("place_heads");
 }
 
@@ -123,15 +145,15 @@ void place_heads(const Heads& args, Stream stream) {
   if (num_tasks == 0) return;
   with_type(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto in_pairs = [](const void* data, std::int64_t token_stride, std::int64_t head_stride) {
-      return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0 && token_stride % 2 == 0 &&
-             head_stride % 2 == 0;
+    constexpr int kSize = Vector<T>::kSize;
+    const auto fits = [](const void* data, std::int64_t token_stride, std::int64_t head_stride) {
+      return is_aligned(data) && token_stride % kSize == 0 && head_stride % kSize == 0;
     };
-    if (args.head_dim % 4 == 0 && in_pairs(args.q, args.q_token_stride, args.q_head_stride) &&
-        in_pairs(args.k, args.k_token_stride, args.k_head_stride) &&
-        in_pairs(args.v, args.v_token_stride, args.v_head_stride) && in_pairs(args.k_cache, 0, 0) &&
-        in_pairs(args.v_cache, 0, 0)) {
-      launch<T, 2>(args, num_tasks, stream);
+    if (args.head_dim % (2 * kSize) == 0 && fits(args.q, args.q_token_stride, args.q_head_stride) &&
+        fits(args.k, args.k_token_stride, args.k_head_stride) &&
+        fits(args.v, args.v_token_stride, args.v_head_stride) && is_aligned(args.k_cache) && is_aligned(args.v_cache) &&
+        is_aligned(args.q_norm) && is_aligned(args.k_norm) && is_aligned(args.cos_sin)) {
+      launch<T, kSize>(args, num_tasks, stream);
     } else {
       launch<T, 1>(args, num_tasks, stream);
     }

@@ -1,12 +1,16 @@
 // logits [B, V] -> token ids [B], by the rules of tercet/sampler.h.
 //
-// A thread block per row. Nothing is sorted: one pass finds the peak, and greedy rows are done; without a filter a
-// second one draws. A filter (top-k, top-p) takes a pass for the sums of the first digit of the rank, which say up to
-// which value its cut may lie, and one that collects these few candidates in shared memory, where the rest happens: the
-// cut by two more digits, the next filter, the draw. Should they not fit there, the same steps read the row again.
-// Counts and masses are integers, so their order does not matter and a row's token depends on that row alone.
+// A team of thread blocks per row: a cluster of up to 8 for batches too small to fill the GPU, where
+// it has clusters, else a block. Nothing
+// is sorted: one pass finds the peak, and greedy rows are done; without a filter a second one draws. A filter (top-k,
+// top-p) takes a pass for sums over 2048 ranges of z, which say up to which range its cut may lie, and one that
+// collects these few candidates in the shared memory of the team's first block, which does the rest alone: the cut
+// within its range by the digits of the rank, the next filter, the draw. Should they not fit there, it reads the row
+// again instead. Counts and masses are integers, so their order does not matter and a row's token depends on that row
+// alone.
 #include <climits>
 
+#include "cluster.cuh"
 #include "kernel.cuh"
 #include "sampler.h"
 #include "sampler_draw.cuh"
@@ -15,7 +19,7 @@
 namespace tercet::cuda {
 namespace {
 
-constexpr int kCandidates = 8192;
+constexpr int kMaxTeam = 8;
 constexpr float kInfinity = __builtin_huge_valf();
 
 // A place in rank order; what lies beyond it is dropped.
@@ -28,50 +32,44 @@ struct Cut {
   }
 };
 
-constexpr Cut kNoCut{UINT_MAX, INT_MAX};
+struct Peak {
+  float value;
+  int index;  // -1: the row is of no use
+
+  __device__ void keep_better(const Peak& other) {
+    if (other.value > value || (other.value == value && other.index < index)) *this = other;
+  }
+};
+
+struct Candidate {
+  float z;
+  int index;
+};
 
 struct Shared {
   Sums sums;
   Draw::Shared draw;
-  float of_warps[kWarp];
-  int indices[kWarp];
+  Peak of_warps[kWarp];
+  Peak of_blocks[kMaxTeam];
   int num_candidates;
-  float z[kCandidates];
-  int ids[kCandidates];
+  Candidate candidates[];  // as many as there is room for
 };
 
-// The tokens a row still has: its candidates, or where they are too many for that, those of the row up to `cut`.
+// The tokens a row still has: its candidates, or while these are not collected, those of the row up to `cut`.
 struct Tokens {
   const float* logits;
   int vocab_size;
-  bool aligned;  // rows start at 16 bytes
-  float peak, temperature, least;
-  bool collected;
+  bool aligned;          // rows start at 16 bytes
+  int rank, num_blocks;  // this block's in its team, and those that share the row
+  int max_candidates;
   Shared* shared;
+  float peak = 0.0f, temperature = 1.0f, least = -kInfinity;
+  Cut cut{UINT_MAX, INT_MAX};
+  bool collected = false;
 
   __device__ float z_of(float logit) const {
     const float below = __fsub_rn(logit, peak);
     return temperature == 1.0f ? below : __fdiv_rn(below, temperature);
-  }
-
-  // f(four logits, index of the first): -inf stands where the row has ended.
-  template <typename F>
-  __device__ void over_row(F&& f) const {
-    constexpr int kUnroll = 2;
-    const int num_groups = (vocab_size + 3) / 4;
-    for (int first = threadIdx.x; first < num_groups; first += kUnroll * kSamplerThreads) {
-      float4 values[kUnroll];
-#pragma unroll
-      for (int j = 0; j < kUnroll; ++j) {
-        const int group = first + j * kSamplerThreads;
-        if (group < num_groups) values[j] = group_at(group);
-      }
-#pragma unroll
-      for (int j = 0; j < kUnroll; ++j) {
-        const int group = first + j * kSamplerThreads;
-        if (group < num_groups) f(values[j], 4 * group);
-      }
-    }
   }
 
   __device__ float4 group_at(int group) const {
@@ -82,107 +80,156 @@ struct Tokens {
                        index + 3 < vocab_size ? logits[index + 3] : -kInfinity);
   }
 
-  // f(z, index) for all that min-p keeps.
+  // f(four logits, index of the first) for this block's share of the row: -inf stands where the row has ended.
   template <typename F>
-  __device__ void each_of_row(F&& f) const {
+  __device__ void over_row(F&& f) const {
+    constexpr int kUnroll = 2;
+    const int num_groups = (vocab_size + 3) / 4, step = num_blocks * kSamplerThreads;
+    for (int first = rank * kSamplerThreads + threadIdx.x; first < num_groups; first += kUnroll * step) {
+      float4 values[kUnroll];
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        if (first + j * step < num_groups) values[j] = group_at(first + j * step);
+      }
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        if (first + j * step < num_groups) f(values[j], 4 * (first + j * step));
+      }
+    }
+  }
+
+  // f(z, index) for all that are kept.
+  template <typename F>
+  __device__ void each(F&& f) const {
+    if (collected) {
+      for (int i = threadIdx.x; i < shared->num_candidates; i += kSamplerThreads) {
+        const Candidate it = shared->candidates[i];
+        if (cut.keeps(rank_of(it.z), it.index)) f(it.z, it.index);
+      }
+      return;
+    }
     over_row([&](float4 x, int index) {
       const float z[4] = {z_of(x.x), z_of(x.y), z_of(x.z), z_of(x.w)};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (z[j] >= least) f(z[j], index + j);
+        if (z[j] >= least && cut.keeps(rank_of(z[j]), index + j)) f(z[j], index + j);
       }
     });
   }
-
-  template <typename F>
-  __device__ void each(F&& f) const {
-    if (collected) {
-      for (int i = threadIdx.x; i < shared->num_candidates; i += kSamplerThreads) f(shared->z[i], shared->ids[i]);
-    } else {
-      each_of_row(f);
-    }
-  }
-};
-
-struct Peak {
-  float value;
-  int index;
 };
 
 // The first of the largest logits; index -1 if the row has a NaN or +inf, or nothing but -inf.
+template <int kBlocks>
 __device__ Peak find_peak(const Tokens& tokens) {
-  float best = -kInfinity;
-  int index = INT_MAX;
+  Peak best{-kInfinity, INT_MAX};
   bool bad = false;
   tokens.over_row([&](float4 x, int first) {
     const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       bad |= !(values[j] < kInfinity);
-      if (values[j] > best) {
-        best = values[j];
-        index = first + j;
-      }
+      if (values[j] > best.value) best = {values[j], first + j};
     }
   });
-  const auto keep_better = [&](float other, int other_index) {
-    if (other > best || (other == best && other_index < index)) {
-      best = other;
-      index = other_index;
+  const auto reduce_warp = [&] {
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      best.keep_better({__shfl_xor_sync(kFullWarp, best.value, lanes), __shfl_xor_sync(kFullWarp, best.index, lanes)});
     }
   };
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    keep_better(__shfl_xor_sync(kFullWarp, best, lanes), __shfl_xor_sync(kFullWarp, index, lanes));
-  }
-  const int lane = threadIdx.x % kWarp;
   Shared& shared = *tokens.shared;
-  if (lane == 0) {
-    shared.of_warps[threadIdx.x / kWarp] = best;
-    shared.indices[threadIdx.x / kWarp] = index;
-  }
+  reduce_warp();
+  if (threadIdx.x % kWarp == 0) shared.of_warps[threadIdx.x / kWarp] = best;
   bad = __syncthreads_or(bad) != 0;
-  best = shared.of_warps[lane];
-  index = shared.indices[lane];
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    keep_better(__shfl_xor_sync(kFullWarp, best, lanes), __shfl_xor_sync(kFullWarp, index, lanes));
+  best = shared.of_warps[threadIdx.x % kWarp];
+  reduce_warp();
+  if (bad) best = {kInfinity, -1};
+  if constexpr (kBlocks > 1) {
+    if (threadIdx.x < kBlocks) *Team<kBlocks>::at(&shared.of_blocks[tokens.rank], threadIdx.x) = best;
+    Team<kBlocks>::sync();
+    for (int rank = 0; rank < kBlocks; ++rank) best.keep_better(shared.of_blocks[rank]);
   }
-  return {best, bad || best == -kInfinity ? -1 : index};
+  return {best.value, best.value == -kInfinity ? -1 : best.index};
 }
 
-// The place where the running sum over `tokens` in rank order first reaches `target`, which must lie in 1 .. sum.
+// Sums `Measure` of the kept tokens by ranges of z; for all blocks that share the row.
+template <typename Measure, int kBlocks>
+__device__ void sum_ranges(const Tokens& tokens) {
+  Sums& sums = tokens.shared->sums;
+  sums.clear();
+  unsigned long long in_last = 0;  // where most of a sharp distribution is
+  tokens.each([&](float z, int) {
+    const int range = range_of(z);
+    if (range == Sums::kBins - 1) {
+      in_last += Measure::of(z);
+    } else {
+      sums.add(range, Measure::of(z));
+    }
+  });
+  in_last = sums.total_of(in_last);
+  if (threadIdx.x == 0) sums.add(Sums::kBins - 1, in_last);
+  if constexpr (kBlocks > 1) {
+    if (tokens.num_blocks == 1) return;
+    // Each block adds up a part of the bins and gives it to all.
+    Team<kBlocks>::sync();
+    constexpr int kPart = Sums::kBins / kBlocks;
+    for (int i = threadIdx.x; i < kPart; i += kSamplerThreads) {
+      const int bin = tokens.rank * kPart + i;
+      unsigned long long sum = 0;
+      for (int rank = 0; rank < kBlocks; ++rank) sum += Team<kBlocks>::at(&sums, rank)->at(bin);
+      for (int rank = 0; rank < kBlocks; ++rank) Team<kBlocks>::at(&sums, rank)->put(bin, sum);
+    }
+    Team<kBlocks>::sync();
+  }
+}
+
+// Collects the kept tokens up to `last_range` in the first block, if it has room for them.
+template <int kBlocks>
+__device__ void collect(Tokens& tokens, int last_range) {
+  Shared& shared = *tokens.shared;
+  Shared* first = Team<kBlocks>::at(&shared, 0);
+  tokens.each([&](float z, int index) {
+    if (range_of(z) > last_range) return;
+    const int at = atomicAdd(&first->num_candidates, 1);
+    if (at < tokens.max_candidates) first->candidates[at] = {z, index};
+  });
+  Team<kBlocks>::sync();
+  tokens.num_blocks = 1;
+  if (tokens.rank != 0) return;
+  tokens.collected = shared.num_candidates <= tokens.max_candidates;
+  __syncthreads();
+  if (threadIdx.x == 0 && !tokens.collected) shared.num_candidates = 0;
+}
+
+// The place in range `range` where the running sum in rank order first reaches `target`, which must lie in 1 .. sum.
 template <typename Measure>
-__device__ Cut select(const Tokens& tokens, const Cut& cut, unsigned long long target) {
-  constexpr int kDigits = 3;
-  constexpr int kShift[kDigits] = {20, 10, 0};
-  constexpr int kBits[kDigits] = {11, 10, 10};
+__device__ Cut select(const Tokens& tokens, int range, unsigned long long target) {
   Sums& sums = tokens.shared->sums;
   unsigned prefix = 0;
   unsigned long long in_bin = 0;
-  for (int digit = 0; digit < kDigits; ++digit) {
-    const int shift = digit == 0 ? kShift[0] : digit == 1 ? kShift[1] : kShift[2];
-    const int bits = digit == 0 ? kBits[0] : kBits[1];
+  for (int digit = 0; digit < 3; ++digit) {  // of 11, 10 and 10 bits
+    const int shift = 20 - 10 * digit, bits = digit == 0 ? 11 : 10;
     sums.clear();
-    tokens.each([&](float z, int index) {
+    tokens.each([&](float z, int) {
       const unsigned rank = rank_of(z);
-      if (rank >> (shift + bits) == prefix && cut.keeps(rank, index)) {
+      if (rank >> (shift + bits) == prefix && range_of(z) == range) {
         sums.add((rank >> shift) & ((1u << bits) - 1), Measure::of(z));
       }
     });
     const Sums::Place place = sums.find(target);
     target -= place.before;
     in_bin = place.sum;
-    prefix = prefix << bits | place.bin;
+    prefix = prefix << bits | static_cast<unsigned>(place.bin);
   }
   // Equals, of which the first few are kept: by two digits of their ids.
   const unsigned long long weight = Measure::of(-__uint_as_float(prefix));
   unsigned long long wanted = (target + weight - 1) / weight;
-  if (wanted * weight >= in_bin) return {prefix, INT_MAX};
+  if (wanted * weight >= in_bin) return {prefix, prefix == tokens.cut.rank ? tokens.cut.index : INT_MAX};
   constexpr int kIdBits = 11;
   int high = 0;
   for (int digit = 0; digit < 2; ++digit) {
     sums.clear();
     tokens.each([&](float z, int index) {
-      if (rank_of(z) != prefix || !cut.keeps(prefix, index)) return;
+      if (rank_of(z) != prefix) return;
       if (digit == 0) {
         sums.add(index >> kIdBits, 1);
       } else if (index >> kIdBits == high) {
@@ -191,103 +238,124 @@ __device__ Cut select(const Tokens& tokens, const Cut& cut, unsigned long long t
     });
     const Sums::Place place = sums.find(wanted);
     wanted -= place.before;
-    high = high << kIdBits | static_cast<int>(place.bin);
+    high = high << kIdBits | place.bin;
   }
   return {prefix, high};
 }
 
-// How much of `total` top-p keeps.
-__device__ unsigned long long mass_target(float top_p, unsigned long long total) {
-  const double wanted = ceil(static_cast<double>(top_p) * static_cast<double>(total));
-  const auto target = static_cast<unsigned long long>(wanted);
-  return target < 1 ? 1 : target > total ? total : target;
+// Cuts where the running sum of `Measure` first reaches target_of(total). Returns whether this block goes on.
+template <typename Measure, int kBlocks, typename F>
+__device__ bool filter(Tokens& tokens, F&& target_of) {
+  sum_ranges<Measure, kBlocks>(tokens);
+  Sums& sums = tokens.shared->sums;
+  const unsigned long long total = sums.total(), target = target_of(total);
+  if (target >= total) return true;
+  const Sums::Place place = sums.find(target);
+  if (!tokens.collected) {
+    if (tokens.num_blocks > 1) {
+      collect<kBlocks>(tokens, place.bin);
+    } else {
+      collect<1>(tokens, place.bin);
+    }
+    if (tokens.rank != 0) return false;
+  }
+  tokens.cut = select<Measure>(tokens, place.bin, target - place.before);
+  return true;
 }
 
-// Sums the first digit over the row; if `target_of(total)` lies within, collects what may be before the cut there.
-// Returns the target, or 0 if all of the row is kept.
-template <typename Measure, typename F>
-__device__ unsigned long long collect(Tokens& tokens, F&& target_of) {
-  Shared& shared = *tokens.shared;
-  shared.sums.clear();
-  if (threadIdx.x == 0) shared.num_candidates = 0;
-  tokens.each_of_row([&](float z, int) { shared.sums.add(rank_of(z) >> 20, Measure::of(z)); });
-  const unsigned long long total = shared.sums.total();
-  const unsigned long long target = target_of(total);
-  if (target > total) return 0;
-  const unsigned last_bin = shared.sums.find(target).bin;
-  tokens.each_of_row([&](float z, int index) {
-    if (rank_of(z) >> 20 > last_bin) return;
-    const int at = atomicAdd(&shared.num_candidates, 1);
-    if (at >= kCandidates) return;
-    shared.z[at] = z;
-    shared.ids[at] = index;
-  });
-  __syncthreads();
-  tokens.collected = shared.num_candidates <= kCandidates;
-  return target;
-}
-
+template <int kBlocks>
 __global__ void __launch_bounds__(kSamplerThreads, 1)
-    sample_kernel(const float* logits, int vocab_size, bool aligned, const SamplingParams* params,
+    sample_kernel(const float* logits, int vocab_size, bool aligned, int max_candidates, const SamplingParams* params,
                   std::int64_t* token_ids) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const SamplingParams row = params[blockIdx.x];
-  Tokens tokens{logits + static_cast<std::int64_t>(blockIdx.x) * vocab_size,
+  const int b = blockIdx.x / kBlocks;
+  const SamplingParams row = params[b];
+  Tokens tokens{logits + static_cast<std::int64_t>(b) * vocab_size,
                 vocab_size,
                 aligned,
-                0.0f,
-                row.temperature,
-                -kInfinity,
-                false,
+                Team<kBlocks>::rank(),
+                kBlocks,
+                max_candidates,
                 &shared};
-  const Peak peak = find_peak(tokens);
+  if (threadIdx.x == 0) shared.num_candidates = 0;
+  if constexpr (kBlocks > 1) Team<kBlocks>::sync();  // before others write here
+  const Peak peak = find_peak<kBlocks>(tokens);
   if (peak.index < 0 || row.temperature == 0.0f || row.top_k == 1) {
-    if (threadIdx.x == 0) token_ids[blockIdx.x] = peak.index;
+    if (tokens.rank == 0 && threadIdx.x == 0) token_ids[b] = peak.index;
     return;
   }
   tokens.peak = peak.value;
+  tokens.temperature = row.temperature;
   if (row.min_p > 0.0f) tokens.least = static_cast<float>(log(static_cast<double>(row.min_p)));
-  const bool by_count = row.top_k > 0 && row.top_k < vocab_size, by_mass = row.top_p < 1.0f;
-  Cut cut = kNoCut;
-  if (by_count) {
-    const auto target = collect<Count>(tokens, [&](unsigned long long) { return row.top_k; });
-    if (target != 0) cut = select<Count>(tokens, cut, target);
+  if (row.top_k > 0 && row.top_k < vocab_size) {
+    const auto target_of = [&](unsigned long long) { return static_cast<unsigned long long>(row.top_k); };
+    if (!filter<Count, kBlocks>(tokens, target_of)) return;
   }
-  if (by_mass && tokens.collected) {
-    unsigned long long mass = 0;
-    tokens.each([&](float z, int index) {
-      if (cut.keeps(rank_of(z), index)) mass += Mass::of(z);
-    });
-    cut = select<Mass>(tokens, cut, mass_target(row.top_p, shared.sums.total_of(mass)));
-  } else if (by_mass && cut.rank == kNoCut.rank) {
-    const auto target = collect<Mass>(tokens, [&](unsigned long long total) { return mass_target(row.top_p, total); });
-    cut = select<Mass>(tokens, cut, target);
-  } else if (by_mass) {
-    unsigned long long mass = 0;
-    tokens.each_of_row([&](float z, int index) {
-      if (cut.keeps(rank_of(z), index)) mass += Mass::of(z);
-    });
-    cut = select<Mass>(tokens, cut, mass_target(row.top_p, shared.sums.total_of(mass)));
+  if (row.top_p < 1.0f) {
+    const auto target_of = [&](unsigned long long total) {
+      const double wanted = ceil(static_cast<double>(row.top_p) * static_cast<double>(total));
+      return wanted < 1.0 ? 1ull : static_cast<unsigned long long>(wanted);
+    };
+    if (!filter<Mass, kBlocks>(tokens, target_of)) return;
   }
 
   Draw draw(row.seed, row.position, shared.draw);
   if (tokens.collected) {
-    tokens.each([&](float z, int index) {
-      if (cut.keeps(rank_of(z), index)) draw.consider(z, index);
-    });
+    tokens.each([&](float z, int index) { draw.consider(z, index); });
   } else {
-    tokens.over_row([&](float4 x, int first) {
-      float z[4] = {tokens.z_of(x.x), tokens.z_of(x.y), tokens.z_of(x.z), tokens.z_of(x.w)};
+    const auto kept = [&](float4 x, int first) {
+      Four z{{tokens.z_of(x.x), tokens.z_of(x.y), tokens.z_of(x.z), tokens.z_of(x.w)}};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (z[j] < tokens.least || !cut.keeps(rank_of(z[j]), first + j)) z[j] = -kInfinity;
+        if (z.at[j] < tokens.least || !tokens.cut.keeps(rank_of(z.at[j]), first + j)) z.at[j] = -kInfinity;
       }
-      draw.consider_four(z, first);
-    });
+      return z;
+    };
+    // What the first of all threads are sure to reach rules out nearly all the rest.
+    const int group = tokens.rank * kSamplerThreads + threadIdx.x;
+    if (4 * group < vocab_size) draw.foresee(kept(tokens.group_at(group), 4 * group), 4 * group);
+    __syncthreads();
+    tokens.over_row([&](float4 x, int first) { draw.consider(kept(x, first), first); });
   }
-  const int chosen = draw.winner();
-  if (threadIdx.x == 0) token_ids[blockIdx.x] = chosen;
+  Draw::Best best = draw.winner();
+  if constexpr (kBlocks > 1) {
+    if (tokens.num_blocks > 1) {
+      if (threadIdx.x == 0) Team<kBlocks>::at(&shared, 0)->draw.of_blocks[tokens.rank] = best;
+      Team<kBlocks>::sync();
+      for (int rank = 0; tokens.rank == 0 && rank < kBlocks; ++rank) best.keep_better(shared.draw.of_blocks[rank]);
+    }
+  }
+  if (tokens.rank == 0 && threadIdx.x == 0) token_ids[b] = best.index;
+}
+
+template <int kBlocks>
+void launch(const float* logits, int num_rows, int vocab_size, int max_shared_bytes, const SamplingParams* params,
+            std::int64_t* token_ids, Stream stream) {
+  check(cudaFuncSetAttribute(sample_kernel<kBlocks>, cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes),
+        "sample");
+  const int max_candidates =
+      (max_shared_bytes - static_cast<int>(sizeof(Shared))) / static_cast<int>(sizeof(Candidate));
+  const bool aligned = vocab_size % 4 == 0 && is_aligned(logits);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_rows) * kBlocks);
+  config.blockDim = dim3(kSamplerThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(max_shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kBlocks, 1, 1};
+  config.attrs = &cluster;
+  config.numAttrs = kBlocks > 1 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, sample_kernel<kBlocks>, logits, vocab_size, aligned, max_candidates, params,
+                           token_ids),
+        "sample");
+}
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, device), "sample");
+  return value;
 }
 
 }  // namespace
@@ -298,11 +366,18 @@ void sample(const float* logits, int num_rows, int vocab_size, const SamplingPar
     throw std::invalid_argument("a vocabulary of " + std::to_string(vocab_size) + " tokens cannot be sampled");
   }
   if (num_rows == 0) return;
-  const bool aligned = vocab_size % 4 == 0 && is_aligned(logits);
-  constexpr int kBytes = sizeof(Shared);
-  check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "sample");
-  sample_kernel<<<num_rows, kSamplerThreads, kBytes, stream>>>(logits, vocab_size, aligned, params, token_ids);
-  check_launch("sample");
+  int device = 0;
+  check(cudaGetDevice(&device), "sample");
+  const int max_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const bool has_clusters = attribute(cudaDevAttrClusterLaunch, device) != 0;
+  // Clusters leave some multiprocessors of their groups unused, and a second wave would cost more than they save.
+  const int num_blocks = has_clusters ? attribute(cudaDevAttrMultiProcessorCount, device) * 7 / 8 : 0;
+  const int blocks_per_row = num_blocks / num_rows;
+  const auto chosen = blocks_per_row >= 8   ? launch<8>
+                      : blocks_per_row >= 4 ? launch<4>
+                      : blocks_per_row >= 2 ? launch<2>
+                                            : launch<1>;
+  chosen(logits, num_rows, vocab_size, max_shared_bytes, params, token_ids, stream);
 }
 
 }  // namespace tercet::cuda

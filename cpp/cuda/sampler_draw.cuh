@@ -10,12 +10,25 @@
 
 namespace tercet::cuda {
 
+struct Four {
+  float at[4];
+};
+
 class Draw {
  public:
+  struct Best {
+    double score;
+    int index;
+
+    __device__ void keep_better(const Best& other) {
+      if (other.score > score || (other.score == score && other.index < index)) *this = other;
+    }
+  };
+
   struct Shared {
-    int best;  // of all scores so far, a little below, as an ordered integer
-    double scores[kWarp];
-    int indices[kWarp];
+    int least;  // no score below it can win: what some score is sure to reach, as an ordered integer
+    Best of_warps[kWarp];
+    Best of_blocks[8];
   };
 
   // All threads.
@@ -25,49 +38,53 @@ class Draw {
         c1_(static_cast<unsigned>(position)),
         c2_(static_cast<unsigned>(static_cast<std::uint64_t>(position) >> 32)),
         shared_(shared) {
-    if (threadIdx.x == 0) shared.best = ordered(kNothing);
+    if (threadIdx.x == 0) shared.least = ordered(kNothing);
     __syncthreads();
   }
 
-  // Tokens index .. index + 3, index a multiple of 4; z is -inf for those that may not be chosen.
-  __device__ void consider_four(const float (&z)[4], int index) {
-    const float low = value_of(*const_cast<volatile int*>(&shared_.best));
-    const float most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
-    if (most + kMaxNoise < low) return;
+  // What one of tokens index .. index + 3 is sure to reach; index is a multiple of 4, z -inf where it may not be
+  // chosen.
+  __device__ void foresee(const Four& z, int index) {
     unsigned words[4];
     philox(static_cast<unsigned>(index) >> 2, words);
+    raise(sure_of(z, words));
+  }
+
+  // Tokens index .. index + 3, as for `foresee`.
+  __device__ void consider(const Four& z, int index) {
+    if (fmaxf(fmaxf(z.at[0], z.at[1]), fmaxf(z.at[2], z.at[3])) + kMaxNoise < least()) return;
+    unsigned words[4];
+    philox(static_cast<unsigned>(index) >> 2, words);
+    const float low = least();
     unsigned can_win = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) can_win |= (z[j] + bound_of(words[j]) >= low ? 1u : 0u) << j;
+    for (int j = 0; j < 4; ++j) can_win |= (z.at[j] + most_noise(words[j]) >= low ? 1u : 0u) << j;
+    if (can_win == 0) return;
+    raise(sure_of(z, words));
     while (can_win != 0) {
       const int j = __ffs(static_cast<int>(can_win)) - 1;
       can_win &= can_win - 1;
-      score(one_of(z, j), index + j, one_of(words, j));
+      score(one_of(z.at, j), index + j, one_of(words, j));
     }
   }
 
   __device__ void consider(float z, int index) {
-    const float low = value_of(*const_cast<volatile int*>(&shared_.best));
-    if (z + kMaxNoise < low) return;
+    if (z + kMaxNoise < least()) return;
     unsigned words[4];
     philox(static_cast<unsigned>(index) >> 2, words);
     const unsigned word = one_of(words, index & 3);
-    if (z + bound_of(word) >= low) score(z, index, word);
+    raise(z + least_noise(word));
+    score(z, index, word);
   }
 
-  // The index of the best, the lowest among equals; for all threads, which must all call it.
-  __device__ int winner() {
+  // The best, the lowest index among equals; for all threads, which must all call it.
+  __device__ Best winner() {
     reduce_warp();
-    const int lane = threadIdx.x % kWarp;
-    if (lane == 0) {
-      shared_.scores[threadIdx.x / kWarp] = best_;
-      shared_.indices[threadIdx.x / kWarp] = index_;
-    }
+    if (threadIdx.x % kWarp == 0) shared_.of_warps[threadIdx.x / kWarp] = best_;
     __syncthreads();
-    best_ = shared_.scores[lane];
-    index_ = shared_.indices[lane];
+    best_ = shared_.of_warps[threadIdx.x % kWarp];
     reduce_warp();
-    return index_;
+    return best_;
   }
 
  private:
@@ -80,10 +97,29 @@ class Draw {
   __device__ static int ordered(float x) { return flipped(__float_as_int(x)); }
   __device__ static float value_of(int bits) { return __int_as_float(flipped(bits)); }
 
-  // noise <= -log(1 - u), and 1 - u > h * 2^-31 for h the upper 31 bits of the complement.
-  __device__ static float bound_of(unsigned word) {
+  __device__ float least() const { return value_of(*const_cast<const volatile int*>(&shared_.least)); }
+
+  // Some score is at least `score`.
+  __device__ void raise(float score) {
+    if (score - kSlack > least()) atomicMax(&shared_.least, ordered(score - kSlack));
+  }
+
+  __device__ static float sure_of(const Four& z, const unsigned (&words)[4]) {
+    float sure = kNothing;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sure = fmaxf(sure, z.at[j] + least_noise(words[j]));
+    return sure;
+  }
+
+  // With h the upper 31 bits of the complement of the word, h * 2^-31 < 1 - u < (h + 1) * 2^-31, so that its leading
+  // zeros bound noise from both sides: -log(1 - u) >= noise, and >= noise - log 2 where u >= 1/2.
+  __device__ static float most_noise(unsigned word) {
     const unsigned h = ~word >> 1;
     return static_cast<float>(h != 0 ? __clz(h) : 34) * 0.6931472f;
+  }
+  __device__ static float least_noise(unsigned word) {
+    const int zeros = __clz(~word >> 1);
+    return zeros > 1 ? static_cast<float>(zeros - 2) * 0.6931472f : -3.2f;
   }
 
   __device__ void philox(unsigned c0, unsigned (&words)[4]) const {
@@ -112,29 +148,23 @@ class Draw {
   }
 
   __device__ void score(float z, int index, unsigned word) {
+    if (z + most_noise(word) < least()) return;
     const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
-    const double score = static_cast<double>(z) - log(-log(u));
-    if (!(score > kNothing)) return;
-    keep_better(score, index);
-    atomicMax(&shared_.best, ordered(static_cast<float>(score) - kSlack));
-  }
-
-  __device__ void keep_better(double score, int index) {
-    if (score > best_ || (score == best_ && index < index_)) {
-      best_ = score;
-      index_ = index;
-    }
+    const Best it{static_cast<double>(z) - log(-log(u)), index};
+    if (!(it.score > kNothing)) return;
+    best_.keep_better(it);
+    raise(static_cast<float>(it.score));
   }
 
   __device__ void reduce_warp() {
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      keep_better(__shfl_xor_sync(kFullWarp, best_, lanes), __shfl_xor_sync(kFullWarp, index_, lanes));
+      best_.keep_better(
+          {__shfl_xor_sync(kFullWarp, best_.score, lanes), __shfl_xor_sync(kFullWarp, best_.index, lanes)});
     }
   }
 
   unsigned k0_, k1_, c1_, c2_;
-  double best_ = kNothing;
-  int index_ = 0x7fffffff;
+  Best best_{kNothing, 0x7fffffff};
   Shared& shared_;
 };
 

@@ -1,4 +1,4 @@
-// Sums of counts or masses by digit, in shared memory, and the place where a running sum reaches a target.
+// Sums of counts or masses by range or digit, in shared memory, and the place where a running sum reaches a target.
 #pragma once
 
 #include "kernel.cuh"
@@ -10,6 +10,9 @@ constexpr unsigned kFullWarp = 0xffffffffu;
 
 // Ascending where z <= 0 descends; -0 and 0 are equal.
 __device__ inline unsigned rank_of(float z) { return __float_as_uint(z) & 0x7fffffffu; }
+
+// Of 2048 ranges, in rank order. Even ones, so that a warp's tokens seldom meet in one.
+__device__ inline int range_of(float z) { return min(static_cast<int>(z * -64.0f), 2 * kSamplerThreads - 1); }
 
 // What a filter measures.
 struct Count {
@@ -43,11 +46,11 @@ struct Sums {
   unsigned low[kBins];
   unsigned high[kBins];
   unsigned long long of_warps[kWarp];
-  unsigned found_bin;
+  int found_bin;
   unsigned long long found_before, found_sum;
 
   struct Place {
-    unsigned bin;
+    int bin;
     unsigned long long before, sum;  // of the bins before it, and its own
   };
 
@@ -82,6 +85,12 @@ struct Sums {
 
   __device__ unsigned long long at(int bin) const {
     return static_cast<unsigned long long>(high[bin]) << 32 | low[bin];
+  }
+
+  // One thread a bin.
+  __device__ void put(int bin, unsigned long long sum) {
+    low[bin] = static_cast<unsigned>(sum);
+    high[bin] = static_cast<unsigned>(sum >> 32);
   }
 
   // The sum of all bins. All threads.

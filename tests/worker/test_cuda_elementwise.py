@@ -163,3 +163,12 @@ def test_what_does_not_fit_is_refused() -> None:
         rms_norm(step.q, step.norms[0].cpu(), 1e-6)
     with pytest.raises(ValueError, match="on one device"):
         write_kv(step.k, step.v, step.k_cache.cpu(), step.v_cache, step.slots)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_work_goes_to_the_gpu_of_its_tensors() -> None:
+    for device in (torch.device("cuda:1"), torch.device("cuda:0"), torch.device("cuda:1")):
+        x, weight = torch.randn(20, 4096, device=device), torch.randn(4096, device=device)
+        assert_close(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight.double(), 1e-6))
+    with pytest.raises(ValueError, match="on one device"):
+        rms_norm(x, weight.to("cuda:0"), 1e-6)

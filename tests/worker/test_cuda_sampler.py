@@ -34,10 +34,15 @@ def rows(num_rows: int, seed: int, **columns: float) -> SamplingRows:
 
 
 def check(logits: Tensor, settings: SamplingRows) -> None:
-    torch.full((len(logits),), -7, device="cuda")  # poisons the memory of the result
-    got = sample(logits.cuda(), settings)
-    assert got.dtype == torch.int64
-    assert got.cpu().tolist() == sample(logits, settings).tolist()
+    """Of all rows, and of so few that several thread blocks share each."""
+    want = sample(logits, settings).tolist()
+    for num_rows in (len(logits), 3):
+        few = SamplingRows(*(getattr(settings, name)[:num_rows] for name in SamplingRows.__dataclass_fields__))
+        on_gpu = logits[:num_rows].cuda()
+        torch.full((num_rows,), -7, device="cuda")  # poisons the memory of the result
+        got = sample(on_gpu, few)
+        assert got.dtype == torch.int64
+        assert got.tolist() == want[:num_rows]
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -57,11 +62,12 @@ def test_many_equals(vocab_size: int) -> None:
     check(torch.zeros(24, vocab_size), rows(24, 6, temperature=0.7, top_k=5, top_p=1.0))
 
 
-@pytest.mark.parametrize("top_k", [2, 64, 8191, 8192, 8193, 20000, 128255, 128256])
+@pytest.mark.parametrize("top_k", [2, 64, 8191, 20000, 26000, 27000, 30000, 60000, 128255, 128256])
 @pytest.mark.parametrize("top_p", [0.5, 0.999999, 1.0])
 def test_more_candidates_than_shared_memory_has_room_for(top_k: int, top_p: float) -> None:
-    logits = torch.randn(4, 128256, generator=torch.Generator().manual_seed(top_k))
-    check(logits, rows(4, top_k, temperature=1.0, top_k=top_k, top_p=top_p))
+    logits = torch.randn(20, 128256, generator=torch.Generator().manual_seed(top_k))
+    check(logits, rows(20, top_k, temperature=1.0, top_k=top_k, top_p=top_p))
+    check(logits * 0.001, rows(20, top_k, temperature=1.0, top_k=top_k, top_p=top_p))
 
 
 def test_minus_infinity_is_never_chosen_and_nothing_else_is_usable() -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "cpp"))
     monkeypatch.delitem(sys.modules, "build", raising=False)
     module = importlib.import_module("build_kernels")
@@ -95,5 +96,14 @@ def test_the_stub_names_what_the_module_has() -> None:
     from worker import _kernels
 
     stub = ast.parse((ROOT / "worker" / "_kernels.pyi").read_text())
-    declared = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
-    assert {name for name in vars(_kernels) if not name.startswith("_")} == declared
+    declared: dict[str, set[str]] = {}
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef):
+            declared[node.name] = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        elif isinstance(node, ast.FunctionDef):
+            declared[node.name] = set()
+    assert {name for name in vars(_kernels) if not name.startswith("_")} == set(declared)
+    for name, members in declared.items():
+        if isinstance(value := getattr(_kernels, name), type):
+            present = {member for member in vars(value) if not member.startswith("_")}
+            assert present == {member for member in members if not member.startswith("_")}, name

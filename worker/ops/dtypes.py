@@ -31,8 +31,11 @@ def same_gpu(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def stream_of(x: Tensor) -> int:
-    """The stream that work on x goes to: the current one of its device, which must be the current device."""
-    return torch._C._cuda_getCurrentRawStream(x.get_device())
+    """The current stream of the GPU that x is on; that GPU becomes the thread's current one, where kernels go."""
+    device = x.get_device()
+    if torch.cuda.current_device() != device:
+        torch.cuda.set_device(device)
+    return torch._C._cuda_getCurrentRawStream(device)
 
 
 def check_one_device(**tensors: Tensor | None) -> None:
