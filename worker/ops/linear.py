@@ -9,6 +9,9 @@ from torch.nn import functional
 from .. import _core
 from .dtypes import check_one_device
 
+# What a GPU multiplies with sums in float32 anyway: they only have to be kept.
+_SUMMED_IN_FLOAT32 = (torch.bfloat16, torch.float16)
+
 
 def linear_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
@@ -28,7 +31,7 @@ class Linear:
     """y = x W^T + b for one weight. Holds its own copy of the weight; the caller may free the original.
 
     On the CPU in bfloat16 or float32 an output element depends on its row of x alone: bitwise the same for every T
-    and every number of threads. Elsewhere the twin computes it.
+    and every number of threads. Elsewhere PyTorch computes it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -73,6 +76,10 @@ class Linear:
         if self._packed is None:
             assert self._weight is not None
             check_one_device(x=x, weight=self._weight)
+            if x.is_cuda and out_dtype is torch.float32 and x.dtype in _SUMMED_IN_FLOAT32:
+                # The twin would turn the whole weight into float32 first.
+                wide = torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+                return wide if self._bias is None else wide.add_(self._bias)
             return linear_reference(x, self._weight, self._bias, out_dtype)
         if not x.is_cpu:
             raise ValueError(f"x must be on the CPU, where the weight is, is on {x.device}")
