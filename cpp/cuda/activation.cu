@@ -2,6 +2,7 @@
 //
 // A block per row and run of columns, 16 bytes a thread: three streams of memory and nothing else.
 #include "activation.h"
+#include "dependent_launch.cuh"
 #include "kernel.cuh"
 
 namespace tercet::cuda {
@@ -9,13 +10,20 @@ namespace {
 
 constexpr int kThreads = 256;
 
+struct Arguments {
+  const void* gate_up;
+  std::int64_t row_stride;
+  void* out;
+  int num_vectors;
+};
+
 template <typename T, typename V>
-__global__ void __launch_bounds__(kThreads)
-    silu_mul_kernel(const T* gate_up, std::int64_t row_stride, T* out, int num_vectors) {
+__global__ void __launch_bounds__(kThreads) silu_mul_kernel(const Arguments args) {
   constexpr int kSize = sizeof(V) / sizeof(T);
-  const int i = blockIdx.y * kThreads + threadIdx.x;
+  const int i = blockIdx.y * kThreads + threadIdx.x, num_vectors = args.num_vectors;
   if (i >= num_vectors) return;
-  const auto* row = reinterpret_cast<const V*>(gate_up + blockIdx.x * row_stride);
+  wait_for_kernel_before();
+  const auto* row = reinterpret_cast<const V*>(static_cast<const T*>(args.gate_up) + blockIdx.x * args.row_stride);
   V gates = row[i];
   const V ups = row[num_vectors + i];
   T* gate = reinterpret_cast<T*>(&gates);
@@ -25,16 +33,15 @@ __global__ void __launch_bounds__(kThreads)
     const float x = widen(gate[j]);
     gate[j] = narrow<T>(x / (1.0f + __expf(-x)) * widen(up[j]));
   }
-  reinterpret_cast<V*>(out)[static_cast<std::int64_t>(blockIdx.x) * num_vectors + i] = gates;
+  static_cast<V*>(args.out)[static_cast<std::int64_t>(blockIdx.x) * num_vectors + i] = gates;
 }
 
 template <typename T, typename V>
 void launch(const void* gate_up, std::int64_t row_stride, void* out, std::int64_t num_rows, int dim, Stream stream) {
   const int num_vectors = dim / static_cast<int>(sizeof(V) / sizeof(T));
   const dim3 blocks(static_cast<unsigned>(num_rows), static_cast<unsigned>((num_vectors + kThreads - 1) / kThreads));
-  silu_mul_kernel<T, V>
-      <<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(gate_up), row_stride, static_cast<T*>(out), num_vectors);
-  check_launch("silu_mul");
+  launch_behind(silu_mul_kernel<T, V>, blocks, kThreads, 0, stream, Arguments{gate_up, row_stride, out, num_vectors},
+                "silu_mul");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // and a decode step's norms, rotation and cache writes are one launch. A token's result depends on that token alone.
 #include <climits>
 
+#include "dependent_launch.cuh"
 #include "heads.h"
 #include "kernel.cuh"
 
@@ -19,19 +20,24 @@ struct alignas(kWide * sizeof(T) < 16 ? kWide * sizeof(T) : 16) Group {
   T at[kWide];
 };
 
-// `num_lanes`, a power of two, of them share a head.
+struct Arguments : Heads {
+  int num_lanes;  // that share a head, a power of two
+};
+
 template <typename T, int kWide>
-__global__ void __launch_bounds__(kThreads) heads_kernel(Heads args, int num_lanes) {
+__global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
   using Wide = Group<T, kWide>;
   using WideFloat = Group<float, kWide>;
   constexpr int kParts = kPerLane / kWide;
   const int per_token = args.num_heads + args.num_kv_heads * (args.v != nullptr ? 2 : 1);
+  const int num_lanes = args.num_lanes;
   const unsigned task = (blockIdx.x * kThreads + threadIdx.x) / num_lanes;
   const unsigned token = task / per_token;
   int head = static_cast<int>(task % per_token);
   const int lane = threadIdx.x % num_lanes;
   const int half = args.head_dim / 2;
   if (token >= args.num_tokens) return;
+  wait_for_kernel_before();
   const T *from, *norm = nullptr;
   T* to;
   T* cache = nullptr;
@@ -132,8 +138,8 @@ void launch(const Heads& args, std::int64_t num_tasks, Stream stream) {
     throw std::invalid_argument(std::to_string(num_tasks) + " heads of " + std::to_string(args.head_dim) +
                                 " elements are more than fit");
   }
-  heads_kernel<T, kWide><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(args, num_lanes);
-  check_launch("place_heads");
+  launch_behind(heads_kernel<T, kWide>, dim3(static_cast<unsigned>(num_blocks)), kThreads, 0, stream,
+                Arguments{args, num_lanes}, "place_heads");
 }
 
 }  // namespace

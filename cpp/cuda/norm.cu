@@ -3,6 +3,7 @@
 // A row belongs to one group of threads: a warp for short rows (heads, D <= 512), up to 1024 threads for long ones
 // (hidden states). How many depends on D alone, and sums are taken in a fixed order, so that a row's result does not
 // depend on the rows beside it. 16 bytes a thread; the second pass finds its row in L1.
+#include "dependent_launch.cuh"
 #include "kernel.cuh"
 #include "norm.h"
 
@@ -13,12 +14,17 @@ constexpr int kMaxThreads = 1024;
 constexpr int kShortRow = 512;
 constexpr int kWarpsOfShortRows = 4;
 
+struct Arguments : RmsNorm {
+  int num_threads;  // of a row: a warp, or the whole block
+};
+
 template <typename T, typename V>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(RmsNorm args) {
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments args) {
   constexpr int kSize = sizeof(V) / sizeof(T);
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int rows_of_block = blockDim.x / args.num_threads, thread = threadIdx.x % args.num_threads;
+  const unsigned row = blockIdx.x * rows_of_block + threadIdx.x / args.num_threads;
   if (row >= args.num_outer * args.num_inner) return;  // whole warps: groups of more than one are alone in their block
-  const std::int64_t outer = row / args.num_inner, inner = row % args.num_inner;
+  const std::int64_t outer = row / static_cast<unsigned>(args.num_inner), inner = row - outer * args.num_inner;
   const int num_vectors = args.dim / kSize;
   const auto* x = reinterpret_cast<const V*>(static_cast<const T*>(args.x) + outer * args.x_outer_stride +
                                              inner * args.x_inner_stride);
@@ -28,8 +34,9 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(RmsNorm args) {
                                 inner * args.residual_inner_stride);
   }
 
+  wait_for_kernel_before();
   float sum = 0.0f;
-  for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+  for (int i = thread; i < num_vectors; i += args.num_threads) {
     V here = x[i];
     T* values = reinterpret_cast<T*>(&here);
     if (sums != nullptr) {
@@ -43,7 +50,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(RmsNorm args) {
     for (int j = 0; j < kSize; ++j) sum += widen(values[j]) * widen(values[j]);
   }
   sum = warp_sum(sum);
-  if (blockDim.x > kWarp) {
+  if (args.num_threads > kWarp) {
     __shared__ float of_warps[kMaxThreads / kWarp];
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (lane == 0) of_warps[warp] = sum;
@@ -54,8 +61,8 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(RmsNorm args) {
 
   const V* from = sums != nullptr ? sums : x;
   const V* weight = static_cast<const V*>(args.weight);
-  V* out = reinterpret_cast<V*>(static_cast<T*>(args.out) + row * args.dim);
-  for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+  V* out = reinterpret_cast<V*>(static_cast<T*>(args.out) + static_cast<std::int64_t>(row) * args.dim);
+  for (int i = thread; i < num_vectors; i += args.num_threads) {
     V here = from[i];
     const V factors = weight[i];
     T* values = reinterpret_cast<T*>(&here);
@@ -70,14 +77,15 @@ template <typename T, typename V>
 void launch(const RmsNorm& args, Stream stream) {
   const std::int64_t num_rows = args.num_outer * args.num_inner;
   const int num_vectors = args.dim / static_cast<int>(sizeof(V) / sizeof(T));
-  dim3 threads(kWarp, kWarpsOfShortRows);
+  int num_threads = kWarp, rows_of_block = kWarpsOfShortRows;
   if (args.dim > kShortRow) {
     const int wanted = (num_vectors + kWarp - 1) / kWarp * kWarp;
-    threads = dim3(wanted < kMaxThreads ? wanted : kMaxThreads, 1);
+    num_threads = wanted < kMaxThreads ? wanted : kMaxThreads;
+    rows_of_block = 1;
   }
-  const auto num_blocks = static_cast<unsigned>((num_rows + threads.y - 1) / threads.y);
-  rms_norm_kernel<T, V><<<num_blocks, threads, 0, stream>>>(args);
-  check_launch("rms_norm");
+  const auto num_blocks = static_cast<unsigned>((num_rows + rows_of_block - 1) / rows_of_block);
+  launch_behind(rms_norm_kernel<T, V>, dim3(num_blocks), num_threads * rows_of_block, 0, stream,
+                Arguments{args, num_threads}, "rms_norm");
 }
 
 }  // namespace
