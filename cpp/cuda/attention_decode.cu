@@ -4,174 +4,13 @@
 // rows of mma tiles: a KV head is read once for all of them. A block of four warps takes a run of items from the plan.
 // Each warp streams its own 16-token tiles of K and V, cp.async from the pages into a ring of its own, and its loads
 // run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token of more
-// than one chunk leaves its states (m, l, o) in memory, and a second kernel merges them in the order of chunks: the
-// bits of a result depend on the token alone.
-#include "attention_plan.cuh"
+// than one chunk leaves its states (m, l, o) in memory for attention_merge.cu: the bits of a result depend on the token
+// alone.
+#include "attention_decode.cuh"
 #include "dependent_launch.cuh"
-#include "mma.cuh"
 
 namespace tercet::cuda {
 namespace {
-
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * kWarp;
-constexpr int kTileShift = 4;
-constexpr int kTileTokens = 1 << kTileShift;
-
-template <int D>
-struct Ring {
-  static constexpr int kTileBytes = kTileTokens * Row<D>::kBytes;
-  static constexpr int kStages = D > 64 ? 2 : 3;  // with the blocks of a multiprocessor, some 190 KiB are under way
-  static constexpr int kBytes = kStages * 2 * kTileBytes;
-};
-
-struct DecodeArguments {
-  AttentionRows rows;
-  AttentionTensors tensors;
-  Plan plan;
-  float* states;   // [num_units, H, D]
-  float2* maxima;  // [num_units, H], the maximum (times log2 e) and the sum
-  int num_heads, num_kv_heads, group, parts, parts_of_group;
-  int block_shift;  // log2 S
-  int last_block;   // N - 1
-  float scale_log2;
-};
-
-// A part of a unit. Items follow each other: all parts of a unit, then those of the next.
-struct Item {
-  int unit_index;
-  int part;
-  Unit unit;
-  int kv_head;
-  int head;  // the first
-  int num_heads;
-  int num_tokens;  // of the chunk
-
-  __device__ Item(const DecodeArguments& args, const Share& share)
-      : unit_index(share.unit_index), part(share.part), unit(share.unit) {
-    open(args);
-  }
-
-  __device__ void step(const DecodeArguments& args) {
-    if (++part == args.parts) {
-      part = 0;
-      ++unit_index;
-    }
-    const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + unit_index));
-    unit = {words.x, words.y, words.z, words.w};
-    open(args);
-  }
-
- private:
-  __device__ void open(const DecodeArguments& args) {
-    num_tokens = min(kChunk, unit.context - unit.chunk * kChunk);
-    kv_head = args.parts_of_group == 1 ? part : part / args.parts_of_group;
-    const int first = (part - kv_head * args.parts_of_group) * kPartHeads;
-    head = kv_head * args.group + first;
-    num_heads = min(kPartHeads, args.group - first);
-  }
-};
-
-// A warp's loads: the next tile of its own in the block's items.
-template <typename T, int D>
-class Loader {
- public:
-  __device__ Loader(const DecodeArguments& args, const Item& first, int count, uint32_t ring)
-      : args_(args), item_(first), count_(count), ring_(ring) {
-    const int lane = threadIdx.x % kWarp;
-    lane_offset_ = Row<D>::offset(lane / kPieces, lane % kPieces);
-    open();
-  }
-
-  // Starts the next tile's copies, if there is one, and ends the group in any case.
-  __device__ void load() {
-    while (count_ > 0 && tile_ * kTileTokens >= item_.num_tokens) {
-      if (--count_ == 0) break;
-      item_.step(args_);
-      open();
-    }
-    if (count_ > 0) {
-      const int num_rows = item_.num_tokens - tile_ * kTileTokens;
-      const uint32_t to = ring_ + stage_ * (2 * Ring<D>::kTileBytes);
-      if (num_rows >= kTileTokens && args_.block_shift >= kTileShift) {
-        load_full(to);
-      } else {
-        load_part(to, num_rows);
-      }
-      stage_ = stage_ + 1 == Ring<D>::kStages ? 0 : stage_ + 1;
-      tile_ += kWarps;
-    }
-    commit_copies();
-  }
-
- private:
-  static constexpr int kPieces = Row<D>::kPieces;
-  static constexpr int kCopies = kTileTokens * kPieces / kWarp;
-
-  // A tile within a block of the cache, where its rows follow each other.
-  __device__ void load_full(uint32_t to) const {
-    const int lane = threadIdx.x % kWarp;
-    const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens) + lane * 8;
-    const T* k = static_cast<const T*>(args_.tensors.k_cache) + from;
-    const T* v = static_cast<const T*>(args_.tensors.v_cache) + from;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      uint32_t place;
-      if constexpr (kWarp % kPieces == 0) {
-        place = Row<D>::advance(to + lane_offset_, i * kWarp / kPieces, 0);
-      } else {
-        place = to + Row<D>::offset((i * kWarp + lane) / kPieces, (i * kWarp + lane) % kPieces);
-      }
-      copy_async(place, k + i * kWarp * 8);
-      copy_async(place + Ring<D>::kTileBytes, v + i * kWarp * 8);
-    }
-  }
-
-  // Any tile. Past its end there may be anything, and 0 times NaN is NaN: zeros take its place.
-  __device__ void load_part(uint32_t to, int num_rows) const {
-    const int lane = threadIdx.x % kWarp;
-    const auto* k = static_cast<const T*>(args_.tensors.k_cache);
-    const auto* v = static_cast<const T*>(args_.tensors.v_cache);
-#pragma unroll 1
-    for (int i = 0; i < kCopies; ++i) {
-      const int at = i * kWarp + lane, row = at / kPieces, piece = at % kPieces;
-      const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens + row) + piece * 8;
-      const uint32_t place = to + Row<D>::offset(row, piece);
-      copy_async(place, k + from, row < num_rows);
-      copy_async(place + Ring<D>::kTileBytes, v + from, row < num_rows);
-    }
-  }
-
-  __device__ void open() {
-    tile_ = threadIdx.x / kWarp;
-    if (count_ <= 0) return;
-    chunk_start_ = item_.unit.chunk * kChunk;
-    first_block_ = chunk_start_ >> args_.block_shift;
-    const int block = first_block_ + static_cast<int>(threadIdx.x % kWarp);  // a chunk has at most 32
-    block_ = 0;
-    if (block << args_.block_shift < chunk_start_ + item_.num_tokens) {
-      const int64_t row = static_cast<int64_t>(item_.unit.sequence) * args_.rows.table_width;
-      block_ = min(static_cast<unsigned>(__ldg(args_.rows.block_tables + row + block)),
-                   static_cast<unsigned>(args_.last_block));
-    }
-  }
-
-  // Elements from the cache's start to the row of `position`. All lanes call it.
-  __device__ int64_t offset_of(int position) const {
-    const int64_t block = __shfl_sync(0xffffffffu, block_, (position >> args_.block_shift) - first_block_);
-    const int slot = position & ((1 << args_.block_shift) - 1);
-    return (((block * args_.num_kv_heads + item_.kv_head) << args_.block_shift) + slot) * D;
-  }
-
-  const DecodeArguments& args_;
-  Item item_;
-  int count_;  // items that are left, item_ among them
-  uint32_t ring_;
-  uint32_t lane_offset_;
-  int stage_ = 0;
-  int tile_ = 0, chunk_start_ = 0, first_block_ = 0;
-  int block_ = 0;  // of the chunk's block `lane`
-};
 
 // The query rows of an item as operands: [16, D], zeros past its heads.
 template <typename T, int D>
@@ -304,7 +143,7 @@ __device__ void write_result(const DecodeArguments& args, int64_t row, int head_
   *reinterpret_cast<uint2*>(static_cast<T*>(args.tensors.out) + row * head_dim + column) = packed;
 }
 
-// After every warp has put its rows from `first` on: writes an item's results, or the chunk's states for merge_kernel.
+// After every warp has put its rows from `first` on: writes an item's results, or the chunk's states for merge_chunks.
 template <typename T, int D>
 __device__ void write_rows(const DecodeArguments& args, const Item& item, int first, const Merge<D>& merge) {
   constexpr int kColumns = D / 4;
@@ -328,78 +167,16 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
   }
 }
 
-// The tokens of several chunks: a block has a token and a head, its warps share the chunks, a lane has D / 32 columns.
-template <typename T, int D>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeArguments args) {
-  constexpr int kColumns = D / kWarp, kAhead = 4;
-  __shared__ float maxima_of_warps[kWarps];
-  __shared__ float sums[kWarps];
-  __shared__ float parts[kWarps][D];
-  wait_for_kernel_before();
-  const MergedToken token = args.plan.merged[blockIdx.x];
-  if (token.num_chunks <= 1) return;
-  const int head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t first = static_cast<int64_t>(token.first_unit) * args.num_heads + head;
-
-  float maximum = -INFINITY;
-  for (int chunk = threadIdx.x; chunk < token.num_chunks; chunk += kThreads) {
-    maximum = fmaxf(maximum, args.maxima[first + static_cast<int64_t>(chunk) * args.num_heads].x);
-  }
-  maximum = warp_max(maximum);
-  if (lane == 0) maxima_of_warps[warp] = maximum;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, maxima_of_warps[i]);
-
-  float sum = 0.0f, o[kColumns] = {};
-  for (int start = warp; start < token.num_chunks; start += kWarps * kAhead) {
-    float2 of_chunks[kAhead];
-    float states[kAhead][kColumns];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      // Past the end the last one is read again and counts nothing.
-      const int chunk = start + i * kWarps, read = min(chunk, token.num_chunks - 1);
-      const int64_t row = first + static_cast<int64_t>(read) * args.num_heads;
-      of_chunks[i] = args.maxima[row];
-      if (chunk > read) of_chunks[i].x = -INFINITY;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        states[i][column] = args.states[row * D + column * kWarp + lane];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const float factor = power_of_2(of_chunks[i].x - maximum);
-      sum += factor * of_chunks[i].y;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) o[column] += factor * states[i][column];
-    }
-  }
-  if (lane == 0) sums[warp] = sum;
-#pragma unroll
-  for (int column = 0; column < kColumns; ++column) parts[warp][column * kWarp + lane] = o[column];
-  __syncthreads();
-  T* out = static_cast<T*>(args.tensors.out) + (static_cast<int64_t>(token.token) * args.num_heads + head) * D;
-  for (int column = threadIdx.x; column < D; column += kThreads) {
-    float total = 0.0f, all = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) {
-      total += sums[i];
-      all += parts[i][column];
-    }
-    out[column] = narrow<T>(all / total);
-  }
-}
-
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     decode_kernel(const __grid_constant__ DecodeArguments args) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   constexpr int kStages = Ring<D>::kStages;
   const int warp = threadIdx.x / kWarp;
   const uint32_t ring = shared_address(shared) + warp * Ring<D>::kBytes;
   auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * Ring<D>::kBytes);
   wait_for_kernel_before();
+  let_next_kernel_start();
   const Share share = args.plan.shares[blockIdx.x];
   const int begin = share.begin, end = share.end;
 
@@ -437,7 +214,6 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     }
     item = next;
   }
-  let_next_kernel_start();
 }
 
 template <typename T, int D>
@@ -447,10 +223,6 @@ void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream str
         "attention_decode");
   launch_behind(decode_kernel<T, D>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
                 "attention_decode");
-  if (sizes.num_units > sizes.num_merged) {
-    const dim3 blocks(static_cast<unsigned>(sizes.num_merged), args.num_heads);
-    launch_behind(merge_kernel<T, D>, blocks, kThreads, 0, stream, args, "attention_decode");
-  }
 }
 
 template <typename T>
@@ -492,6 +264,7 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
   } else {
     launch<__half>(shape.head_dim, args, sizes, stream);
   }
+  merge_chunks(shape.dtype, shape.head_dim, args, sizes, stream);
 }
 
 }  // namespace tercet::cuda

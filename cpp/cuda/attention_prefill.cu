@@ -1,4 +1,5 @@
-// Paged attention of chunks: q [T, H, D], k_cache, v_cache [N, G, S, D] -> out [T, H, D]. Bound by products.
+// Paged attention of chunks, where attention_prefill_sm90a.cu does not serve: q [T, H, D], k_cache, v_cache [N, G, S,
+// D] -> out [T, H, D]. Bound by products.
 //
 // The query rows of a sequence's chunk and one KV head are its tokens times the heads of the group, token by token, so
 // that short chunks fill tiles too and K and V are read once for the group. A block of four warps takes a tile of 128
@@ -7,7 +8,7 @@
 // pages while this one is worked on. Two blocks on an SM fill each other's gaps: one's products, the other's
 // exponentials. A row's bits do not depend on the rows beside it, so neither on how a prompt is cut into chunks of more
 // than one token.
-#include "attention_plan.cuh"
+#include "attention_prefill.cuh"
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 
@@ -25,17 +26,6 @@ struct Shape {
   static constexpr int kQueryBytes = kRows * Row<D>::kBytes;
   static constexpr int kTileBytes = kKeys * Row<D>::kBytes;  // of K, and of V
   static constexpr int kBytes = kQueryBytes + 4 * kTileBytes;
-};
-
-struct PrefillArguments {
-  AttentionRows rows;
-  AttentionTensors tensors;
-  Plan plan;
-  int num_heads, num_kv_heads, group;
-  int block_shift;  // log2 S
-  int last_block;   // N - 1
-  int max_context;
-  float scale_log2;
 };
 
 // The keys and values of one sequence and KV head.
@@ -97,34 +87,27 @@ template <typename T, int D>
 __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_constant__ PrefillArguments args) {
   using S = Shape<D>;
   constexpr int kRowTiles = S::kRowTiles, kKeyTiles = S::kKeys / 8;
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   wait_for_kernel_before();
   if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
-  const Tile tile = args.plan.tiles[blockIdx.y];
-  const int kv_head = blockIdx.x, group = args.group;
+  const PrefillTile tile(args, blockIdx.y, blockIdx.x, S::kRows);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, matrix = lane / 8;
-  const int first_token = args.rows.query_starts[tile.sequence];
-  const int num_tokens = args.rows.query_starts[tile.sequence + 1] - first_token;
-  const int num_rows = num_tokens * group;
-  const int before = min(args.rows.context_lens[tile.sequence], args.max_context) - num_tokens;  // the chunk
-  const int first_row = tile.index * S::kRows;
-  const int last_row = min(first_row + S::kRows, num_rows) - 1;
-  const int end = max(0, before + last_row / group + 1);  // tokens that the last row sees
+  const int group = args.group, first_row = tile.first_row, last_row = tile.last_row, before = tile.before;
   const Context<T, D> context{static_cast<const T*>(args.tensors.k_cache),
                               static_cast<const T*>(args.tensors.v_cache),
-                              args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width,
-                              kv_head,
+                              tile.table,
+                              tile.kv_head,
                               args.num_kv_heads,
                               args.block_shift,
                               args.last_block,
-                              end};
+                              tile.end};
 
   const uint32_t q_tile = shared_address(shared), key_tiles = q_tile + S::kQueryBytes;
   const auto tiles_of = [&](int step) { return key_tiles + step % 2 * 2 * S::kTileBytes; };
   {
     constexpr int kPieces = Row<D>::kPieces;
-    const auto* q = static_cast<const T*>(args.tensors.q) + first_token * args.tensors.q_token_stride +
-                    kv_head * group * args.tensors.q_head_stride;
+    const auto* q = static_cast<const T*>(args.tensors.q) + tile.first_token * args.tensors.q_token_stride +
+                    tile.kv_head * group * args.tensors.q_head_stride;
 #pragma unroll 4
     for (int i = 0; i < S::kRows * kPieces / kThreads; ++i) {
       const int at = i * kThreads + threadIdx.x, piece = at % kPieces;
@@ -166,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
     }
   }
 
-  const int num_steps = (end + S::kKeys - 1) / S::kKeys;
+  const int num_steps = (tile.end + S::kKeys - 1) / S::kKeys;
   for (int step = 0; step < num_steps; ++step) {
     const int start = step * S::kKeys;
     if (step + 1 < num_steps) context.load(start + S::kKeys, tiles_of(step + 1));
@@ -276,9 +259,9 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
       const float scale = 1.0f / row_sum(sum[m][half]);
       const int query_row = first_row + row + m * 16 + half * 8;
       if (query_row > last_row) continue;
-      const int token = query_row / group, head = kv_head * group + query_row - token * group;
+      const int token = query_row / group, head = tile.kv_head * group + query_row - token * group;
       T* to = static_cast<T*>(args.tensors.out) +
-              (static_cast<int64_t>(first_token + token) * args.num_heads + head) * D + lane % 4 * 2;
+              (static_cast<int64_t>(tile.first_token + token) * args.num_heads + head) * D + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         *reinterpret_cast<uint32_t*>(to + n * 8) = pack<T>(o[m][n][half * 2] * scale, o[m][n][half * 2 + 1] * scale);
@@ -327,6 +310,7 @@ void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, c
                               static_cast<int>(shape.num_blocks) - 1,
                               rows.table_width * shape.block_size,
                               tensors.scale * kLog2E};
+  if (prefill_on_hopper(shape.dtype, shape.head_dim, args, sizes.num_tiles, stream)) return;
   if (shape.dtype == Dtype::bf16) {
     launch<__nv_bfloat16>(shape.head_dim, args, sizes.num_tiles, stream);
   } else {

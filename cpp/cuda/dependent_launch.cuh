@@ -6,15 +6,15 @@
 
 namespace tercet::cuda {
 
-// In a kernel launched by `launch_behind`, by every thread, before it touches memory: waits for all that the kernel
-// before has done. Without it this kernel could end, and a third start, before the first has ended.
+// In a kernel launched by `launch_behind`, by every thread, before it reads what the kernel before writes or writes what
+// that reads: waits for its end. Without it this kernel could end, and a third start, before the first has ended.
 __device__ inline void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// In the kernel before, by a block that is nearly done.
+// In the kernel before: once all its blocks have said so or ended, the next one's take what room is left.
 __device__ inline void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,0 +1,172 @@
+// What a block of decode attention works on, and how its warps load it.
+#pragma once
+
+#include "attention_plan.cuh"
+#include "mma.cuh"
+
+namespace tercet::cuda {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kTileShift = 4;
+constexpr int kTileTokens = 1 << kTileShift;
+
+template <int D>
+struct Ring {
+  static constexpr int kTileBytes = kTileTokens * Row<D>::kBytes;
+  static constexpr int kStages = D > 64 ? 2 : 3;  // with the blocks of a multiprocessor, some 190 KiB are under way
+  static constexpr int kBytes = kStages * 2 * kTileBytes;
+};
+
+struct DecodeArguments {
+  AttentionRows rows;
+  AttentionTensors tensors;
+  Plan plan;
+  float* states;   // [num_units, H, D]
+  float2* maxima;  // [num_units, H], the maximum (times log2 e) and the sum
+  int num_heads, num_kv_heads, group, parts, parts_of_group;
+  int block_shift;  // log2 S
+  int last_block;   // N - 1
+  float scale_log2;
+};
+
+// A part of a unit. Items follow each other: all parts of a unit, then those of the next.
+struct Item {
+  int unit_index;
+  int part;
+  Unit unit;
+  int kv_head;
+  int head;  // the first
+  int num_heads;
+  int num_tokens;  // of the chunk
+
+  __device__ Item(const DecodeArguments& args, const Share& share)
+      : unit_index(share.unit_index), part(share.part), unit(share.unit) {
+    open(args);
+  }
+
+  __device__ void step(const DecodeArguments& args) {
+    if (++part == args.parts) {
+      part = 0;
+      ++unit_index;
+    }
+    const int4 words = __ldg(reinterpret_cast<const int4*>(args.plan.units + unit_index));
+    unit = {words.x, words.y, words.z, words.w};
+    open(args);
+  }
+
+ private:
+  __device__ void open(const DecodeArguments& args) {
+    num_tokens = min(kChunk, unit.context - unit.chunk * kChunk);
+    kv_head = args.parts_of_group == 1 ? part : part / args.parts_of_group;
+    const int first = (part - kv_head * args.parts_of_group) * kPartHeads;
+    head = kv_head * args.group + first;
+    num_heads = min(kPartHeads, args.group - first);
+  }
+};
+
+// A warp's loads: the next tile of its own in the block's items.
+template <typename T, int D>
+class Loader {
+ public:
+  __device__ Loader(const DecodeArguments& args, const Item& first, int count, uint32_t ring)
+      : args_(args), item_(first), count_(count), ring_(ring) {
+    const int lane = threadIdx.x % kWarp;
+    lane_offset_ = Row<D>::offset(lane / kPieces, lane % kPieces);
+    open();
+  }
+
+  // Starts the next tile's copies, if there is one, and ends the group in any case.
+  __device__ void load() {
+    while (count_ > 0 && tile_ * kTileTokens >= item_.num_tokens) {
+      if (--count_ == 0) break;
+      item_.step(args_);
+      open();
+    }
+    if (count_ > 0) {
+      const int num_rows = item_.num_tokens - tile_ * kTileTokens;
+      const uint32_t to = ring_ + stage_ * (2 * Ring<D>::kTileBytes);
+      if (num_rows >= kTileTokens && args_.block_shift >= kTileShift) {
+        load_full(to);
+      } else {
+        load_part(to, num_rows);
+      }
+      stage_ = stage_ + 1 == Ring<D>::kStages ? 0 : stage_ + 1;
+      tile_ += kWarps;
+    }
+    commit_copies();
+  }
+
+ private:
+  static constexpr int kPieces = Row<D>::kPieces;
+  static constexpr int kCopies = kTileTokens * kPieces / kWarp;
+
+  // A tile within a block of the cache, where its rows follow each other.
+  __device__ void load_full(uint32_t to) const {
+    const int lane = threadIdx.x % kWarp;
+    const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens) + lane * 8;
+    const T* k = static_cast<const T*>(args_.tensors.k_cache) + from;
+    const T* v = static_cast<const T*>(args_.tensors.v_cache) + from;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      uint32_t place;
+      if constexpr (kWarp % kPieces == 0) {
+        place = Row<D>::advance(to + lane_offset_, i * kWarp / kPieces, 0);
+      } else {
+        place = to + Row<D>::offset((i * kWarp + lane) / kPieces, (i * kWarp + lane) % kPieces);
+      }
+      copy_async(place, k + i * kWarp * 8);
+      copy_async(place + Ring<D>::kTileBytes, v + i * kWarp * 8);
+    }
+  }
+
+  // Any tile. Past its end there may be anything, and 0 times NaN is NaN: zeros take its place.
+  __device__ void load_part(uint32_t to, int num_rows) const {
+    const int lane = threadIdx.x % kWarp;
+    const auto* k = static_cast<const T*>(args_.tensors.k_cache);
+    const auto* v = static_cast<const T*>(args_.tensors.v_cache);
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = i * kWarp + lane, row = at / kPieces, piece = at % kPieces;
+      const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens + row) + piece * 8;
+      const uint32_t place = to + Row<D>::offset(row, piece);
+      copy_async(place, k + from, row < num_rows);
+      copy_async(place + Ring<D>::kTileBytes, v + from, row < num_rows);
+    }
+  }
+
+  __device__ void open() {
+    tile_ = threadIdx.x / kWarp;
+    if (count_ <= 0) return;
+    chunk_start_ = item_.unit.chunk * kChunk;
+    first_block_ = chunk_start_ >> args_.block_shift;
+    const int block = first_block_ + static_cast<int>(threadIdx.x % kWarp);  // a chunk has at most 32
+    block_ = 0;
+    if (block << args_.block_shift < chunk_start_ + item_.num_tokens) {
+      const int64_t row = static_cast<int64_t>(item_.unit.sequence) * args_.rows.table_width;
+      block_ = min(static_cast<unsigned>(__ldg(args_.rows.block_tables + row + block)),
+                   static_cast<unsigned>(args_.last_block));
+    }
+  }
+
+  // Elements from the cache's start to the row of `position`. All lanes call it.
+  __device__ int64_t offset_of(int position) const {
+    const int64_t block = __shfl_sync(0xffffffffu, block_, (position >> args_.block_shift) - first_block_);
+    const int slot = position & ((1 << args_.block_shift) - 1);
+    return (((block * args_.num_kv_heads + item_.kv_head) << args_.block_shift) + slot) * D;
+  }
+
+  const DecodeArguments& args_;
+  Item item_;
+  int count_;  // items that are left, item_ among them
+  uint32_t ring_;
+  uint32_t lane_offset_;
+  int stage_ = 0;
+  int tile_ = 0, chunk_start_ = 0, first_block_ = 0;
+  int block_ = 0;  // of the chunk's block `lane`
+};
+
+// Writes the results of the tokens whose contexts are of several chunks, from the states that decode left.
+void merge_chunks(Dtype dtype, int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream);
+
+}  // namespace tercet::cuda

@@ -1,0 +1,107 @@
+// The end of decode attention for tokens of several chunks: their states, maxima [units, H] of (m, l) and o [units, H,
+// D], become rows of out [T, H, D].
+//
+// A block has a token and a head, its warps share the chunks and a lane has D / 32 columns. Which warp adds what is
+// fixed by the number of chunks alone. Launched behind decode, so that it starts while the last of that ends.
+#include "attention_decode.cuh"
+#include "dependent_launch.cuh"
+
+namespace tercet::cuda {
+namespace {
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeArguments args) {
+  constexpr int kColumns = D / kWarp, kAhead = 4;
+  __shared__ float maxima_of_warps[kWarps];
+  __shared__ float sums[kWarps];
+  __shared__ float parts[kWarps][D];
+  // Decode's blocks have all begun, and they began after the plan was made.
+  const MergedToken token = args.plan.merged[blockIdx.x];
+  wait_for_kernel_before();
+  if (token.num_chunks <= 1) return;
+  const int head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first = static_cast<int64_t>(token.first_unit) * args.num_heads + head;
+
+  float maximum = -INFINITY;
+  for (int chunk = threadIdx.x; chunk < token.num_chunks; chunk += kThreads) {
+    maximum = fmaxf(maximum, args.maxima[first + static_cast<int64_t>(chunk) * args.num_heads].x);
+  }
+  maximum = warp_max(maximum);
+  if (lane == 0) maxima_of_warps[warp] = maximum;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, maxima_of_warps[i]);
+
+  float sum = 0.0f, o[kColumns] = {};
+  for (int start = warp; start < token.num_chunks; start += kWarps * kAhead) {
+    float2 of_chunks[kAhead];
+    float states[kAhead][kColumns];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      // Past the end the last one is read again and counts nothing.
+      const int chunk = start + i * kWarps, read = min(chunk, token.num_chunks - 1);
+      const int64_t row = first + static_cast<int64_t>(read) * args.num_heads;
+      of_chunks[i] = args.maxima[row];
+      if (chunk > read) of_chunks[i].x = -INFINITY;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        states[i][column] = args.states[row * D + column * kWarp + lane];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const float factor = power_of_2(of_chunks[i].x - maximum);
+      sum += factor * of_chunks[i].y;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) o[column] += factor * states[i][column];
+    }
+  }
+  if (lane == 0) sums[warp] = sum;
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) parts[warp][column * kWarp + lane] = o[column];
+  __syncthreads();
+  T* out = static_cast<T*>(args.tensors.out) + (static_cast<int64_t>(token.token) * args.num_heads + head) * D;
+  for (int column = threadIdx.x; column < D; column += kThreads) {
+    float total = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      total += sums[i];
+      all += parts[i][column];
+    }
+    out[column] = narrow<T>(all / total);
+  }
+}
+
+template <typename T, int D>
+void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
+  const dim3 blocks(static_cast<unsigned>(sizes.num_merged), args.num_heads);
+  launch_behind(merge_kernel<T, D>, blocks, kThreads, 0, stream, args, "attention_merge");
+}
+
+template <typename T>
+void launch(int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
+  switch (head_dim) {
+    case 64:
+      return launch<T, 64>(args, sizes, stream);
+    case 96:
+      return launch<T, 96>(args, sizes, stream);
+    case 128:
+      return launch<T, 128>(args, sizes, stream);
+    case 256:
+      return launch<T, 256>(args, sizes, stream);
+  }
+  throw std::invalid_argument("no merging for head size " + std::to_string(head_dim));
+}
+
+}  // namespace
+
+void merge_chunks(Dtype dtype, int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
+  if (sizes.num_units <= sizes.num_merged) return;  // no table has room for a second chunk
+  if (dtype == Dtype::bf16) {
+    launch<__nv_bfloat16>(head_dim, args, sizes, stream);
+  } else {
+    launch<__half>(head_dim, args, sizes, stream);
+  }
+}
+
+}  // namespace tercet::cuda

@@ -1,0 +1,45 @@
+// What the two kernels of prefill attention share.
+#pragma once
+
+#include "attention_plan.cuh"
+#include "kernel.cuh"
+
+namespace tercet::cuda {
+
+struct PrefillArguments {
+  AttentionRows rows;
+  AttentionTensors tensors;
+  Plan plan;
+  int num_heads, num_kv_heads, group;
+  int block_shift;  // log2 S
+  int last_block;   // N - 1
+  int max_context;
+  float scale_log2;
+};
+
+// A tile of the query rows of one sequence's chunk and one KV head; row = token of the chunk * group + head of the
+// group.
+struct PrefillTile {
+  int kv_head;
+  int first_token;  // of the chunk, in the batch
+  int before;       // tokens of context before the chunk
+  int first_row, last_row;
+  int end;  // tokens that the last row sees; none if the lengths are wrong
+  const int* table;
+
+  __device__ PrefillTile(const PrefillArguments& args, int index, int kv_head, int num_rows) : kv_head(kv_head) {
+    const Tile tile = args.plan.tiles[index];
+    first_token = args.rows.query_starts[tile.sequence];
+    const int num_tokens = args.rows.query_starts[tile.sequence + 1] - first_token;
+    before = min(args.rows.context_lens[tile.sequence], args.max_context) - num_tokens;
+    first_row = tile.index * num_rows;
+    last_row = min(first_row + num_rows, num_tokens * args.group) - 1;
+    end = max(0, before + last_row / args.group + 1);
+    table = args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width;
+  }
+};
+
+// Launches the kernel that is made for Hopper and returns true, if this GPU and the head size are what it is for.
+bool prefill_on_hopper(Dtype dtype, int head_dim, const PrefillArguments& args, std::int64_t num_tiles, Stream stream);
+
+}  // namespace tercet::cuda

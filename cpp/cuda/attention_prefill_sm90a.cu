@@ -1,0 +1,336 @@
+// Paged attention of chunks for Hopper: q [T, H, D], k_cache, v_cache [N, G, S, D] -> out [T, H, D], D 64 or 128.
+//
+// Rows and tiles as in attention_prefill.cu: 128 query rows (token, head of the group) a block, two warpgroups of 64,
+// and the context in tiles of 128 tokens. A third warpgroup gathers K and V from the pages into two stages of each; a
+// tile of TMA would need pages as large as the tile. Stages of K and of V are given back apart, so that the products
+// of a tile's queries with the next keys are under way while this tile's exponentials are taken, and those of the other
+// warpgroup fill what gaps remain.
+#include "attention_plan.cuh"
+#include "attention_prefill.cuh"
+#include "dependent_launch.cuh"
+#include "warpgroup.cuh"
+
+namespace tercet::cuda {
+namespace {
+
+constexpr int kGroupThreads = 128;
+constexpr int kGroups = 2;  // that multiply
+constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+constexpr int kRows = kGroups * 64;
+constexpr int kKeys = 128;
+constexpr int kKeyTiles = kKeys / 8;
+constexpr int kStages = 2;
+// Of 64 Ki registers: 128 threads that copy, 256 that multiply.
+constexpr int kCopyRegisters = 40;
+constexpr int kMultiplyRegisters = 232;
+
+template <int D>
+struct Layout {
+  static constexpr int kQueryBytes = kRows * D * 2;
+  static constexpr int kTileBytes = kKeys * D * 2;
+  static constexpr int kKeysAt = kQueryBytes;
+  static constexpr int kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kBarriersAt = kValuesAt + kStages * kTileBytes;
+  static constexpr int kAlignment = 1024;
+  static constexpr int kBytes = kBarriersAt + 4 * kStages * 8 + kAlignment;
+};
+
+// Barriers of the stages of K or V: one says that a stage is full, one that it is free again.
+struct Stages {
+  uint32_t tiles;
+  uint32_t barriers;
+  int tile_bytes;
+
+  __device__ uint32_t tile(int step) const { return tiles + step % kStages * tile_bytes; }
+  __device__ uint32_t full(int step) const { return barriers + step % kStages * 8; }
+  __device__ uint32_t free(int step) const { return barriers + (kStages + step % kStages) * 8; }
+
+  __device__ void init() const {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(full(i), kGroupThreads);
+      init_barrier(free(i), kGroups * kGroupThreads / kWarp);
+    }
+  }
+  __device__ void wait_full(int step) const {
+    wait_barrier(full(step), step / kStages & 1);
+    show_to_products();
+  }
+  __device__ void wait_free(int step) const {
+    if (step >= kStages) wait_barrier(free(step), (step / kStages + 1) & 1);
+  }
+  __device__ void give_back(int step) const {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(free(step));
+  }
+};
+
+// Copies tokens [start, start + kKeys) of one cache's KV head, zeros from the end on.
+template <typename T, int D>
+__device__ void gather(const T* cache, const PrefillArguments& args, const PrefillTile& tile, int start, uint32_t to) {
+  constexpr int kPieces = D / 8;
+  constexpr int kRun = 64;  // tokens that one look into the block table finds, where blocks are so large
+  constexpr int kCopies = kRun * kPieces / kGroupThreads, kRowsApart = kGroupThreads / kPieces;
+  static_assert(kRowsApart % 8 == 0, "a thread's rows have their pieces in the same places");
+  const int thread = threadIdx.x % kGroupThreads, row = thread / kPieces, piece = thread % kPieces;
+  const auto offset_of = [&](int position) {
+    const int64_t block = min(static_cast<unsigned>(__ldg(tile.table + (position >> args.block_shift))),
+                              static_cast<unsigned>(args.last_block));
+    const int slot = position & ((1 << args.block_shift) - 1);
+    return (((block * args.num_kv_heads + tile.kv_head) << args.block_shift) + slot) * D;
+  };
+#pragma unroll
+  for (int run = 0; run < kKeys; run += kRun) {
+    const uint32_t place = to + panel_offset<kKeys>(run + row, piece);
+    if (kRun <= 1 << args.block_shift && start + run + kRun <= tile.end) {
+      const T* from = cache + offset_of(start + run) + thread * 8;  // rows of a block follow each other
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        copy_async(place + i * kRowsApart * kPanelRowBytes, from + i * kGroupThreads * 8);
+      }
+      continue;
+    }
+#pragma unroll 2
+    for (int i = 0; i < kCopies; ++i) {
+      const int position = start + run + i * kRowsApart + row;
+      const bool present = position < tile.end;
+      const T* from = cache + (present ? offset_of(position) : 0) + piece * 8;
+      copy_async(place + i * kRowsApart * kPanelRowBytes, from, present);
+    }
+  }
+}
+
+template <typename T, int D>
+__device__ void gather_all(const PrefillArguments& args, const PrefillTile& tile, const Stages& keys,
+                           const Stages& values) {
+  const auto* k = static_cast<const T*>(args.tensors.k_cache);
+  const auto* v = static_cast<const T*>(args.tensors.v_cache);
+  const int num_steps = (tile.end + kKeys - 1) / kKeys;
+  // In the order in which they are used: the keys of a tile before the values of the one before.
+  for (int step = 0; step <= num_steps; ++step) {
+    if (step < num_steps) {
+      keys.wait_free(step);
+      gather<T, D>(k, args, tile, step * kKeys, keys.tile(step));
+      arrive_with_copies(keys.full(step));
+    }
+    if (step > 0) {
+      values.wait_free(step - 1);
+      gather<T, D>(v, args, tile, (step - 1) * kKeys, values.tile(step - 1));
+      arrive_with_copies(values.full(step - 1));
+    }
+  }
+}
+
+// What a lane has of its two rows.
+struct Softmax {
+  float maximum[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0.0f, 0.0f};
+  int sees[2];  // positions below these
+
+  // Scores become weights relative to the maximum, which may rise: what was summed before takes the factor.
+  __device__ void weigh(float (&scores)[kKeyTiles][4], float scale_log2, float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float here = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        here = fmaxf(here, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
+      }
+      const float raised = fmaxf(maximum[half], row_max(here) * scale_log2);
+      factor[half] = power_of_2(maximum[half] - raised);
+      maximum[half] = raised;
+      float added = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; ++i) {
+          scores[n][i] = power_of_2(fmaf(scores[n][i], scale_log2, -raised));
+          added += scores[n][i];
+        }
+      }
+      sum[half] = sum[half] * factor[half] + added;
+    }
+  }
+
+  __device__ void hide(float (&scores)[kKeyTiles][4], int start) const {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (start + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2 >= sees[i / 2]) scores[n][i] = -INFINITY;
+      }
+    }
+  }
+};
+
+template <typename T, int D>
+__device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, uint32_t q_tile, const Stages& keys,
+                         const Stages& values) {
+  constexpr int kPieces = D / 8, kPanelBytes = kKeys * kPanelRowBytes;
+  const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
+  const int lane = thread % kWarp, first_row = tile.first_row + group * 64;
+  const uint32_t my_q = q_tile + group * 64 * kPanelRowBytes;
+  {
+    const T* q = static_cast<const T*>(args.tensors.q) + tile.first_token * args.tensors.q_token_stride +
+                 tile.kv_head * args.group * args.tensors.q_head_stride;
+#pragma unroll 4
+    for (int i = 0; i < 64 * kPieces / kGroupThreads; ++i) {
+      const int at = i * kGroupThreads + thread, piece = at % kPieces;
+      const int row = min(first_row + at / kPieces, tile.last_row);  // past the end: anything finite
+      const int token = row / args.group, head = row - token * args.group;
+      copy_async(q_tile + panel_offset<kRows>(group * 64 + at / kPieces, piece),
+                 q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8);
+    }
+    commit_copies();
+    wait_copies<0>();
+    show_to_products();
+    sync_warpgroup(1 + group);
+  }
+  const auto position_of = [&](int row) { return tile.before + min(row, tile.last_row) / args.group; };
+  const int all_see = position_of(first_row) + 1, some_see = position_of(first_row + 63) + 1;
+  const int row = first_row + thread / kWarp * 16 + lane / 4;
+  Softmax softmax;
+  softmax.sees[0] = position_of(row) + 1;
+  softmax.sees[1] = position_of(row + 8) + 1;
+
+  const uint64_t q_descriptor = tile_descriptor(my_q, 0);
+  float scores[kKeyTiles][4], o[D / 8][4] = {}, factor[2];
+  uint32_t weights[kKeys / 16][4];
+  const auto multiply_keys = [&](int step) {
+    keys.wait_full(step);
+    const uint64_t tile_of_keys = tile_descriptor(keys.tile(step), 0);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      const int panel = k / 4, within = k % 4 * 32;
+      multiply_tiles<T>(scores, advance(q_descriptor, panel * kRows * kPanelRowBytes + within),
+                        advance(tile_of_keys, panel * kPanelBytes + within), k != 0);
+    }
+    commit_products();
+  };
+  const auto multiply_values = [&](int step) {
+    values.wait_full(step);
+    const uint64_t tile_of_values = tile_descriptor(values.tile(step), kPanelBytes);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      multiply_weights<T, D / 8>(o, weights[k], advance(tile_of_values, k * 16 * kPanelRowBytes));
+    }
+    commit_products();
+  };
+  const auto weigh = [&](int step) {
+    if ((step + 1) * kKeys > all_see) softmax.hide(scores, step * kKeys);
+    softmax.weigh(scores, args.scale_log2, factor);
+  };
+  const auto pack_weights = [&] {
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&pair)[4] = scores[k * 2 + i / 2];
+        weights[k][i] = pack<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      }
+    }
+  };
+
+  const int num_steps = (tile.end + kKeys - 1) / kKeys;
+  const int my_steps = (some_see + kKeys - 1) / kKeys;  // at least one, and no more than the block's
+  multiply_keys(0);
+  wait_products<0>(scores);
+  keys.give_back(0);
+  weigh(0);
+  pack_weights();
+  for (int step = 1; step < my_steps; ++step) {
+    multiply_keys(step);
+    multiply_values(step - 1);
+    wait_products<1>(scores);
+    keys.give_back(step);
+    weigh(step);
+    wait_products<0>(o);
+    values.give_back(step - 1);
+    // Most tiles do not raise a maximum; times 1 changes nothing.
+    if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] *= factor[i / 2];
+      }
+    }
+    pack_weights();
+  }
+  multiply_values(my_steps - 1);
+  wait_products<0>(o);
+  values.give_back(my_steps - 1);
+  for (int step = my_steps; step < num_steps; ++step) {  // what only the other warpgroup sees
+    keys.wait_full(step);
+    keys.give_back(step);
+    values.wait_full(step);
+    values.give_back(step);
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float scale = 1.0f / row_sum(softmax.sum[half]);
+    const int query_row = row + half * 8;
+    if (query_row > tile.last_row) continue;
+    const int token = query_row / args.group, head = tile.kv_head * args.group + query_row - token * args.group;
+    T* to = static_cast<T*>(args.tensors.out) +
+            (static_cast<int64_t>(tile.first_token + token) * args.num_heads + head) * D + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      *reinterpret_cast<uint32_t*>(to + n * 8) = pack<T>(o[n][half * 2] * scale, o[n][half * 2 + 1] * scale);
+    }
+  }
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillArguments args) {
+  using L = Layout<D>;
+  extern __shared__ unsigned char shared[];
+  wait_for_kernel_before();
+  if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
+  const PrefillTile tile(args, blockIdx.y, blockIdx.x, kRows);
+  const uint32_t base = (shared_address(shared) + L::kAlignment - 1) / L::kAlignment * L::kAlignment;
+  const Stages keys{base + L::kKeysAt, base + L::kBarriersAt, L::kTileBytes};
+  const Stages values{base + L::kValuesAt, base + L::kBarriersAt + 2 * kStages * 8, L::kTileBytes};
+  if (tile.end <= 0) return;
+  if (threadIdx.x == 0) {
+    keys.init();
+    values.init();
+    show_to_products();
+  }
+  __syncthreads();
+  if (threadIdx.x / kGroupThreads == kGroups) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyRegisters));
+    gather_all<T, D>(args, tile, keys, values);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyRegisters));
+    multiply<T, D>(args, tile, base, keys, values);
+  }
+}
+
+template <typename T, int D>
+void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
+  constexpr int kBytes = Layout<D>::kBytes;
+  check(cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "attention_prefill");
+  const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
+  launch_behind(prefill_kernel<T, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
+}
+
+}  // namespace
+
+bool prefill_on_hopper(Dtype dtype, int head_dim, const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "attention_prefill");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention_prefill");
+  if (major != 9 || (head_dim != 64 && head_dim != 128)) return false;
+  if (dtype == Dtype::bf16) {
+    head_dim == 64 ? launch<__nv_bfloat16, 64>(args, num_tiles, stream)
+                   : launch<__nv_bfloat16, 128>(args, num_tiles, stream);
+  } else {
+    head_dim == 64 ? launch<__half, 64>(args, num_tiles, stream) : launch<__half, 128>(args, num_tiles, stream);
+  }
+  return true;
+}
+
+}  // namespace tercet::cuda
