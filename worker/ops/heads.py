@@ -35,12 +35,15 @@ def place_heads(
         return q
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
+    q_token_stride, q_head_stride, _ = q.stride()
+    k_token_stride, k_head_stride, _ = k.stride()
+    v_token_stride, v_head_stride, _ = v.stride()
     q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
     _kernels.place_heads(
-        KERNEL_DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), k.stride(0), k.stride(1),
-        v.data_ptr(), v.stride(0), v.stride(1), q_norm, k_norm, eps, positions.data_ptr(), cos_sin.data_ptr(),
-        cos_sin.shape[0], k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), num_blocks * block_size,
-        block_size, num_tokens, num_heads, num_kv_heads, head_dim, stream_of(q),
+        KERNEL_DTYPES[q.dtype], q.data_ptr(), q_token_stride, q_head_stride, k.data_ptr(), k_token_stride,
+        k_head_stride, v.data_ptr(), v_token_stride, v_head_stride, q_norm, k_norm, eps, positions.data_ptr(),
+        cos_sin.data_ptr(), cos_sin.shape[0], k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(),
+        num_blocks * block_size, block_size, num_tokens, num_heads, num_kv_heads, head_dim, stream_of(q),
     )  # fmt: skip
     return q
 
@@ -50,21 +53,39 @@ def _fits_the_kernel(
     k_cache: Tensor, v_cache: Tensor, slots: Tensor,
 ) -> bool:  # fmt: skip
     """Whether the fused kernel takes these. What does not is left to the separate operations, which say why."""
-    if not (on_kernels(q) and same_gpu(q, k, v, positions, cos_sin, k_cache, v_cache, slots, *(norms or ()))):
+    if not (on_kernels(q) and same_gpu(q, k, v, positions, cos_sin, k_cache, v_cache, slots)):
         return False
     num_tokens, _, head_dim = q.shape
-    dtype, of_kv = q.dtype, (num_tokens, k_cache.shape[1], head_dim)
+    dtype, of_kv, of_tokens, of_cache = q.dtype, k.shape, positions.shape, k_cache.shape
+    if norms is not None:
+        for norm in norms:
+            if not (norm.dtype is dtype and norm.shape == (head_dim,) and norm.is_contiguous() and same_gpu(q, norm)):
+                return False
+    # Written out: this is asked once a layer, and a loop costs more than the kernel.
     return (
-        k.shape == of_kv
+        len(of_tokens) == 1
+        and of_tokens[0] == num_tokens
+        and slots.shape == of_tokens
+        and len(of_kv) == 3
+        and of_kv[0] == num_tokens
+        and of_kv[1] == of_cache[1]
+        and of_kv[2] == head_dim == of_cache[3]
         and v.shape == of_kv
-        and k_cache.shape == v_cache.shape
-        and k_cache.shape[3] == head_dim <= MAX_HEAD_DIM
+        and v_cache.shape == of_cache
+        and cos_sin.dim() == 2
+        and cos_sin.shape[1] == head_dim <= MAX_HEAD_DIM
         and head_dim % 2 == 0
-        and cos_sin.shape[1:] == (head_dim,)
-        and positions.shape == slots.shape == (num_tokens,)
-        and all(x.dtype is dtype and x.stride(-1) == 1 for x in (q, k, v, k_cache, v_cache))
-        and all(norm.dtype is dtype and norm.shape == (head_dim,) for norm in norms or ())
+        and k.dtype is dtype
+        and v.dtype is dtype
+        and k_cache.dtype is dtype
+        and v_cache.dtype is dtype
         and cos_sin.dtype is torch.float32
-        and positions.dtype is slots.dtype is torch.int64
-        and all(x.is_contiguous() for x in (positions, slots, cos_sin, k_cache, v_cache, *(norms or ())))
+        and positions.dtype is torch.int64
+        and slots.dtype is torch.int64
+        and q.stride(2) == k.stride(2) == v.stride(2) == 1
+        and positions.is_contiguous()
+        and slots.is_contiguous()
+        and cos_sin.is_contiguous()
+        and k_cache.is_contiguous()
+        and v_cache.is_contiguous()
     )

@@ -75,7 +75,8 @@ class Linear:
             raise ValueError(f"x must be {self.dtype} [T, {self.in_features}], is {x.dtype} {list(shape)}")
         if self._packed is None:
             assert self._weight is not None
-            check_one_device(x=x, weight=self._weight)
+            if x.device != self._weight.device:
+                check_one_device(x=x, weight=self._weight)
             if x.is_cuda and out_dtype is torch.float32 and x.dtype in _SUMMED_IN_FLOAT32:
                 # The twin would turn the whole weight into float32 first.
                 wide = torch.mm(x, self._weight.t(), out_dtype=torch.float32)
