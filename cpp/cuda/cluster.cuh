@@ -7,8 +7,12 @@
 
 namespace tercet::cuda {
 
+constexpr int kMaxTeam = 8;  // what every GPU with clusters grants
+
 template <int kBlocks>
 struct Team {
+  static_assert(kBlocks <= kMaxTeam);
+
   static __device__ int rank() {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) return static_cast<int>(cooperative_groups::this_cluster().block_rank());

@@ -4,6 +4,7 @@
 // still win against the best score that any thread of the block has seen: some tens of a whole vocabulary.
 #pragma once
 
+#include "cluster.cuh"
 #include "kernel.cuh"
 #include "sampler_sums.cuh"
 #include "tercet/philox.h"
@@ -28,7 +29,7 @@ class Draw {
   struct Shared {
     int least;  // no score below it can win: what some score is sure to reach, as an ordered integer
     Best of_warps[kWarp];
-    Best of_blocks[8];
+    Best of_blocks[kMaxTeam];
   };
 
   // All threads.
