@@ -4,8 +4,8 @@
 // and the context in tiles of 128 tokens. A third warpgroup gathers K and V from the pages into two stages of each; a
 // tile of TMA would need pages as large as the tile. Stages of K and of V are given back apart, so that the products
 // of a tile's queries with the next keys are under way while this tile's exponentials are taken, and those of the other
-// warpgroup fill what gaps remain.
-#include "attention_plan.cuh"
+// warpgroup fill what gaps remain. Blocks that stay for several tiles, dealt out beforehand, were slower than as many
+// blocks as tiles, the heaviest first: what the hardware hands out as it becomes free is better balanced.
 #include "attention_prefill.cuh"
 #include "dependent_launch.cuh"
 #include "warpgroup.cuh"
@@ -233,7 +233,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
   };
 
   const int num_steps = (tile.end + kKeys - 1) / kKeys;
-  const int my_steps = (some_see + kKeys - 1) / kKeys;  // at least one, and no more than the block's
+  const int my_steps = max(1, (some_see + kKeys - 1) / kKeys);  // no more than the block's
   multiply_keys(0);
   wait_products<0>(scores);
   keys.give_back(0);
