@@ -98,7 +98,9 @@ class SchedulerSettings:
         0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", checks.count(0)
     )
     max_queued_requests: int = setting(1024, "requests waiting in one pool before QUEUE_FULL", checks.count(1))
-    max_queued_tokens: int = setting(4_000_000, "prompt tokens waiting in one pool before QUEUE_FULL", checks.at_least(1))
+    max_queued_tokens: int = setting(
+        4_000_000, "prompt tokens waiting in one pool before QUEUE_FULL", checks.at_least(1)
+    )
     max_prefill_tokens: int = setting(
         0,
         "most prefill tokens in a step while sequences decode; 0: as many as max_mixed_step_ms allows",
