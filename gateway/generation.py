@@ -18,7 +18,7 @@ from .mesh_messages import Submission
 from .output import Finish, Output
 from .sequence_end import Account
 from .served_model import ServedModel
-from .stream import Chunk, Stream
+from .stream import Delta, Stream
 from .tokenizing import Tokenizing
 from .validate import ChatInput, GenerationRequest, TextInput, TokenInput, prompt_too_long
 
@@ -136,7 +136,7 @@ class Generation:
         self.admission = Admission(self.request_id, model, position, seed, len(ids))
         return self.admission
 
-    async def read(self) -> Chunk | None:
+    async def read(self) -> Delta | None:
         """The next delta; None after the last. Raises the RequestError that ended the request."""
         assert self.stream is not None
         return await self.stream.read()

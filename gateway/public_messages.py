@@ -9,7 +9,7 @@ from tercet.v1 import inference_pb2 as pb
 from .generation import Admission, Summary
 from .output import Finish
 from .sequence_end import EndReason
-from .stream import Chunk
+from .stream import Delta
 
 
 def to_accepted(admission: Admission) -> pb.Accepted:
@@ -24,14 +24,14 @@ def to_accepted(admission: Admission) -> pb.Accepted:
     )
 
 
-def to_delta(chunk: Chunk) -> pb.Delta:
+def to_delta(delta: Delta) -> pb.Delta:
     """More text of one output."""
     return pb.Delta(
-        seq=chunk.seq,
-        token_offset=chunk.token_offset,
-        output_index=chunk.output_index,
-        text=chunk.text,
-        token_ids=chunk.token_ids,
+        seq=delta.seq,
+        token_offset=delta.token_offset,
+        output_index=delta.output_index,
+        text=delta.text,
+        token_ids=delta.token_ids,
     )
 
 
@@ -57,14 +57,14 @@ def to_finished(summary: Summary) -> pb.Finished:
     )
 
 
-def to_result(admission: Admission, chunks: Sequence[Chunk], summary: Summary) -> pb.GenerateResult:
-    """The answer at once: all chunks of all outputs, joined."""
+def to_result(admission: Admission, deltas: Sequence[Delta], summary: Summary) -> pb.GenerateResult:
+    """The answer at once: all deltas of all outputs, joined."""
     finished = to_finished(summary)
     texts: list[list[str]] = [[] for _ in finished.outputs]
     token_ids: list[list[int]] = [[] for _ in finished.outputs]
-    for chunk in chunks:
-        texts[chunk.output_index].append(chunk.text)
-        token_ids[chunk.output_index] += chunk.token_ids
+    for delta in deltas:
+        texts[delta.output_index].append(delta.text)
+        token_ids[delta.output_index] += delta.token_ids
     return pb.GenerateResult(
         request_id=admission.request_id,
         model=admission.model.name,

@@ -20,7 +20,7 @@ from .generations import Generations
 from .link import Link
 from .public_messages import to_accepted, to_delta, to_finished, to_result
 from .served_model import Catalogue, ServedModel
-from .stream import Chunk
+from .stream import Delta
 from .validate import validate_detokenize, validate_generate, validate_tokenize
 from .wire import Malformed, checked, deserializer
 
@@ -48,8 +48,8 @@ class InferenceService:
             generation = self._start(received, context)
             admission = await generation.open()
             await self._write(generation, context, inference_pb2.GenerateEvent(accepted=to_accepted(admission)))
-            while (chunk := await generation.read()) is not None:
-                await self._write(generation, context, inference_pb2.GenerateEvent(delta=to_delta(chunk)))
+            while (delta := await generation.read()) is not None:
+                await self._write(generation, context, inference_pb2.GenerateEvent(delta=to_delta(delta)))
             finished = to_finished(await generation.finish())
             await self._write(generation, context, inference_pb2.GenerateEvent(finished=finished))
         except BaseException as error:
@@ -66,10 +66,10 @@ class InferenceService:
         try:
             generation = self._start(received, context)
             admission = await generation.open()
-            chunks: list[Chunk] = []
-            while (chunk := await generation.read()) is not None:
-                chunks.append(chunk)
-            return to_result(admission, chunks, await generation.finish())
+            deltas: list[Delta] = []
+            while (delta := await generation.read()) is not None:
+                deltas.append(delta)
+            return to_result(admission, deltas, await generation.finish())
         except BaseException as error:
             await _end_call(error, context, generation)
         finally:

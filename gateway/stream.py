@@ -19,9 +19,9 @@ from .sequence_end import Account, EndReason, SequenceEnd
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Delta:
     """What became final since the last one of an output. `token_offset` counts the output's tokens before it, `seq`
-    the chunks of all outputs before it."""
+    the deltas of all outputs before it."""
 
     seq: int
     output_index: int
@@ -46,7 +46,7 @@ class Stream:
         # Outputs with something to read, in the order in which it became so.
         self._ready: deque[int] = deque()
         self._num_held = 0
-        self._num_chunks = 0
+        self._num_deltas = 0
         self._num_unfinished = len(self._outputs)
         self._accounts: dict[int, Account] = {}
         self.queue_position: int | None = None
@@ -147,7 +147,7 @@ class Stream:
             await self._wait()
         return self.queue_position
 
-    async def read(self) -> Chunk | None:
+    async def read(self) -> Delta | None:
         """All that is ready of one output, at least one token; None after the last. Raises the error that ended the
         stream."""
         while not self._ready:
@@ -161,9 +161,9 @@ class Stream:
         index = self._ready.popleft()
         token_offset, text, token_ids = self._outputs[index].take()
         self._num_held -= len(token_ids)
-        chunk = Chunk(self._num_chunks, index, token_offset, text, token_ids)
-        self._num_chunks += 1
-        return chunk
+        delta = Delta(self._num_deltas, index, token_offset, text, token_ids)
+        self._num_deltas += 1
+        return delta
 
     async def wait_account(self) -> Account | None:
         """What the request held, None if nobody knows. The caller bounds the wait."""

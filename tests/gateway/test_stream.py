@@ -15,7 +15,7 @@ from gateway.detokenizer import Detokenizer
 from gateway.output import Finish, Output
 from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stop_matcher import StopMatcher
-from gateway.stream import Chunk, Stream
+from gateway.stream import Delta, Stream
 from tercet.errors import EngineFaultError, RequestCancelledError, SlowConsumerError, WorkerLostError
 
 # Tokens of one or more bytes of a text with short repeats, so that stops and characters are cut everywhere.
@@ -45,11 +45,11 @@ NOTHING = Account(0, 0, 0, 0.0)
 END = SequenceEnd(EndReason.LENGTH, Account(1, 2, 3, 0.5))
 
 
-async def drain(stream: Stream) -> list[Chunk]:
-    chunks = []
-    while (chunk := await stream.read()) is not None:
-        chunks.append(chunk)
-    return chunks
+async def drain(stream: Stream) -> list[Delta]:
+    deltas = []
+    while (delta := await stream.read()) is not None:
+        deltas.append(delta)
+    return deltas
 
 
 @settings(max_examples=300, deadline=None)
@@ -63,8 +63,8 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
 ) -> None:
     async def go() -> None:
         stream, pushed = make(stops), []
-        chunks: list[Chunk] = []
-        reader: asyncio.Future[Chunk | None] | None = None
+        deltas: list[Delta] = []
+        reader: asyncio.Future[Delta | None] | None = None
         for token_id, read in zip(token_ids, reads, strict=False):
             pushed.append(token_id)
             if stream.push(0, token_id) is not None:
@@ -76,25 +76,25 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
                 await asyncio.sleep(0)
                 if not reader.done():
                     continue
-                chunk = reader.result()
-                assert chunk is not None
-                chunks.append(chunk)
+                delta = reader.result()
+                assert delta is not None
+                deltas.append(delta)
                 reader = None
-                seen = [token_id for chunk in chunks for token_id in chunk.token_ids]
-                assert "".join(chunk.text for chunk in chunks) == decode(seen)
+                seen = [token_id for delta in deltas for token_id in delta.token_ids]
+                assert "".join(delta.text for delta in deltas) == decode(seen)
         stream.end(0, END)
         if reader is not None and (last := await reader) is not None:
-            chunks.append(last)
-        chunks += await drain(stream)
+            deltas.append(last)
+        deltas += await drain(stream)
         matcher = StopMatcher(stops)
         match = matcher.push(decode(token_ids))
-        text = "".join(chunk.text for chunk in chunks)
-        assert [token_id for chunk in chunks for token_id in chunk.token_ids] == pushed
+        text = "".join(delta.text for delta in deltas)
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == pushed
         assert stream.num_tokens == len(pushed)
-        assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))
-        assert all(chunk.token_ids for chunk in chunks)
-        assert [c.token_offset for c in chunks] == [
-            sum(len(c.token_ids) for c in chunks[:i]) for i in range(len(chunks))
+        assert [delta.seq for delta in deltas] == list(range(len(deltas)))
+        assert all(delta.token_ids for delta in deltas)
+        assert [d.token_offset for d in deltas] == [
+            sum(len(d.token_ids) for d in deltas[:i]) for i in range(len(deltas))
         ]
         if match is None:
             assert (text, stream.finishes) == (decode(token_ids), (Finish(EndReason.LENGTH),))
@@ -118,7 +118,7 @@ def test_each_of_several_outputs_is_what_it_would_be_alone(
         stream = make(stops, n=len(outputs))
         left = [list(token_ids) for token_ids in outputs]
         stopped: set[int] = set()
-        chunks: list[Chunk] = []
+        deltas: list[Delta] = []
         open_ends = set(range(len(outputs)))
         while open_ends:
             index = random.choice(sorted(open_ends))
@@ -131,41 +131,41 @@ def test_each_of_several_outputs_is_what_it_would_be_alone(
             if random.random() < 0.3:
                 reader = asyncio.ensure_future(stream.read())
                 await asyncio.sleep(0)
-                if reader.done() and (chunk := reader.result()) is not None:
-                    chunks.append(chunk)
+                if reader.done() and (delta := reader.result()) is not None:
+                    deltas.append(delta)
                 reader.cancel()
         assert stream.ended
-        chunks += await drain(stream)
-        assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))
+        deltas += await drain(stream)
+        assert [delta.seq for delta in deltas] == list(range(len(deltas)))
         for index, token_ids in enumerate(outputs):
             alone = make(stops)
             for token_id in token_ids:
                 if alone.push(0, token_id) is not None:
                     break
             alone.end(0, END)
-            (whole,) = await drain(alone) or [Chunk(0, 0, 0, "", ())]
-            own = [chunk for chunk in chunks if chunk.output_index == index]
-            assert "".join(chunk.text for chunk in own) == whole.text
-            assert tuple(token_id for chunk in own for token_id in chunk.token_ids) == whole.token_ids
+            (whole,) = await drain(alone) or [Delta(0, 0, 0, "", ())]
+            own = [delta for delta in deltas if delta.output_index == index]
+            assert "".join(delta.text for delta in own) == whole.text
+            assert tuple(token_id for delta in own for token_id in delta.token_ids) == whole.token_ids
             assert all(
-                chunk.token_offset == sum(len(each.token_ids) for each in own[:at]) for at, chunk in enumerate(own)
+                delta.token_offset == sum(len(each.token_ids) for each in own[:at]) for at, delta in enumerate(own)
             )
             assert stream.finishes[index] == alone.finishes[0]
-        assert stream.num_tokens == sum(len(chunk.token_ids) for chunk in chunks)
+        assert stream.num_tokens == sum(len(delta.token_ids) for delta in deltas)
         assert await stream.wait_account() == Account(1, 2 * len(outputs), 3 * len(outputs), 0.5)
 
     asyncio.run(go())
 
 
-async def test_chunks_come_in_the_order_in_which_they_became_ready() -> None:
+async def test_deltas_come_in_the_order_in_which_they_became_ready() -> None:
     stream = make(n=3)
     for index, token_id in [(2, 0), (0, 1), (2, 2), (1, 3)]:
         stream.push(index, token_id)
-    assert await stream.read() == Chunk(0, 2, 0, "aab", (0, 2))
+    assert await stream.read() == Delta(0, 2, 0, "aab", (0, 2))
     stream.push(2, 1)
-    assert await stream.read() == Chunk(1, 0, 0, "b", (1,))
-    assert await stream.read() == Chunk(2, 1, 0, "ba", (3,))
-    assert await stream.read() == Chunk(3, 2, 2, "b", (1,))
+    assert await stream.read() == Delta(1, 0, 0, "b", (1,))
+    assert await stream.read() == Delta(2, 1, 0, "ba", (3,))
+    assert await stream.read() == Delta(3, 2, 2, "b", (1,))
 
 
 async def test_it_ends_when_the_last_output_has_ended() -> None:
@@ -190,10 +190,10 @@ async def test_unread_tokens_of_all_outputs_count_together() -> None:
 async def test_first_token_goes_at_once_and_later_ones_join() -> None:
     stream = make()
     stream.push(0, 0)
-    assert await stream.read() == Chunk(0, 0, 0, "a", (0,))
+    assert await stream.read() == Delta(0, 0, 0, "a", (0,))
     for token_id in (1, 2, 3):
         stream.push(0, token_id)
-    assert await stream.read() == Chunk(1, 0, 1, "babba", (1, 2, 3))
+    assert await stream.read() == Delta(1, 0, 1, "babba", (1, 2, 3))
 
 
 async def test_held_token_comes_with_the_delta_that_completes_it() -> None:
@@ -205,7 +205,7 @@ async def test_held_token_comes_with_the_delta_that_completes_it() -> None:
     await asyncio.sleep(0)
     assert not pending.done()
     stream.push(0, 1)
-    assert await pending == Chunk(1, 0, 1, "abb", (2, 1))
+    assert await pending == Delta(1, 0, 1, "abb", (2, 1))
 
 
 async def test_too_many_unread_tokens_end_the_stream() -> None:
@@ -227,7 +227,7 @@ async def test_the_first_end_counts() -> None:
     stream.fail(EngineFaultError("two"))
     stream.end(0, END)
     # What was generated before the failure is not withheld.
-    assert (await stream.read()) == Chunk(0, 0, 0, "a", (0,))
+    assert (await stream.read()) == Delta(0, 0, 0, "a", (0,))
     with pytest.raises(WorkerLostError, match="one"):
         await stream.read()
     assert not stream.finishes
