@@ -54,7 +54,8 @@ struct AttentionSizes {
 AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, int num_tokens, int table_width,
                                int num_multiprocessors);
 
-// Whether plan_attention and the two after it have kernels for the shape; attention_simple takes all.
+// Whether plan_attention and the two after it have kernels for the shape that fit the current device; attention_simple
+// takes all.
 bool attention_has_kernels(const AttentionShape& shape);
 
 // Writes the plan of a step into plan [plan_words].

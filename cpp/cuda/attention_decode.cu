@@ -219,8 +219,8 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
 template <typename T, int D>
 void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
   constexpr int kBytes = kWarps * Ring<D>::kBytes + static_cast<int>(sizeof(Merge<D>));
-  check(cudaFuncSetAttribute(decode_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "attention_decode");
+  static std::atomic<std::uint64_t> allowed{0};
+  allow_shared_bytes(decode_kernel<T, D>, kBytes, allowed, "attention_decode");
   launch_behind(decode_kernel<T, D>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
                 "attention_decode");
 }

@@ -11,6 +11,9 @@ namespace {
 constexpr int kThreads = 1024;
 // What a unit costs beside its tokens, in tokens.
 constexpr int kUnitWeight = 32;
+// What the kernels of D = 256, and the others, may want of a multiprocessor's shared memory.
+constexpr int kMostSharedBytes = 150 << 10;
+constexpr int kUsualSharedBytes = 98 << 10;
 
 struct PlanArguments {
   AttentionRows rows;
@@ -181,6 +184,10 @@ AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, i
 
 bool attention_has_kernels(const AttentionShape& shape) {
   const int dim = shape.head_dim, slots = shape.block_size;
+  int device = 0, shared_bytes = 0;
+  check(cudaGetDevice(&device), "attention");
+  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "attention");
+  if (shared_bytes < (dim > 128 ? kMostSharedBytes : kUsualSharedBytes)) return false;
   return shape.dtype != Dtype::f32 && (dim == 64 || dim == 96 || dim == 128 || dim == 256) && slots >= 8 &&
          (slots & (slots - 1)) == 0;
 }

@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 template <typename T, int D>
 void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
   constexpr int kBytes = Layout<D>::kBytes;
-  check(cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "attention_prefill");
+  static std::atomic<std::uint64_t> allowed{0};
+  allow_shared_bytes(prefill_kernel<T, D>, kBytes, allowed, "attention_prefill");
   const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
   launch_behind(prefill_kernel<T, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
