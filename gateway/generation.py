@@ -16,6 +16,7 @@ from .cancel import CancelCause
 from .link import Link
 from .mesh_messages import Submission
 from .output import Finish, Output
+from .prefix_salt import prefix_salt
 from .sequence_end import Account
 from .served_model import ServedModel
 from .stream import Delta, Stream
@@ -128,6 +129,7 @@ class Generation:
                 n=request.n,
                 traffic_class=request.traffic_class,
                 priority=request.priority,
+                prefix_salt=prefix_salt(request.cache_salt),
             ),
             self.stream,
         )

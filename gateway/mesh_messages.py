@@ -40,6 +40,7 @@ class Submission:
     n: int
     traffic_class: str
     priority: int
+    prefix_salt: bytes
 
 
 CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
@@ -81,6 +82,7 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
         n=submission.n,
         traffic_class=submission.traffic_class,
         priority=submission.priority,
+        prefix_salt=submission.prefix_salt,
     )
 
 

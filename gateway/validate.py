@@ -21,6 +21,7 @@ MAX_CHAT_MESSAGES = 10_000
 MAX_OUTPUTS = 128
 MAX_TRAFFIC_CLASS_CHARS = 64
 MAX_PRIORITY = 100
+MAX_CACHE_SALT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class StopChoice:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request whose every value is possible; only its length in tokens is unknown. `request_id` may be empty, so may
-    `traffic_class`, whose name the scheduler checks."""
+    `traffic_class`, whose name the scheduler checks, and `cache_salt`."""
 
     request_id: str
     model: ServedModel
@@ -81,6 +82,7 @@ class GenerationRequest:
     n: int
     traffic_class: str
     priority: int
+    cache_salt: str
 
 
 def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_prompt_bytes: int) -> GenerationRequest:
@@ -97,6 +99,7 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         n=_num_outputs(message.sampling),
         traffic_class=message.traffic_class,
         priority=message.priority,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -143,6 +146,12 @@ def _check_service(message: pb.GenerateRequest) -> None:
     if not -MAX_PRIORITY <= message.priority <= MAX_PRIORITY:
         raise InvalidFieldError(
             f"priority is {message.priority}; it must be in -{MAX_PRIORITY} .. {MAX_PRIORITY}", field="priority"
+        )
+    # Not repeated in the error: who knows it can probe.
+    if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise InvalidFieldError(
+            f"cache_salt has {len(message.cache_salt)} characters; at most {MAX_CACHE_SALT_CHARS} are allowed",
+            field="cache_salt",
         )
 
 

@@ -46,6 +46,8 @@ class Options:
     priority: int | None = None
     # Empty: the gateway's default.
     traffic_class: str = ""
+    # Requests share cached prompts only with those of the same salt.
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             request_id=options.request_id,
             traffic_class=options.traffic_class,
             priority=options.priority,
+            cache_salt=options.cache_salt,
             sampling=pb.SamplingParams(
                 temperature=options.temperature,
                 top_p=options.top_p,

@@ -55,6 +55,12 @@ def sampling_options(command: Command) -> Command:
             metavar="N",
             help="Within a class lower goes first. Default: 0.",
         ),
+        click.option(
+            "--cache-salt",
+            default="",
+            metavar="TEXT",
+            help="Share cached prompts only with requests of this salt. Default: with all that have none.",
+        ),
     ]
     for flag in reversed(flags):
         command = flag(command)

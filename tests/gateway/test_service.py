@@ -9,10 +9,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import structlog
 from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.prefix_salt import prefix_salt
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
@@ -207,6 +209,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "priority 101": ({"prompt": "x", "priority": 101}, "INVALID_FIELD", "priority"),
     "priority -101": ({"prompt": "x", "priority": -101}, "INVALID_FIELD", "priority"),
     "long class": ({"prompt": "x", "trafficClass": "c" * 65}, "INVALID_FIELD", "traffic_class"),
+    "long salt": ({"prompt": "x", "cacheSalt": "s" * 129}, "INVALID_FIELD", "cache_salt"),
     "max_tokens 0": ({"prompt": "x", "stop": {"maxTokens": 0}}, "INVALID_FIELD", "stop.max_tokens"),
     "17 stop strings": ({"prompt": "x", "stop": {"strings": ["s"] * 17}}, "INVALID_FIELD", "stop.strings"),
     "empty stop string": ({"prompt": "x", "stop": {"strings": ["a", ""]}}, "INVALID_FIELD", "stop.strings[1]"),
@@ -249,6 +252,28 @@ async def test_room_is_used_to_the_last_token(gateway: Any, scheduler: Any, unti
     assert metadata["max_model_len"] == "10"
 
 
+async def test_a_salt_goes_down_as_a_digest_and_into_no_log(gateway: Any, scheduler: Any) -> None:
+    # The longest, of characters that take more than a byte each.
+    secret = "é" * 128
+    with structlog.testing.capture_logs() as logs:
+        for n, salt in ((1, ""), (1, secret), (3, secret), (1, secret[1:])):
+            sampling = pb.SamplingParams(n=n)
+            await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="x", sampling=sampling, cache_salt=salt))
+    salts = [sequence.submit.prefix_salt for sequence in scheduler.sequences]
+    assert salts == [b"", prefix_salt(secret), prefix_salt(secret), prefix_salt(secret[1:])]
+    assert len(set(salts)) == 3
+    assert any(event["event"] == "request_ended" for event in logs)
+    assert "é" not in str(logs)
+
+
+async def test_a_salt_that_is_refused_is_not_repeated(gateway: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="x", cache_salt="zq" * 65))
+    assert failure_of(caught.value)[1:] == ("INVALID_FIELD", {"field": "cache_salt"})
+    assert "zq" not in caught.value.details()
+    assert b"zq" not in dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+
+
 async def test_unknown_model_lists_the_served_names(gateway: Any) -> None:
     code, reason, metadata = await refused(gateway, pb.GenerateRequest(model="gpt", prompt="x"))
     assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
@@ -266,6 +291,7 @@ def raw(gateway: Any, method: str) -> Any:
         (b"\x12\x03\xed\xa0\x80", "prompt"),  # a lone surrogate
         (b"\x22\x0c\x0a\x0a\x0a\x04user\x12\x02\xc3\x28", "chat.messages[0].content"),
         (b"\x12\x01x\x32\x03\x12\x01\x80", "stop.strings[0]"),
+        (b"\x12\x01x\x52\x01\x80", "cache_salt"),
         (b"\x12\x7fshort", None),
     ],
 )

@@ -241,7 +241,7 @@ def test_generate_passes_every_option(gateway):
     flags = {
         "--temperature": "0.5", "--top-p": "0.25", "--top-k": "7", "--min-p": "0.125", "--seed": str(2**63),
         "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake", "-n": "2",
-        "--class": "batch", "--priority": "-3",
+        "--class": "batch", "--priority": "-3", "--cache-salt": "mine",
     }  # fmt: skip
     pairs = [part for pair in flags.items() for part in pair]
     done = run("generate", "hi", "--address", gateway.address, *pairs, "--stop", "a b", "--stop", "c", "--ignore-eos")
@@ -252,6 +252,7 @@ def test_generate_passes_every_option(gateway):
     assert (sampling.seed, request.stop.max_tokens, request.stop.ignore_eos) == (2**63, 9, True)
     assert (list(request.stop.strings), list(request.stop.token_ids)) == (["a b", "c"], [5])
     assert (request.model, sampling.n, request.traffic_class, request.priority) == ("fake", 2, "batch", -3)
+    assert request.cache_salt == "mine"
 
 
 def test_generate_json_is_one_object(gateway):

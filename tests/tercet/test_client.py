@@ -94,6 +94,13 @@ async def test_class_and_priority_are_sent(gateway):
     assert not gateway.requests[1].sampling.HasField("n")
 
 
+async def test_a_cache_salt_is_sent(gateway):
+    async with Client(gateway.address) as client:
+        await client.generate("count 1", cache_salt="mine").answer()
+        await client.generate("count 1").answer()
+    assert [request.cache_salt for request in gateway.requests] == ["mine", ""]
+
+
 async def test_the_plan_log_comes_piece_by_piece_and_fails_by_name(gateway):
     gateway.plan_log = [b"one", b"", b"two"]
     async with Client(gateway.address) as client:
