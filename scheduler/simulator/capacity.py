@@ -134,11 +134,11 @@ class CapacityMesh(VirtualMesh):
             self.at(arrival.at, lambda: self._arrive(arrival))
 
     def _arrive(self, arrival: Arrival) -> None:
-        wish = arrival.submission
-        self.clients.open(wish, self.now)
-        self.post(Submitted(self.clients.number, wish))
+        submission = arrival.submission
+        self.clients.open(submission, self.now)
+        self.post(Submitted(self.clients.number, submission))
         if arrival.cancel_after_s is not None:
-            self.at(self.now + arrival.cancel_after_s, lambda: self._cancel(wish.request_key))
+            self.at(self.now + arrival.cancel_after_s, lambda: self._cancel(submission.request_key))
         for over in self.clients.take_over():
             self.requests.forget(over)
         self._progress(self.tally.over)

@@ -61,9 +61,9 @@ class Call:
 
     def expected(self, index: int = 0) -> tuple[list[int], EndReason]:
         """What the small model says to output `index` when it is alone."""
-        wish = self.submission
-        seed = (wish.sampling.seed + index) % 2**64
-        return run_alone(wish.prompt_token_ids, wish.max_tokens, wish.stop_token_ids, seed)
+        submission = self.submission
+        seed = (submission.sampling.seed + index) % 2**64
+        return run_alone(submission.prompt_token_ids, submission.max_tokens, submission.stop_token_ids, seed)
 
 
 class VirtualGateway:

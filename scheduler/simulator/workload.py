@@ -103,7 +103,7 @@ class Requests:
             outputs = [min(workload.output.draw(rng), workload.max_tokens, room) for _ in range(workload.n)]
             seed = key * _SEEDS_PER_REQUEST
             self.lengths.update((seed + index, len(prompt) + output) for index, output in enumerate(outputs))
-            wish = submission(
+            submitted = submission(
                 key,
                 prompt,
                 min(workload.max_tokens, room),
@@ -116,13 +116,13 @@ class Requests:
             patience = None
             if rng.random() < workload.cancel_ratio:
                 patience = rng.random() * max(outputs) * workload.token_s
-            yield Arrival(at, wish, patience)
+            yield Arrival(at, submitted, patience)
             at = self._next(at, key)
 
-    def forget(self, wish: Submission) -> None:
+    def forget(self, submission: Submission) -> None:
         """A request is over."""
-        for index in range(wish.n):
-            self.lengths.pop(wish.sampling.seed + index, None)
+        for index in range(submission.n):
+            self.lengths.pop(submission.sampling.seed + index, None)
 
     def _prompt(self) -> tuple[int, ...]:
         workload, rng = self._workload, self._rng

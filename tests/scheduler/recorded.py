@@ -98,7 +98,7 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
         prompt = shared[: rng.randrange(24)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
         if rng.random() < 0.05:
             prompt[-1] = VOCAB + 1
-        wish = submission(
+        submitted = submission(
             key,
             prompt,
             rng.randrange(1, 28),
@@ -110,7 +110,7 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
             priority=rng.choice([0, 0, 5]),
             traffic_class=rng.choice(["", "", "batch"]),
         )
-        call = mesh.submit(gateway, wish)
+        call = mesh.submit(gateway, submitted)
         if rng.random() < 0.2:
             mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.cancel(gateway, call))
         if rng.random() < 0.2:

@@ -60,7 +60,7 @@ def test_another_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "error", "field"),
+    ("submitted", "error", "field"),
     [
         (submission(1, ()), errors.InvalidFieldError, "prompt_token_ids"),
         (submission(1, (1,), 0), errors.InvalidFieldError, "max_tokens"),
@@ -74,26 +74,26 @@ def test_another_revision() -> None:
         (submission(1, (1,) * 80, 4, n=6), errors.KvNeverFitsError, "sampling.n"),
     ],
 )
-def test_sizes(wish: Submission, error: type[errors.RequestError], field: str) -> None:
+def test_sizes(submitted: Submission, error: type[errors.RequestError], field: str) -> None:
     # 25 blocks of 4: 100 tokens, in a context of 128.
-    pool = find_pool(wish, fleet_of(worker_info(num_blocks=25)))
+    pool = find_pool(submitted, fleet_of(worker_info(num_blocks=25)))
     with pytest.raises(error) as caught:
-        check_sizes(wish, pool)
+        check_sizes(submitted, pool)
     assert type(caught.value) is error
     assert caught.value.metadata["field"] == field
 
 
 def test_never_fits_tells_the_numbers() -> None:
-    wish = submission(1, (1,) * 60, 41)
+    submitted = submission(1, (1,) * 60, 41)
     with pytest.raises(errors.KvNeverFitsError) as caught:
-        check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=25))))
+        check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(num_blocks=25))))
     assert caught.value.metadata["blocks_needed"] == "26"
     assert caught.value.metadata["blocks_total"] == "25"
 
 
 def test_what_exactly_fits_is_taken_and_the_largest_worker_decides() -> None:
-    wish = submission(1, (1,) * 60, 40)
-    check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=4), worker_info(num_blocks=25))))
+    submitted = submission(1, (1,) * 60, 40)
+    check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(num_blocks=4), worker_info(num_blocks=25))))
 
 
 def test_a_group_that_can_just_start_is_taken() -> None:
@@ -101,31 +101,31 @@ def test_a_group_that_can_just_start_is_taken() -> None:
 
 
 def test_n_that_never_fits_tells_the_numbers() -> None:
-    wish = submission(1, (1,) * 80, 4, n=6)
+    submitted = submission(1, (1,) * 80, 4, n=6)
     with pytest.raises(errors.KvNeverFitsError, match="n = 6") as caught:
-        check_sizes(wish, find_pool(wish, fleet_of(worker_info(num_blocks=25), worker_info(max_num_seqs=4))))
+        check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(num_blocks=25), worker_info(max_num_seqs=4))))
     assert caught.value.metadata["n"] == "6"
     assert caught.value.metadata["blocks_needed"] == "26"
 
 
 def test_n_is_bounded_by_the_worker_that_runs_most() -> None:
-    wish = submission(1, n=12)
-    check_sizes(wish, find_pool(wish, fleet_of(worker_info(), worker_info(max_num_seqs=12))))
+    submitted = submission(1, n=12)
+    check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(), worker_info(max_num_seqs=12))))
     with pytest.raises(errors.InvalidFieldError, match="runs 8"):
-        check_sizes(wish, find_pool(wish, fleet_of(worker_info(max_num_seqs=64, max_num_batched_tokens=8))))
+        check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(max_num_seqs=64, max_num_batched_tokens=8))))
 
 
 def test_a_draining_worker_counts_for_nothing() -> None:
     fleet = fleet_of(worker_info(num_blocks=4), worker_info())
-    wish = submission(1, (1,) * 30, 4)
+    submitted = submission(1, (1,) * 30, 4)
     (pool,) = fleet.pools.values()
-    check_sizes(wish, pool)
+    check_sizes(submitted, pool)
     fleet.workers[1].draining = True
     with pytest.raises(errors.KvNeverFitsError):
-        check_sizes(wish, pool)
+        check_sizes(submitted, pool)
     fleet.workers[0].draining = True
     with pytest.raises(errors.NoWorkerError):
-        find_pool(wish, fleet)
+        find_pool(submitted, fleet)
     assert (pool.state.workers_live, pool.state.max_model_len) == (0, 0)
 
 

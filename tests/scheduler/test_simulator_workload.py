@@ -44,25 +44,27 @@ def test_requests_are_what_was_asked_for() -> None:
     arrivals = arrivals_of(WORKLOAD)
     count = len(arrivals)
     assert arrivals[-1].at == pytest.approx(count / 100.0, rel=0.1)
-    wishes = [arrival.submission for arrival in arrivals]
-    prompts = [wish.prompt_token_ids for wish in wishes]
+    submissions = [arrival.submission for arrival in arrivals]
+    prompts = [submitted.prompt_token_ids for submitted in submissions]
     assert mean(map(len, prompts)) == pytest.approx(60, rel=0.1)
-    assert all(1 <= len(wish.prompt_token_ids) <= 128 - wish.max_tokens for wish in wishes)
+    assert all(1 <= len(submitted.prompt_token_ids) <= 128 - submitted.max_tokens for submitted in submissions)
     beginnings = [prompt[:8] for prompt in prompts if len(prompt) > 30]
     common = [each for each in set(beginnings) if beginnings.count(each) > 1]
     assert len(common) == 2
     assert sum(each in common for each in beginnings) / len(beginnings) == pytest.approx(0.25, abs=0.04)
     assert sum(arrival.cancel_after_s is not None for arrival in arrivals) / count == pytest.approx(0.3, abs=0.04)
-    assert sum(wish.traffic_class == "batch" for wish in wishes) / count == pytest.approx(0.25, abs=0.04)
+    assert sum(submitted.traffic_class == "batch" for submitted in submissions) / count == pytest.approx(0.25, abs=0.04)
 
 
 def test_only_the_workers_know_where_outputs_end() -> None:
     requests = Requests(WORKLOAD, 1, model="m", max_model_len=128)
     for arrival in requests:
-        wish = arrival.submission
-        ends = [requests.lengths[wish.sampling.seed + index] - len(wish.prompt_token_ids) for index in range(2)]
-        assert all(1 <= end <= wish.max_tokens for end in ends)
-        requests.forget(wish)
+        submitted = arrival.submission
+        ends = [
+            requests.lengths[submitted.sampling.seed + index] - len(submitted.prompt_token_ids) for index in range(2)
+        ]
+        assert all(1 <= end <= submitted.max_tokens for end in ends)
+        requests.forget(submitted)
     assert requests.lengths == {}
 
 
