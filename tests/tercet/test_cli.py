@@ -326,14 +326,14 @@ def test_ctrl_c_cancels_the_request_and_exits_with_130(gateway):
 
 
 def test_chat_keeps_the_conversation_until_reset(gateway):
-    done = run(
-        "chat", "--address", gateway.address, "--system", "be brief", stdin="one\n\ntwo\n/reset\nthree\n/quit\nx\n"
-    )
+    flags = ["--address", gateway.address, "--system", "be brief", "--cache-salt", "mine"]
+    done = run("chat", *flags, stdin="one\n\ntwo\n/reset\nthree\n/quit\nx\n")
     assert done.exit_code == 0
     assert done.stdout.split("\n")[:3] == ["2: one", "4: two", "2: three"]
     roles = [[message.role for message in request.chat.messages] for request in gateway.requests]
     assert roles == [["system", "user"], ["system", "user", "assistant", "user"], ["system", "user"]]
     assert gateway.requests[1].chat.messages[2].content == "2: one"
+    assert [request.cache_salt for request in gateway.requests] == ["mine"] * 3
 
 
 def test_chat_ends_with_its_input_and_when_the_gateway_is_lost(gateway):
