@@ -146,7 +146,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence ended; its blocks are free."""
+    """A sequence ended; its blocks are free. `blocks_used` are those it held and no living sibling holds."""
 
     sequence_id: int
     reason: EndReason
@@ -183,7 +183,10 @@ class PlanDone:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The answer to Release for one id; `found` is False if the worker did not have it."""
+    """The answer to Release for one id; `found` is False if the worker did not have it.
+
+    `blocks_used` are as in Ended, or all it held if it was swapped out.
+    """
 
     sequence_id: int
     cause: ReleaseCause

@@ -6,6 +6,7 @@ import dataclasses
 
 from . import _core
 from .messages import EndReason, Fork, NewSequence
+from .sequence_group import SequenceGroup
 
 
 class Sequence:
@@ -15,11 +16,15 @@ class Sequence:
     empty, and blocks of host memory hold what its KV cache held.
     """
 
-    __slots__ = ("forks", "host_blocks", "in_decode_set", "num_cached", "num_computed", "spec", "table", "token_ids")
+    __slots__ = (
+        "forks", "group", "host_blocks", "in_decode_set", "num_cached", "num_computed", "spec", "table", "token_ids",
+    )  # fmt: skip
 
-    def __init__(self, spec: NewSequence, table: _core.BlockTable) -> None:
+    def __init__(self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup) -> None:
         self.spec = spec
         self.table = table
+        self.group = group
+        group.join(spec.sequence_id, table)
         self.token_ids = list(spec.token_ids)
         self.num_computed = 0
         self.num_cached = 0
@@ -46,10 +51,14 @@ class Sequence:
         """One that goes on from here with its own seed, and shares all blocks until it writes."""
         sampling = dataclasses.replace(self.spec.sampling, seed=fork.seed)
         spec = dataclasses.replace(self.spec, sequence_id=fork.sequence_id, sampling=sampling, forks=())
-        child = Sequence(spec, self.table.fork())
+        child = Sequence(spec, self.table.fork(), self.group)
         child.num_computed, child.num_cached = self.num_computed, self.num_cached
         child.in_decode_set = self.in_decode_set
         return child
+
+    def leave(self) -> tuple[int, int]:
+        """Gives its blocks back for good: how many it had that no sibling has, and how many had no other user."""
+        return self.group.leave(self.spec.sequence_id)
 
     def find_prefix(self) -> None:
         """Takes what the prefix cache has, but for the last token: that one must be computed to get logits."""

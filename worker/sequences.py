@@ -6,6 +6,7 @@ Knows no plans and no steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -15,6 +16,7 @@ from . import _core
 from .kv_cache import KVCache
 from .messages import Ended, EndReason, Failure, NewSequence, ReleaseCause, Released
 from .sequence import Sequence
+from .sequence_group import SequenceGroup
 from .swap_space import SwapSpace
 
 log = structlog.get_logger()
@@ -32,6 +34,8 @@ class Sequences:
         self._running: dict[int, Sequence] = {}
         self._leaders: dict[int, Sequence] = {}  # by the ids of their forks
         self._swapped: dict[int, Sequence] = {}
+        # By the ids of their members: one that comes back after a preemption is a sibling still.
+        self._groups: WeakValueDictionary[int, SequenceGroup] = WeakValueDictionary()
         self._untold: list[Ended] = []
 
     def __len__(self) -> int:
@@ -56,7 +60,8 @@ class Sequences:
             failure = _fault(f"the worker cannot run the sequence: {spec.problem}")
             self._untold += (Ended(member, EndReason.FAILED, 0, 0, failure=failure) for member in members)
             return
-        sequence = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt))
+        group = self._groups.get(spec.sequence_id) or SequenceGroup()
+        sequence = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt), group)
         self._running[spec.sequence_id] = sequence
         self._leaders |= {fork.sequence_id: sequence for fork in spec.forks}
 
@@ -65,6 +70,7 @@ class Sequences:
         children = [leader.fork(fork) for fork in leader.forks]
         self._forget_forks(leader)
         self._running |= {child.spec.sequence_id: child for child in children}
+        self._groups |= {member.spec.sequence_id: leader.group for member in (leader, *children)}
         return children
 
     def release(self, sequence_ids: Iterable[int], cause: ReleaseCause) -> list[Released]:
@@ -112,8 +118,8 @@ class Sequences:
         """A running sequence without waiting forks ends."""
         sequence_id = sequence.spec.sequence_id
         del self._running[sequence_id]
-        used = sequence.table.num_blocks
-        return Ended(sequence_id, reason, used, sequence.table.release(), stop_token_id, failure)
+        used, freed = sequence.leave()
+        return Ended(sequence_id, reason, used, freed, stop_token_id, failure)
 
     def fail(self, sequence: Sequence, message: str) -> list[Ended]:
         """A running sequence ends FAILED, and so do its forks that have not begun."""
@@ -142,17 +148,16 @@ class Sequences:
         self._swap_space.check(sequence.host_blocks for sequence in self._swapped.values())
 
     def _drop(self, sequence_id: int) -> tuple[int, int] | None:
-        """Forgets an id wherever it is. The blocks it held and those that it freed, None if it is unknown."""
+        """Forgets an id wherever it is. The blocks it alone held and those it freed, None if it is unknown."""
         if sequence := self._running.pop(sequence_id, None):
             self._forget_forks(sequence)
-            used = sequence.table.num_blocks
-            return used, sequence.table.release()
+            return sequence.leave()
         if leader := self._leaders.pop(sequence_id, None):
             leader.forks = tuple(fork for fork in leader.forks if fork.sequence_id != sequence_id)
             return 0, 0
         if sequence := self._swapped.pop(sequence_id, None):
             self._swap_space.release(sequence.host_blocks)
-            return 0, 0
+            return sequence.leave()
         return None
 
     def _forget_forks(self, leader: Sequence) -> None:

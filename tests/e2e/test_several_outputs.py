@@ -18,6 +18,8 @@ from .conftest import ROOT, Mesh
 pytestmark = pytest.mark.e2e
 
 PROMPT = "The lighthouse keeper looked at the sea and said"
+# Of a worker on a CPU.
+BLOCK_SIZE = 16
 LONG_PROMPT = " ".join(f"Item {number} costs {number * 7 % 101} francs." for number in range(40))
 
 
@@ -73,6 +75,21 @@ async def test_a_stop_string_ends_one_output_and_the_others_go_on(client: Client
     assert (stopped.outputs[0], stopped.outputs[2]) == (free.outputs[0], free.outputs[2])
     assert stopped.finished.usage.kv_blocks_used is not None
     await asyncio.to_thread(mesh.wait_idle)
+
+
+async def test_usage_counts_a_block_that_outputs_share_once(client: Client, mesh: Mesh) -> None:
+    await asyncio.to_thread(mesh.wait_idle)
+    options = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
+    prompt = f"Shared by four. {LONG_PROMPT}"
+    (single,) = await alone(client, prompt, [7], **options)
+    held = single.finished.usage
+    assert held.kv_blocks_used is not None
+    together = (await client.generate(prompt, n=4, seed=7, **options).answer()).finished.usage
+    assert together.kv_blocks_used == together.kv_blocks_freed
+    # Each other adds the blocks that its own 19 tokens in the cache begin or are in.
+    assert held.kv_blocks_used < together.kv_blocks_used <= held.kv_blocks_used + 3 * 3
+    once = (await client.generate(prompt, n=4, seed=7, max_tokens=1).answer()).finished.usage
+    assert once.kv_blocks_used == once.kv_blocks_freed == -(-once.prompt_tokens // BLOCK_SIZE)
 
 
 async def test_ten_requests_of_three_beside_each_other(client: Client, mesh: Mesh) -> None:

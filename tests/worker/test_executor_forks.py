@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from tests.worker.recall_model import RecallModel
 from tests.worker.stepped_executor import SteppedExecutor, alone, ended_of, released_of, steps_of, tokens_of
-from worker.messages import Chunk, EndReason, Fork, NewSequence, Release, ReleaseCause, Sampling
+from worker.messages import (
+    Chunk,
+    Ended,
+    EndReason,
+    Fork,
+    NewSequence,
+    Release,
+    ReleaseCause,
+    Released,
+    Resume,
+    Sampling,
+)
 
 S = 4
 # Both the text before and the seed decide what comes next.
@@ -158,6 +169,69 @@ def test_a_leader_preempted_in_prefill_comes_back_with_its_forks() -> None:
     assert {key: tokens_of(events, key) for key in (1, 2, 3)} == texts(spec)
 
 
+def test_blocks_that_members_share_are_counted_once_by_the_last_that_has_them() -> None:
+    prompt = [(7 * i) % 11 for i in range(12 * S + 1)]
+    spec = leader(prompt, num_forks=3, length=9)
+    expected = texts(spec)
+    stop = next(token for token in expected[2][:3] if token not in expected[1])
+    spec = dataclasses.replace(spec, stop_token_ids=frozenset({stop}))
+    lengths = {key: text.index(stop) + 1 if stop in text else 9 for key, text in expected.items()}
+    assert len(set(lengths.values())) > 1, "all end at once: this test proves nothing"
+    bench = SteppedExecutor()
+    ended = ended_of(bench.run(spec, bench.plan(32, chunks=(Chunk(1, 99),), join=(1,))))
+    # The last token of each has no place in the cache, so who gets but one still shares the prompt's partial block.
+    own = {key: -(-(len(prompt) + length - 1) // S) - 12 if length > 1 else 0 for key, length in lengths.items()}
+    assert sum(item.blocks_used for item in ended.values()) == 12 + sum(own.values())
+    assert sum(item.blocks_freed for item in ended.values()) == 12 + sum(own.values())
+    *early, last = ended
+    assert {key: ended[key].blocks_used for key in early} == {key: own[key] for key in early}
+    assert ended[last].blocks_used == 12 + own[last]
+
+
+def test_of_many_that_end_with_their_first_token_one_counts_the_prompt() -> None:
+    bench = SteppedExecutor()
+    spec = leader(list(range(2 * S + 1)), num_forks=15, length=1)
+    ended = ended_of(bench.run(spec, bench.plan(1, chunks=(Chunk(1, 99),), join=(1,)))).values()
+    assert [(item.blocks_used, item.blocks_freed) for item in ended] == [(0, 0)] * 15 + [(3, 3)]
+
+
+def test_what_another_request_shares_is_used_and_not_freed() -> None:
+    prompt = list(range(2 * S + 1))
+    bench = SteppedExecutor()
+    bench.run(NewSequence(9, tuple(prompt), 30), bench.plan(1, chunks=(Chunk(9, 99),), join=(9,)))
+    ended = ended_of(bench.run(leader(prompt, length=1), bench.plan(1, chunks=(Chunk(1, 99),), join=(1,)))).values()
+    assert (sum(item.blocks_used for item in ended), sum(item.blocks_freed for item in ended)) == (3, 1)
+
+
+def test_members_that_are_released_count_as_those_that_end() -> None:
+    bench = SteppedExecutor()
+    bench.run(leader(list(range(2 * S + 1))), bench.plan(2, chunks=(Chunk(1, 99),), join=(1,)))
+    answers = released_of(bench.obey(Release((2, 1, 3), ReleaseCause.CANCEL)))
+    assert [(answer.blocks_used, answer.blocks_freed) for answer in answers] == [(1, 1), (1, 1), (3, 3)]
+
+
+def test_one_that_was_away_is_a_sibling_still() -> None:
+    for cause in (ReleaseCause.PREEMPT, ReleaseCause.SWAP):
+        bench = SteppedExecutor(num_swap_blocks=8)
+        spec = leader(list(range(2 * S + 1)), length=3 * S)
+        events = bench.run(spec, bench.plan(2, chunks=(Chunk(1, 99),), join=(1,)))
+        bench.obey(Release((2,), cause))
+        if cause is ReleaseCause.SWAP:
+            bench.obey(Resume((2,)))
+        else:
+            (fork, _), tokens = spec.forks, tokens_of(events, 2)
+            sampling = dataclasses.replace(SAMPLING, seed=fork.seed)
+            bench.obey(
+                dataclasses.replace(
+                    spec, sequence_id=2, token_ids=(*spec.token_ids, *tokens), sampling=sampling, forks=()
+                )
+            )
+        ended = ended_of(bench.run(bench.plan(32, chunks=(Chunk(2, 99),), join=(2,)))).values()
+        own = -(-(len(spec.token_ids) + 3 * S - 1) // S) - 2
+        assert sum(item.blocks_used for item in ended) == 2 + 3 * own
+        assert sum(item.blocks_freed for item in ended) == 2 + 3 * own
+
+
 def test_an_id_that_is_used_again_replaces_what_it_was() -> None:
     bench = SteppedExecutor()
     bench.obey(leader([1, 2, 3]), NewSequence(2, (4, 5), 9, sampling=SAMPLING))
@@ -189,6 +263,7 @@ def test_any_schedule_gives_each_member_its_own_text(
 ) -> None:
     bench = SteppedExecutor(num_blocks=200, caching=caching)
     expected, got = {}, {}
+    account = [0, 0]
     for number, prompt in enumerate(prompts):
         forks = tuple(Fork(4 * number + i, 50 + i) for i in range(1, 1 + num_forks[number]))
         spec = NewSequence(4 * number, tuple(prompt), len(prompt) + length, sampling=SAMPLING, forks=forks)
@@ -200,13 +275,19 @@ def test_any_schedule_gives_each_member_its_own_text(
         for key in live:
             got[key] = got.get(key, []) + tokens_of(events, key)
         live -= set(ended_of(events))
+        gone: list[Ended | Released] = list(ended_of(events).values())
         if doomed := live & victims:
             # A leader that has not begun takes its forks along, whom the scheduler names too.
             doomed |= {key for key in live for head in doomed if not got[head] and head == key // 4 * 4}
-            bench.obey(Release(tuple(doomed), ReleaseCause.CANCEL))
+            gone += released_of(bench.obey(Release(tuple(doomed), ReleaseCause.CANCEL)))
             live -= doomed
+        account[0] += sum(item.blocks_used for item in gone)
+        account[1] += sum(item.blocks_freed for item in gone)
+        assert all(item.blocks_freed <= item.blocks_used for item in gone)
     for key, tokens in got.items():
         assert tokens == expected[key][: len(tokens)]
         assert key in victims or key // 4 * 4 in victims or tokens == expected[key]
+    # Only what requests share with each other is held more than once.
+    assert account[0] == account[1] or len(prompts) > 1
     assert bench.executor.idle
     assert bench.kv_cache.counts().used == 0
