@@ -9,7 +9,7 @@ from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, Resu
 from .fleet import Pool, Worker
 from .placement import CachedTokens, cached_tokens, deal
 from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, Running, make_plan
-from .planner_view import holders, running_view
+from .planner_view import holders, lone, running_view, worst_cases
 from .preemption import choose_victims, prefer_swap
 from .sequence import Sequence, State
 
@@ -72,6 +72,7 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
     candidates = [
         Candidate(
             each.sequence_id,
+            each.urgency,
             len(each.token_ids),
             each.max_length,
             1 + len(each.forks),
@@ -121,7 +122,7 @@ def _send(
             sequence.join_first = sequence.join_first or plan_seq
             sequence.join_last = plan_seq
     # The promise that keeps a worker from running out inside a plan.
-    assert ledger.available >= 0 or _one_unit(worker)
+    assert ledger.available >= 0 or lone(worker)
     plan = Plan(plan_seq, steps, decision.chunks, decision.join, revoke_through)
     actions.append(ToWorker(worker.link, plan))
 
@@ -157,26 +158,12 @@ def _resume(worker: Worker, sequence: Sequence, actions: list[Action]) -> None:
 
 
 def reserve(worker: Worker) -> None:
-    """Sets every running sequence's reservation to the worst case of the plans now in flight."""
-    window, decode, prefill = worker.window, State.DECODE, State.PREFILL
-    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
-    ids, tokens = [], []
-    for sequence_id, sequence in worker.sequences.items():
-        state = sequence.state
-        if state is not decode and state is not prefill:
-            # Until it is released it may run on in the plans it knows: its reservation stands.
-            continue
-        since, most = sequence.join_first, sequence.max_length
-        worst = len(sequence.token_ids) + (worst_of_all if since <= oldest else window.steps_worst(since))
-        ids.append(sequence_id)
-        tokens.append(worst if worst < most else most)
-    worker.ledger.reserve_each(ids, tokens)
+    """Sets every running sequence's reservation to the worst case of the plans now in flight.
 
-
-def _one_unit(worker: Worker) -> bool:
-    """Whether all there is on the worker is one sequence, or one with those that wait to be forked from it."""
-    first = next(iter(worker.sequences.values()))
-    return len(worker.sequences) == len((first.leader or first).group)
+    Those that have been told to go may run on in the plans they know until they are released: theirs stands.
+    """
+    running, tokens = worst_cases(worker)
+    worker.ledger.reserve_each([sequence.sequence_id for sequence in running], tokens)
 
 
 def _preempt(worker: Worker, shortage: int, actions: list[Action]) -> None:

@@ -31,13 +31,26 @@ class _Room:
     slots: int
     # Sequences there.
     taken: int
-    # Prompt tokens to be computed there.
+    # Prefills there that have not been counted, the least urgent first, and the tokens that each has yet to compute.
+    behind: list[tuple[tuple[float, int], int]]
+    # Prompt tokens to be computed there before it is the turn of the sequence that is looked at.
     pending: int
     # Tokens that may still be dealt to it.
     budget: int
     # Nobody else may come.
     shut: bool
+    # It waits for a suspect to have it alone.
+    kept: bool = False
     keys: set[int] = field(default_factory=set)
+
+    def opens(self, sequence: Sequence) -> bool:
+        """Whether anything may still go there, now that it is the turn of the sequence: prefills that are more urgent
+        are served before it."""
+        while self.behind and self.behind[-1][0] < sequence.urgency:
+            _, tokens = self.behind.pop()
+            self.pending += tokens
+            self.budget -= tokens
+        return not self.shut and self.budget > 0
 
     def need(self, sequence: Sequence) -> int:
         """Blocks with which it can start: forks share the full blocks of the prompt."""
@@ -48,12 +61,6 @@ class _Room:
     def has_blocks(self, sequence: Sequence) -> bool:
         """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
         return not self.taken or self.need(sequence) + self.taken <= self.available
-
-    def is_for(self, sequence: Sequence) -> bool:
-        """Whether it may ever go there."""
-        if sequence.swapped_on is not None:
-            return self.worker.link == sequence.swapped_on
-        return self.worker.can_ever_take(sequence)
 
     def has_place(self, sequence: Sequence) -> bool:
         """Whether it may go there now, if there are blocks."""
@@ -91,26 +98,25 @@ def deal(pool: Pool, policy: Policy, lookup: CachedTokens = cached_tokens) -> di
     """Which waiting sequences each worker (by link) should try to start, in order of service.
 
     No more than its next plans can start, so that the queue is not dealt anew with every event. Each goes where the
-    least work lies before its first token: what its prefix there leaves to compute, what others there have to compute,
-    and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the workers it
-    may go to take nothing that is behind it, or a long one could starve. One that waits in a worker's host memory may
-    go there only. A suspect of bringing workers down goes to an empty worker only, and stays alone there until it has
-    got a token.
+    least work lies before its first token: what its prefix there leaves to compute, what more urgent ones there have to
+    compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the
+    workers it may go to take nothing that is behind it, or a long one could starve. One that waits in a worker's host
+    memory may go there only. A suspect of bringing workers down goes to an empty worker only, for which one of them
+    takes nobody else, and stays alone there until it has got a token.
     """
-    usable = [worker for worker in pool.workers.values() if worker.usable and worker.free_slots]
+    usable = [worker for worker in pool.workers.values() if not worker.dropped and worker.free_slots]
     rooms = {worker.link: _room(worker, policy) for worker in usable}
-    if all(room.shut or room.budget <= 0 for room in rooms.values()):
+    if all(room.shut for room in rooms.values()) or all(_none_open(rooms, first) for first in pool.head(1)):
         return {}
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
     dealt: dict[int, list[Sequence]] = {}
-    for sequence in pool.waiting.head(swapped + sum(room.slots for room in rooms.values())):
-        places = [room for room in rooms.values() if room.is_for(sequence)]
+    for sequence in pool.head(swapped + sum(room.slots for room in rooms.values())):
+        if _none_open(rooms, sequence):
+            break
+        places = [room for room in rooms.values() if pool.may_go(room.worker, sequence)]
         fitting = [room for room in places if room.has_place(sequence) and room.has_blocks(sequence)]
         if not fitting:
-            for room in places:
-                room.shut = True
-            if all(room.shut for room in rooms.values()):
-                break
+            _hold(places, sequence)
             continue
         best, computed = _cheapest(fitting, sequence, lookup)
         if best.budget > 0:
@@ -119,13 +125,27 @@ def deal(pool: Pool, policy: Policy, lookup: CachedTokens = cached_tokens) -> di
         else:
             # Its turn comes there with one of the next steps, sooner than elsewhere.
             best.shut = True
-        if all(room.shut or room.budget <= 0 for room in rooms.values()):
-            break
     return dealt
 
 
+def _none_open(rooms: dict[int, _Room], sequence: Sequence) -> bool:
+    """Whether nothing goes anywhere any more. Each room has to hear whose turn it is."""
+    return not [room for room in rooms.values() if room.opens(sequence)]
+
+
+def _hold(places: list[_Room], sequence: Sequence) -> None:
+    """Keeps what has to become free for the sequence: all that it may take; for suspects the one worker that is likely
+    to be empty the soonest."""
+    if not sequence.suspect:
+        for room in places:
+            room.shut = True
+    elif places and not any(room.kept for room in places):
+        soonest = min(places, key=lambda room: room.taken)
+        soonest.shut = soonest.kept = True
+
+
 def _room(worker: Worker, policy: Policy) -> _Room:
-    pending = worker.pending_tokens()
+    behind = worker.pending_prefills()
     decoding = len(worker.sequences) - sum(len(sequence.group) for sequence in worker.arriving.values())
     step = worker.limits.max_num_batched_tokens
     if decoding > 0:
@@ -135,9 +155,9 @@ def _room(worker: Worker, policy: Policy) -> _Room:
         available=worker.ledger.available,
         slots=worker.free_slots,
         taken=len(worker.sequences),
-        pending=pending,
-        # What is there is served before what comes.
-        budget=STEPS_DEALT * step - pending,
+        behind=behind,
+        pending=0,
+        budget=STEPS_DEALT * step,
         shut=worker.guarded,
     )
 

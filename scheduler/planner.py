@@ -6,7 +6,7 @@ Knows nothing of clocks, streams or how the numbers were found; the same argumen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .credits import blocks_for
@@ -48,8 +48,7 @@ class Running:
     decoding: int
     last_end: int
     first_end: int
-    # All there is on the worker is one sequence, or a group that no plan in flight can fork: admission has made sure
-    # that its next step fits.
+    # It is lone on the worker, and no plan in flight can fork it: admission has made sure that its next step fits.
     lone: bool
 
     def __len__(self) -> int:
@@ -78,6 +77,7 @@ class Candidate(NamedTuple):
     """A waiting sequence that may start on the worker."""
 
     sequence_id: int
+    urgency: tuple[float, int]
     tokens: int
     max_length: int
     # Itself and the forks that start with it.
@@ -162,6 +162,73 @@ class Decision:
 NOTHING = Decision()
 
 
+@dataclass(slots=True)
+class _FirstStep:
+    """The first step of a plan, as it is filled in order of service."""
+
+    limits: Limits
+    # Tokens that nobody has a claim on, and how many tokens may still be prefill.
+    budget: int
+    cap: int
+    # Blocks that nobody has a claim on once all that run have grown by a step.
+    blocks: int
+    # Sequences that run or start; the same with those being released.
+    running: int
+    accounts: int
+    # Steps until the last that decodes after this one ends at the latest.
+    last_end: int
+    # Prefill work that has to wait for the next plan: then this one must be short.
+    backlog: bool = False
+    # A newcomer found no room: nobody who is less urgent takes what it waits for.
+    full: bool = False
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    join: list[int] = field(default_factory=list)
+    start: list[Candidate] = field(default_factory=list)
+
+    def advance(self, prefill: Prefill) -> None:
+        """Gives a running prefill its share. It has a token of its own in the step."""
+        count = min(prefill.left, self.budget + 1, self.cap)
+        if count < prefill.left:
+            self.backlog = True
+        else:
+            self.last_end = max(self.last_end, prefill.steps_left)
+        if count > 0:
+            self.chunks.append((prefill.sequence_id, count))
+            self.budget -= count - 1
+            self.cap -= count
+        if not prefill.joined and (count > 0 or not prefill.left):
+            self.join.append(prefill.sequence_id)
+
+    def admit(self, candidate: Candidate) -> None:
+        """Starts a newcomer if it has room."""
+        if self.running + candidate.members > self.limits.max_running:
+            self.full = True
+            return
+        room = self.budget - (candidate.members - 1)
+        count = min(1, room) if candidate.swapped else min(candidate.tokens, room, self.cap)
+        if count <= 0:
+            self.full = self.backlog = True
+            return
+        need = candidate.blocks(1, self.limits.block_size)
+        # Everyone who runs keeps room to grow by a block, or the newcomer would soon be preempted again.
+        if need + self.running > self.blocks and self.accounts > 0:
+            self.full = True
+            return
+        self.blocks -= need
+        self.running += candidate.members
+        self.accounts += candidate.members
+        self.start.append(candidate)
+        self.join.append(candidate.sequence_id)
+        self.budget = room - count
+        if not candidate.swapped:
+            self.chunks.append((candidate.sequence_id, count))
+            self.cap -= count
+        if candidate.swapped or count == candidate.tokens:
+            self.last_end = max(self.last_end, candidate.max_length - candidate.tokens)
+        else:
+            self.backlog = True
+
+
 def make_plan(
     running: Running,
     waiting: Sequence[Candidate],
@@ -173,76 +240,42 @@ def make_plan(
     """Decides the next plan.
 
     `waiting` is in order of service. The plan's worst case fits `credits`, unless what runs is alone on the worker.
-    Decodes come first, then prefills by urgency, then new sequences; the most urgent one always advances.
+    Decodes come first, then prefills and newcomers by urgency. A newcomer that finds no room holds up those behind it,
+    but no prefill: that has its place already.
     """
-    size = limits.block_size
-    left = credits.available - running.growth(1, size)
+    left = credits.available - running.growth(1, limits.block_size)
     if left < 0 and len(running) and not running.lone:
         return Decision(shortage=-left) if credits.settled else NOTHING
 
-    # One token is set aside for everyone: a prefill that hits the prefix cache may decode sooner than believed.
-    budget = limits.max_num_batched_tokens - len(running)
-    cap = prefill_cap(policy, forecast.mixed_tokens) if running.decoding else limits.max_num_batched_tokens
-    chunks: list[tuple[int, int]] = []
-    join: list[int] = []
-    last_end = running.last_end
-    # Prefill work that has to wait for the next plan: then this one must be short.
-    backlog = False
-    for each in sorted(running.prefills, key=_urgency):
-        count = min(each.left, budget + 1, cap)
-        if count < each.left:
-            backlog = True
-        else:
-            last_end = max(last_end, each.steps_left)
-        if count > 0:
-            chunks.append((each.sequence_id, count))
-            budget -= count - 1
-            cap -= count
-        if not each.joined and (count > 0 or not each.left):
-            join.append(each.sequence_id)
-
-    start: list[Candidate] = []
-    members = 0
-    for candidate in waiting:
-        if len(running) + members + candidate.members > limits.max_running:
-            break
-        room = budget - (candidate.members - 1)
-        count = min(1, room) if candidate.swapped else min(candidate.tokens, room, cap)
-        if count <= 0:
-            backlog = True
-            break
-        need = candidate.blocks(1, size)
-        # Everyone who runs keeps room to grow by a block, or the newcomer would soon be preempted again.
-        if need + len(running) + members > left and credits.sequences + members > 0:
-            break
-        left -= need
-        start.append(candidate)
-        members += candidate.members
-        join.append(candidate.sequence_id)
-        budget = room - count
-        if not candidate.swapped:
-            chunks.append((candidate.sequence_id, count))
-            cap -= count
-        if candidate.swapped or count == candidate.tokens:
-            last_end = max(last_end, candidate.max_length - candidate.tokens)
-        else:
-            backlog = True
-
-    if not last_end and not chunks:
+    step = _FirstStep(
+        limits=limits,
+        # One token is set aside for everyone: a prefill that hits the prefix cache may decode sooner than believed.
+        budget=limits.max_num_batched_tokens - len(running),
+        cap=prefill_cap(policy, forecast.mixed_tokens) if running.decoding else limits.max_num_batched_tokens,
+        blocks=left,
+        running=len(running),
+        accounts=credits.sequences,
+        last_end=running.last_end,
+    )
+    order: list[Prefill | Candidate] = [*running.prefills, *waiting]
+    order.sort(key=_urgency)
+    for each in order:
+        if isinstance(each, Prefill):
+            step.advance(each)
+        elif not step.full:
+            step.admit(each)
+    if not step.last_end and not step.chunks:
         return NOTHING
-    steps = 1 if backlog else max(1, min(last_end, _wanted_steps(running, policy, forecast, starting=bool(start))))
-    if credits.sequences + members > 1:
-        steps = _affordable(running, start, steps, credits.available, size)
     return Decision(
-        num_steps=steps,
-        chunks=tuple(chunks),
-        join=tuple(join),
-        start=tuple(candidate.sequence_id for candidate in start),
+        num_steps=_length(step, running, credits, policy, forecast),
+        chunks=tuple(step.chunks),
+        join=tuple(step.join),
+        start=tuple(candidate.sequence_id for candidate in step.start),
     )
 
 
-def _urgency(prefill: Prefill) -> tuple[float, int]:
-    return prefill.urgency
+def _urgency(each: Prefill | Candidate) -> tuple[float, int]:
+    return each.urgency
 
 
 def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:
@@ -252,6 +285,16 @@ def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:
     if mixed_tokens is None:
         return CAUTIOUS_TOKENS
     return max(LEAST_PREFILL_TOKENS, mixed_tokens)
+
+
+def _length(step: _FirstStep, running: Running, credits: Credits, policy: Policy, forecast: Forecast) -> int:
+    """How many steps the plan has that begins with this one."""
+    if step.backlog:
+        return 1
+    steps = max(1, min(step.last_end, _wanted_steps(running, policy, forecast, starting=bool(step.start))))
+    if step.accounts > 1:
+        steps = _affordable(running, step.start, steps, credits.available, step.limits.block_size)
+    return steps
 
 
 def _wanted_steps(running: Running, policy: Policy, forecast: Forecast, *, starting: bool) -> int:

@@ -15,35 +15,51 @@ from .window import Expected
 _NEVER = 1 << 62
 
 
+def worst_cases(worker: Worker) -> tuple[list[Sequence], list[int]]:
+    """Its running sequences, and the tokens that each may hold when all plans in flight have run to their ends."""
+    window = worker.window
+    # Most joined before the oldest plan in flight: these all have the same worst case.
+    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
+    decode, prefill = State.DECODE, State.PREFILL
+    running: list[Sequence] = []
+    tokens: list[int] = []
+    for sequence in worker.sequences.values():
+        state = sequence.state
+        if state is not decode and state is not prefill:
+            continue
+        since, most = sequence.join_first, sequence.max_length
+        worst = len(sequence.token_ids) + (worst_of_all if since <= oldest else window.steps_worst(since))
+        running.append(sequence)
+        tokens.append(worst if worst < most else most)
+    return running, tokens
+
+
+def lone(worker: Worker) -> bool:
+    """Whether all there is on the worker is one sequence, or one with those that wait to be forked from it."""
+    first = next(iter(worker.sequences.values()), None)
+    return first is not None and len(worker.sequences) == len((first.leader or first).group)
+
+
 def running_view(worker: Worker, *, revoking: bool) -> Running:
     """The worker's running sequences; `revoking`: the next plan ends all those in flight.
 
     Notes on the worker how many tokens its decodes attend to.
     """
-    window = worker.window
-    expected = window.expected(revoking=revoking)
+    expected = worker.window.expected(revoking=revoking)
     ahead = sum(plan.num_steps for plan in expected)
-    # Most joined before the oldest plan in flight: these all have the same worst case.
-    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
-    decode, prefill = State.DECODE, State.PREFILL
+    running, tokens = worst_cases(worker)
+    decode = State.DECODE
     ids: list[int] = []
-    tokens: list[int] = []
     max_lengths: list[int] = []
     prefills: list[Prefill] = []
     decoding = last_end = context = 0
     first_end = _NEVER
-    for sequence_id, sequence in worker.sequences.items():
-        state = sequence.state
-        if state is not decode and state is not prefill:
-            continue
+    for sequence in running:
         length, most = len(sequence.token_ids), sequence.max_length
-        since = sequence.join_first
-        worst = length + (worst_of_all if since <= oldest else window.steps_worst(since))
-        ids.append(sequence_id)
-        tokens.append(worst if worst < most else most)
+        ids.append(sequence.sequence_id)
         max_lengths.append(most)
         left = most - length
-        if state is decode and length > sequence.prefill_length:
+        if sequence.state is decode and length > sequence.prefill_length:
             left -= ahead
             decoding += 1
         elif sequence.leader is not None:
@@ -71,7 +87,7 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
         decoding=decoding,
         last_end=last_end,
         first_end=0 if first_end == _NEVER else first_end,
-        lone=len(ids) == len(worker.sequences) and _lone(worker, ids),
+        lone=len(ids) == len(worker.sequences) and lone(worker) and not _forking(worker, running),
     )
 
 
@@ -99,14 +115,9 @@ def _prefill_view(
     return Prefill(sequence.sequence_id, sequence.urgency, left, steps_left, joined), 0
 
 
-def _lone(worker: Worker, ids: list[int]) -> bool:
-    if len(ids) == 1:
-        return True
-    if not ids:
-        return False
-    first = worker.sequences[ids[0]]
-    group = (first.leader or first).group
-    return len(group) == len(ids) and not worker.window.steps_worst(first.join_first)
+def _forking(worker: Worker, running: list[Sequence]) -> bool:
+    """Whether several run, and a plan in flight may complete the prefill that they wait for."""
+    return len(running) > 1 and worker.window.steps_worst(running[0].join_first) > 0
 
 
 def holders(worker: Worker) -> list[Holder]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .step_time import LEAST_SECONDS
+
 
 class Holder(NamedTuple):
     """What leaves a worker as one: a sequence, or a leader with the forks that wait for it."""
@@ -58,9 +60,9 @@ def prefer_swap(
 ) -> bool:
     """Whether moving `num_blocks` to host memory and back is forecast cheaper than computing their tokens again.
 
-    `swap_block_s` is the time of one block one way, `recompute_s` None while the worker's step times are not known:
-    then it is recomputed, since host memory is the last resort.
+    `swap_block_s` is the time of one block one way, `recompute_s` None while the worker's step times are not known;
+    a forecast of less than a clock can tell knows no more. Then it is recomputed: host memory is the last resort.
     """
-    if not decoding or recompute_s is None or not 0 < num_blocks <= free_host_blocks:
+    if not decoding or recompute_s is None or recompute_s < LEAST_SECONDS or not 0 < num_blocks <= free_host_blocks:
         return False
     return 2 * num_blocks * swap_block_s < recompute_s

@@ -8,6 +8,7 @@ from outcomes import judge, prepared, releases, settle
 from scheduler.actions import ReleaseCause, Resume
 from scheduler.events import BlockCounts, CancelReason, EndReason, SequenceReleased
 from scheduler.sequence import State
+from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
@@ -16,7 +17,8 @@ from scheduler.simulator.small import submission, worker_info
 def crowded(num_swap_blocks: int = 64, **options: object) -> tuple[VirtualMesh, VirtualGateway, list[Call]]:
     """Three sequences in a pool that is too small for them, on a worker whose host memory is next to free."""
     info = worker_info(num_blocks=12, num_swap_blocks=num_swap_blocks, swap_block_ns=1)
-    mesh, gateway = prepared(infos=[info] * 2, **options)
+    # It learns what computing tokens again would take.
+    mesh, gateway = prepared(infos=[info] * 2, costs=[StepCost(0.01, 1e-3)] * 2, **options)
     return mesh, gateway, [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
 
 

@@ -126,6 +126,42 @@ def test_prefill_beside_streams_is_cautious_before_step_times_are_known() -> Non
     assert sum(chunks) == 1000
 
 
+LONG = {"num_blocks": 3000, "max_num_batched_tokens": 2048, "max_model_len": 40_000}
+
+
+@pytest.mark.parametrize("num_steps", [0, 4])
+def test_a_long_prefill_that_can_wait_lets_an_urgent_newcomer_pass(num_steps: int) -> None:
+    mesh, gateway = streaming(infos=[large(**LONG)], policy=Policy(num_steps, 0))
+    batch = mesh.submit(gateway, submission(1, [1] * 30_000, 4, traffic_class="batch"))
+    urgent: list[Call] = []
+    for key, at in ((2, 0.25), (3, 0.65)):
+        mesh.at(at, lambda key=key: urgent.append(mesh.submit(gateway, submission(key, [key] * 3, 10))))  # type: ignore[misc]
+    settle(mesh)
+    for call in (batch, *urgent):
+        judge(call)
+    # The step that runs, its own, and the messages: not the fifteen that the long one needs.
+    for call, at in zip(urgent, (0.25, 0.65), strict=True):
+        assert call.times[0] - at <= 2 * GPU_LIKE.seconds(2048, 30_000) + 3 * 0.0002
+        assert call.times[-1] < batch.times[0]
+
+
+def test_a_prefill_that_others_pass_has_its_turn_when_it_has_waited_long_enough() -> None:
+    mesh, gateway = streaming(infos=[large(**LONG)])
+    # It lets those pass that come within two seconds; each of them fills a step, and one comes with every step.
+    patient = mesh.submit(gateway, submission(1, [1] * 30_000, 1, traffic_class="rag"))
+    step = GPU_LIKE.seconds(2048, 2048)
+    others: list[Call] = []
+    for key in range(2, 80):
+        wish = submission(key, [key % 50] * 2047, 1, prefix_salt=bytes([key]))
+        mesh.at(key * step, lambda wish=wish: others.append(mesh.submit(gateway, wish)))  # type: ignore[misc]
+    settle(mesh)
+    for call in (patient, *others):
+        judge(call)
+    assert 2.0 < patient.times[0] < 2.0 + 17 * step
+    passed = [call for call in others if call.times[0] < patient.times[0]]
+    assert 10 < len(passed) < len(others)
+
+
 def test_a_prompt_alone_is_not_capped() -> None:
     mesh, gateway = streaming()
     mesh.submit(gateway, submission(1, [1] * 7000, 4))

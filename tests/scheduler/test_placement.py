@@ -52,9 +52,13 @@ def put(pool: Pool, link: int, sequence: Sequence) -> None:
     target.sequences[sequence.sequence_id] = sequence
 
 
+# The one that came first.
+EARLIEST = 0
+
+
 def busy(pool: Pool, link: int, tokens: int) -> None:
-    """Prefill of that many tokens waits on the worker."""
-    put(pool, link, wait_for(pool, 99, [9] * tokens))
+    """Prefill of that many tokens is there, more urgent than all that wait."""
+    put(pool, link, wait_for(pool, EARLIEST, [9] * tokens))
 
 
 def dealt(pool: Pool) -> dict[int, list[int]]:
@@ -85,11 +89,33 @@ def test_prefill_that_waits_and_sequences_that_run_are_load() -> None:
     busy(pool, 2, 40)
     assert dealt(pool) == {1: [1]}
     # What is computed of them is no load any more; of equals the first is as good as any.
-    pool.workers[2].sequences[99].computed = 40
+    pool.workers[2].sequences[EARLIEST].computed = 40
     assert dealt(pool) == {1: [1]}
-    pool.workers[2].sequences[99].become(State.DECODE)
+    pool.workers[2].sequences[EARLIEST].become(State.DECODE)
     put(pool, 1, wait_for(pool, 9, [1]))
     assert dealt(pool) == {2: [1]}
+
+
+def test_prefill_that_is_less_urgent_stands_in_nobodys_way() -> None:
+    pool = pool_of(worker(1))
+    batch = wait_for(pool, 9, [9] * 100, urgency=(60.0, 9))
+    put(pool, 1, batch)
+    wait_for(pool, 1, [1] * 3)
+    # As urgent as what is there lets wait: behind that there is no room.
+    wait_for(pool, 2, [1] * 3, urgency=(61.0, 2))
+    assert dealt(pool) == {1: [1]}
+    batch.computed = 80
+    assert dealt(pool) == {1: [1, 2]}
+    # It is no load for the one, and for the other it is.
+    pool = pool_of(worker(1), worker(2))
+    put(pool, 1, wait_for(pool, 9, [9] * 28, urgency=(60.0, 9)))
+    for key in (7, 8):
+        decodes = wait_for(pool, key, [1])
+        put(pool, 2, decodes)
+        decodes.become(State.DECODE)
+    wait_for(pool, 1, [1] * 3)
+    wait_for(pool, 2, [1] * 3, urgency=(61.0, 2))
+    assert dealt(pool) == {1: [1], 2: [2]}
 
 
 def test_slots_bound_what_is_dealt() -> None:
@@ -181,7 +207,7 @@ def test_load_outweighs_a_prefix() -> None:
     least = COMPUTED_WEIGHT * 40 - SEQUENCE_WEIGHT
     busy(pool, 2, least + 1)
     assert dealt(pool) == {1: [1]}
-    pool.workers[2].sequences[99].computed = 2
+    pool.workers[2].sequences[EARLIEST].computed = 2
     assert dealt(pool) == {2: [1]}
 
 
@@ -192,7 +218,7 @@ def test_one_waits_for_its_prefix_where_that_is_sooner() -> None:
     # More prefill than two steps of 16 take.
     busy(pool, 2, 33)
     assert dealt(pool) == {1: [2]}
-    pool.workers[2].sequences[99].computed = 2
+    pool.workers[2].sequences[EARLIEST].computed = 2
     assert dealt(pool) == {1: [2], 2: [1]}
     assert waiting[0].state is State.QUEUED
 
@@ -322,6 +348,22 @@ def test_a_suspect_goes_to_an_empty_worker_and_stays_alone_until_it_has_a_token(
     assert pool.workers[2].guarded
     one.token_ids.append(5)
     assert not pool.workers[2].guarded
+
+
+def test_a_suspect_keeps_one_worker_free_and_leaves_the_others_open() -> None:
+    pool = pool_of(worker(1), worker(2), worker(3))
+    for key, link in enumerate((1, 1, 2, 3, 3), 10):
+        put(pool, link, wait_for(pool, key, [1]))
+    suspect(pool, 1)
+    suspect(pool, 2)
+    for key in range(3, 7):
+        wait_for(pool, key, [1])
+    # Both wait for the one where there is least; the others take what is behind them.
+    given = dealt(pool)
+    assert sorted(given) == [1, 3]
+    assert sorted(key for each in given.values() for key in each) == [3, 4, 5, 6]
+    del pool.workers[2].sequences[12]
+    assert dealt(pool)[2] == [1]
 
 
 def test_requests_follow_their_prefix_through_the_mesh() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,11 +50,18 @@ def prefill(key: int, left: int, tokens: int = 100, *, joined: bool = True, fork
     return Row(key, left, tokens, 200, 200 - tokens, -(-tokens // 4) * (1 + forks), joined, forks)
 
 
+def candidate(key: int, tokens: int, max_length: int, urgency: float = 99.0, **changes: Any) -> Candidate:
+    """A newcomer; less urgent than all that run unless `urgency` says otherwise."""
+    return Candidate(key, (urgency, key), tokens, max_length, **changes)
+
+
 def columns(*rows: Row, lone: bool | None = None) -> Running:
     """What the planner sees of them."""
     decoding = [row for row in rows if not row.left]
     ends = [row.steps_left for row in decoding]
-    prefills = [Prefill(row.key, (0.0, row.key), row.left, row.steps_left, row.joined) for row in rows if row.left]
+    prefills = [
+        Prefill(row.key, (float(row.key), row.key), row.left, row.steps_left, row.joined) for row in rows if row.left
+    ]
     return Running(
         sequence_ids=[row.key * 10 + index for row in rows for index in range(1 + row.forks)],
         tokens=[row.tokens for row in rows for _ in range(1 + row.forks)],
@@ -86,25 +93,42 @@ def test_decoders_get_all_steps_but_no_more_than_the_longest_needs() -> None:
 
 
 def test_a_prompt_that_fits_starts_and_joins_and_decodes_in_the_same_plan() -> None:
-    decision = make_plan(columns(decoder(1)), [Candidate(2, 20, 30)], credits_for(PLENTY, 1), LIMITS, POLICY)
+    decision = make_plan(columns(decoder(1)), [candidate(2, 20, 30)], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert decision.chunks == ((2, 20),)
     assert decision.join == decision.start == (2,)
     assert decision.num_steps == 8
 
 
 def test_a_prompt_that_does_not_fit_takes_what_is_left_and_keeps_the_plan_short() -> None:
-    decision = make_plan(columns(decoder(1)), [Candidate(2, 100, 130)], credits_for(PLENTY, 1), LIMITS, POLICY)
+    decision = make_plan(columns(decoder(1)), [candidate(2, 100, 130)], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert decision.chunks == ((2, 63),)
     assert decision.num_steps == 1
 
 
-def test_prefills_are_served_by_urgency_before_new_sequences() -> None:
+def test_prefills_and_newcomers_are_served_by_urgency() -> None:
     running = columns(prefill(3, 40), prefill(2, 40), decoder(1))
-    decision = make_plan(running, [Candidate(4, 10, 20)], credits_for(PLENTY, 3), LIMITS, POLICY)
+    decision = make_plan(running, [candidate(4, 10, 20)], credits_for(PLENTY, 3), LIMITS, POLICY)
     # 64 tokens, one set aside for each of three: 61 + the one of each that gets a chunk.
     assert decision.chunks == ((2, 40), (3, 23))
     assert decision.start == ()
     assert decision.num_steps == 1
+    # The newcomer between them has a token of its own to bring, and leaves them theirs.
+    first = make_plan(running, [candidate(4, 10, 20, -1.0)], credits_for(PLENTY, 3), LIMITS, POLICY)
+    assert first.chunks == ((4, 10), (2, 40), (3, 13))
+    assert (first.start, first.join) == ((4,), (4,))
+    large = make_plan(running, [candidate(4, 100, 120, -1.0)], credits_for(PLENTY, 3), LIMITS, POLICY)
+    assert large.chunks == ((4, 61), (2, 1), (3, 1))
+
+
+def test_a_newcomer_without_room_holds_up_newcomers_but_no_prefill() -> None:
+    waiting = [candidate(3, 60, 100, -2.0), candidate(4, 1, 4, -1.0)]
+    decision = make_plan(columns(prefill(2, 40)), waiting, credits_for(10, 1), LIMITS, POLICY)
+    assert (decision.chunks, decision.start) == (((2, 40),), ())
+    # Nor one that cannot have a token of the step.
+    policy = Policy(num_steps=8, max_prefill_tokens=16)
+    back = [candidate(3, 20, 30, -3.0), candidate(4, 10, 30, -2.0), candidate(5, 10, 30, -1.0, swapped=True)]
+    decision = make_plan(columns(decoder(1), prefill(2, 40)), back, credits_for(PLENTY, 2), LIMITS, policy)
+    assert (decision.chunks, decision.start) == (((3, 16),), (3,))
 
 
 def test_the_prefill_cap_holds_only_while_something_decodes() -> None:
@@ -164,31 +188,31 @@ def test_there_is_no_shortage_while_blocks_may_still_come_back() -> None:
 
 def test_a_sequence_alone_always_advances() -> None:
     assert make_plan(columns(decoder(1, tokens=12)), [], credits_for(0, 1), LIMITS, POLICY).num_steps == 8
-    decision = make_plan(columns(), [Candidate(1, 100, 130)], credits_for(0, 0), LIMITS, POLICY)
+    decision = make_plan(columns(), [candidate(1, 100, 130)], credits_for(0, 0), LIMITS, POLICY)
     assert decision.start == (1,)
 
 
 def test_a_newcomer_leaves_every_running_sequence_a_block_to_grow_by() -> None:
-    candidate = [Candidate(2, 7, 20)]
-    assert make_plan(columns(decoder(1)), candidate, credits_for(3, 1), LIMITS, POLICY).start == (2,)
-    assert make_plan(columns(decoder(1)), candidate, credits_for(2, 1), LIMITS, POLICY).start == ()
+    waiting = [candidate(2, 7, 20)]
+    assert make_plan(columns(decoder(1)), waiting, credits_for(3, 1), LIMITS, POLICY).start == (2,)
+    assert make_plan(columns(decoder(1)), waiting, credits_for(2, 1), LIMITS, POLICY).start == ()
 
 
 def test_order_is_strict_when_the_next_does_not_fit() -> None:
-    waiting = [Candidate(2, 60, 100), Candidate(3, 1, 4)]
+    waiting = [candidate(2, 60, 100), candidate(3, 1, 4)]
     assert make_plan(columns(decoder(1)), waiting, credits_for(10, 1), LIMITS, POLICY).start == ()
 
 
 def test_slots_are_bounded_by_sequences_and_by_tokens() -> None:
     running = columns(*(decoder(key) for key in range(8)))
-    assert make_plan(running, [Candidate(9, 1, 4)], credits_for(PLENTY, 8), LIMITS, POLICY).start == ()
+    assert make_plan(running, [candidate(9, 1, 4)], credits_for(PLENTY, 8), LIMITS, POLICY).start == ()
     narrow = Limits(max_num_seqs=8, max_num_batched_tokens=2, block_size=4)
-    waiting = [Candidate(key, 1, 4) for key in range(4)]
+    waiting = [candidate(key, 1, 4) for key in range(4)]
     assert make_plan(columns(), waiting, credits_for(PLENTY, 0), narrow, POLICY).start == (0, 1)
 
 
 def test_a_group_starts_whole_or_not_at_all() -> None:
-    group = Candidate(9, 10, 30, members=4)
+    group = candidate(9, 10, 30, members=4)
     running = columns(*(decoder(key) for key in range(4)))
     decision = make_plan(running, [group], credits_for(PLENTY, 4), LIMITS, POLICY)
     assert (decision.start, decision.join, decision.chunks) == ((9,), (9,), ((9, 10),))
@@ -202,7 +226,7 @@ def test_a_group_starts_whole_or_not_at_all() -> None:
 
 
 def test_forks_that_wait_have_a_token_of_the_step_each() -> None:
-    group = Candidate(9, 100, 130, members=4)
+    group = candidate(9, 100, 130, members=4)
     assert make_plan(columns(), [group], credits_for(PLENTY, 0), LIMITS, POLICY).chunks == ((9, 61),)
     running = columns(prefill(9, 100, forks=3))
     assert make_plan(running, [], credits_for(PLENTY, 4), LIMITS, POLICY).chunks == ((9, 61),)
@@ -210,11 +234,11 @@ def test_forks_that_wait_have_a_token_of_the_step_each() -> None:
 
 def test_a_swapped_one_comes_back_without_a_chunk() -> None:
     decision = make_plan(
-        columns(decoder(1)), [Candidate(2, 20, 30, swapped=True)], credits_for(PLENTY, 1), LIMITS, POLICY
+        columns(decoder(1)), [candidate(2, 20, 30, swapped=True)], credits_for(PLENTY, 1), LIMITS, POLICY
     )
     assert (decision.start, decision.join, decision.chunks, decision.num_steps) == ((2,), (2,), (), 8)
     # It needs credit for all that it brings.
-    waiting = [Candidate(2, 20, 30, swapped=True)]
+    waiting = [candidate(2, 20, 30, swapped=True)]
     assert make_plan(columns(decoder(1)), waiting, credits_for(7, 1), LIMITS, POLICY).start == (2,)
     assert make_plan(columns(decoder(1)), waiting, credits_for(6, 1), LIMITS, POLICY).start == ()
 
@@ -277,16 +301,21 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         data.draw(st.sampled_from([None, -3, 5, 40])),
         data.draw(st.booleans()),
     )
+    # Prefills have the urgencies 0, 1, 2, ...: newcomers come before, between and behind them.
     waiting = [
-        Candidate(
+        candidate(
             100 + index,
             tokens,
             tokens + data.draw(st.integers(1, 30)),
+            urgency,
             members=1 if swapped else data.draw(st.integers(1, 3)),
             swapped=swapped,
         )
-        for index, (tokens, swapped) in enumerate(
-            data.draw(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=4))
+        for index, (urgency, tokens, swapped) in enumerate(
+            sorted(
+                data.draw(st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 50), st.booleans()), max_size=4)),
+                key=lambda each: each[0],
+            )
         )
     ]
     releasing = data.draw(st.integers(0, 2))
@@ -348,7 +377,27 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         assert all(each.swapped or chunks[key] == each.tokens for key, each in starts.items())
     # Joins: the new ones, and those in doubt that get a chunk.
     assert set(decision.join) == set(starts) | {key for key in chunks if key in by_key and not by_key[key].joined}
-    # The most urgent prefill advances.
-    prefilling = [row.key for row in rows if row.left]
-    if prefilling:
-        assert min(prefilling) in chunks
+    # Served in order of urgency, and the most urgent of all that has room advances.
+    urgency = {row.key: (float(row.key), row.key) for row in rows} | {key: each.urgency for key, each in starts.items()}
+    assert [urgency[key] for key in chunks] == sorted(urgency[key] for key in chunks)
+    served = sorted([row.key for row in rows if row.left] + list(starts), key=urgency.__getitem__)
+    if served:
+        assert served[0] in chunks or starts[served[0]].swapped
+    # Nobody takes what a more urgent one of them still needs.
+    missing = [
+        key
+        for key in served
+        if key in chunks and chunks[key] < (by_key[key].left if key in by_key else starts[key].tokens)
+    ]
+    for key in missing:
+        behind = [each for each in served[served.index(key) + 1 :] if each in chunks]
+        assert all(each in by_key and chunks[each] == 1 for each in behind)
+    # A newcomer that was left behind lacks a slot, a token of the step, or blocks.
+    if len(waiting) > len(starts):
+        left_out = waiting[len(starts)]
+        slots = limits.max_running - count - started
+        size_now = left_out.blocks(1, size) + count + started
+        spare = account.available - growth - sum(each.blocks(1, size) for each in starts.values())
+        full = sum(chunks.values()) + deciding + left_out.members > limits.max_num_batched_tokens
+        capped = not left_out.swapped and any(not row.left for row in rows)
+        assert left_out.members > slots or full or capped or size_now > spare

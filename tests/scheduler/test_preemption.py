@@ -103,6 +103,9 @@ def test_blocks_move_to_host_memory_where_that_is_cheaper() -> None:
     assert swapped()
     assert not swapped(recompute_s=0.019)
     assert not swapped(recompute_s=None)
+    # Less than a report can tell is not known either, however cheap the move.
+    assert not swapped(recompute_s=9e-7, swap_block_s=1e-9)
+    assert swapped(recompute_s=1e-6, swap_block_s=1e-9)
     assert not swapped(decoding=False)
     assert not swapped(free_host_blocks=9)
     assert not swapped(num_blocks=0)
