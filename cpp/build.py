@@ -205,7 +205,32 @@ def build_extension(output: Path, sanitize: bool = False) -> None:
     with locked(folder):
         write_ninja(folder, find_toolchain(), extension_sources(), "_core.so", extension_includes(), flags, link)
         run_ninja(folder)
+        if not sanitize:  # what is instrumented needs its runtime before the interpreter
+            check_loads(folder / "_core.so")
         install(folder / "_core.so", output)
+
+
+def check_loads(built: Path) -> None:
+    """Whether this interpreter can import the extension. Raises BuildError.
+
+    The linker cannot know: to it a function of the interpreter and one that is nowhere look alike.
+    """
+    # With all symbols looked up now, as the interpreter does it anyhow unless it was told otherwise.
+    command = [sys.executable, "-I", "-c", _LOAD, built.name.partition(".")[0], str(built)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"the interpreter ended with {done.returncode}"]
+        raise BuildError(f"{built.name} was linked and does not load, and is not put in place: {lines[-1]}")
+
+
+_LOAD = """
+import importlib.machinery, importlib.util, os, sys
+name, path = sys.argv[1:]
+sys.setdlopenflags(os.RTLD_NOW)
+loader = importlib.machinery.ExtensionFileLoader(name, path)
+spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+loader.exec_module(importlib.util.module_from_spec(spec))
+"""
 
 
 def install(built: Path, output: Path) -> None:

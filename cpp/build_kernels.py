@@ -19,7 +19,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from build import IN_PLACE, ROOT, BuildError, escape, escape_path, extension_includes, install, locked, run_ninja
+from build import (
+    IN_PLACE,
+    ROOT,
+    BuildError,
+    check_loads,
+    escape,
+    escape_path,
+    extension_includes,
+    install,
+    locked,
+    run_ninja,
+)
 
 KERNELS_IN_PLACE = IN_PLACE.with_name(IN_PLACE.name.replace("_core", "_kernels", 1))
 OLDEST_CUDA = (12, 0)
@@ -114,6 +125,7 @@ def build_kernels(nvcc: list[str], output: Path) -> None:
     with locked(folder):
         write_kernels_ninja(folder, nvcc, kernel_sources(), archs)
         run_ninja(folder)
+        check_loads(folder / "_kernels.so")
         install(folder / "_kernels.so", output)
 
 

@@ -68,6 +68,28 @@ def test_a_compile_error_is_shown_and_fails(
     assert "error:" in capfd.readouterr().out
 
 
+def test_an_extension_that_does_not_load_fails_the_build(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The interpreter's own functions are not there for the linker either.
+    build.check_loads(Path(_core.__file__))
+    compiler = build.find_toolchain().compiler
+    source = tmp_path / "core.cpp"
+    source.write_text('extern "C" void *nowhere();\nextern "C" void *PyInit__core() { return nowhere(); }\n')
+
+    def link(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        subprocess.run([*compiler, "-shared", "-fPIC", str(source), "-o", str(folder / "_core.so")], check=True)
+
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "write_ninja", lambda *_: None)
+    monkeypatch.setattr(build, "run_ninja", link)
+    output = tmp_path / "in-place.so"
+    with pytest.raises(build.BuildError, match=r"_core.so was linked and does not load.*undefined symbol: nowhere"):
+        build.build_extension(output)
+    assert not output.exists()
+
+
 def test_only_what_changed_is_built_again(build: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     toolchain = build.find_toolchain()
     sources = [ROOT / "cpp" / "src" / name for name in ("blake2s.cpp", "cpu.cpp")]

@@ -21,11 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "cpp"))
-    monkeypatch.delitem(sys.modules, "build", raising=False)
-    module = importlib.import_module("build_kernels")
-    yield module
+    sys.modules.pop("build", None)
+    yield importlib.import_module("build_kernels")
     for name in ("build", "build_kernels"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        sys.modules.pop(name, None)
 
 
 def fake_nvcc(folder: Path, says: str) -> Path:
@@ -89,6 +88,25 @@ def test_what_is_named_by_the_environment_comes_first(
     assert build.find_nvcc() == [str(of_home)]
     monkeypatch.setenv("CUDACXX", f"{of_home} -v")
     assert build.find_nvcc() == [str(of_home), "-v"]
+
+
+def test_an_extension_that_does_not_load_fails_the_build(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = sys.modules["build"].find_toolchain().compiler
+    source = tmp_path / "kernels.cpp"
+    source.write_text('extern "C" void *launch();\nextern "C" void *PyInit__kernels() { return launch(); }\n')
+
+    def link(folder: Path) -> None:
+        subprocess.run([*compiler, "-shared", "-fPIC", str(source), "-o", str(folder / "_kernels.so")], check=True)
+
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "write_kernels_ninja", lambda *_: None)
+    monkeypatch.setattr(build, "run_ninja", link)
+    output = tmp_path / "in-place.so"
+    with pytest.raises(build.BuildError, match=r"_kernels.so was linked and does not load.*undefined symbol: launch"):
+        build.build_kernels(["nvcc"], output)
+    assert not output.exists()
 
 
 @pytest.mark.skipif(not KERNELS_BUILT, reason="worker._kernels was not built")
