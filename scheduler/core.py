@@ -111,6 +111,11 @@ class Core:
         """Whether every accepted request has ended."""
         return not self._mesh.sequences
 
+    @property
+    def num_sequences(self) -> int:
+        """Accepted ones that have not ended."""
+        return len(self._mesh.sequences)
+
     def view(self) -> FleetView:
         """The mesh now."""
         return self._mesh.view()
