@@ -74,7 +74,7 @@ WorkerCommand = NewSequence | Plan | Release | Resume
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The workers of one model and revision. `max_model_len` is the smallest of the live ones, 0 without any."""
+    """The workers of one model and revision. `max_model_len` is the largest of the live ones, 0 without any."""
 
     model: str
     model_revision: str

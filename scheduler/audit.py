@@ -69,9 +69,18 @@ def _audit_pool(pool: Pool) -> list[str]:
         problems.append(f"{pool.model}: a sequence in the queue is not QUEUED")
     if any(leader.leader is not None for leader in pool.waiting):
         problems.append(f"{pool.model}: a fork waits without its leader")
-    usable = [worker for worker in pool.workers.values() if worker.usable and len(worker.window) < MAX_PLANS_IN_FLIGHT]
-    if usable and len(pool.waiting) and not any(worker.sequences for worker in usable):
-        problems.append(f"{pool.model}: {len(pool.waiting)} sequences wait for workers that have nothing to do")
+    stranded = {each.sequence_id for each in pool.waiting if not pool.has_place(each)}
+    if pool.stranded.keys() != stranded:
+        problems.append(f"{pool.model}: {sorted(pool.stranded)} are said to be stranded, {sorted(stranded)} are")
+    if (since := list(pool.stranded.values())) != sorted(since):
+        problems.append(f"{pool.model}: who is stranded is out of order")
+    able = [
+        worker for worker in pool.workers.values() if not worker.dropped and len(worker.window) < MAX_PLANS_IN_FLIGHT
+    ]
+    for first in pool.head(1):
+        places = [worker for worker in able if pool.may_go(worker, first)]
+        if places and not any(worker.sequences for worker in places):
+            problems.append(f"{pool.model}: sequence {first.sequence_id} waits for workers that have nothing to do")
     return problems
 
 

@@ -60,7 +60,7 @@ class CoreSettings:
     addresses: tuple[str, ...]
     policy: Policy
     bounds: QueueBounds
-    # How long sequences wait, in seconds, for a worker of their pool to come back: a restart loads the weights anew.
+    # How long a sequence waits, in seconds, for a worker that can run it: a restart loads the weights anew.
     worker_grace_s: float = 30.0
 
 
@@ -92,9 +92,9 @@ class Core:
     def wake_at(self) -> float | None:
         """When to send TimePassed at the latest; None if nothing depends on time."""
         moments = [
-            pool.deserted_at + self._settings.worker_grace_s
+            next(iter(pool.stranded.values())) + self._settings.worker_grace_s
             for pool in self._mesh.fleet.pools.values()
-            if pool.deserted_at is not None and len(pool.waiting)
+            if pool.stranded
         ]
         moments += [
             worker.heard_at + STALL_SECONDS
@@ -251,10 +251,11 @@ class Core:
             failure = errors.DeadlineError("the deadline passed before the request ended")
             cancel(self._mesh, request, CancelReason.DEADLINE, failure, now)
         for pool in self._mesh.fleet.pools.values():
-            if pool.deserted_at is not None and now >= pool.deserted_at + self._settings.worker_grace_s:
-                for sequence in list(pool.waiting):
-                    fail_waiting(self._mesh, pool, sequence, now)
-
+            while pool.stranded:
+                sequence_id, since = next(iter(pool.stranded.items()))
+                if now < since + self._settings.worker_grace_s:
+                    break
+                fail_waiting(self._mesh, pool, self._mesh.sequences[sequence_id], now)
         for worker in self._mesh.fleet.workers.values():
             if worker.busy and now >= worker.heard_at + STALL_SECONDS:
                 self._mesh.drop(worker, f"said nothing for {STALL_SECONDS:g} s though it has work")

@@ -53,8 +53,10 @@ def _cancel_sequence(
         pool = mesh.fleet.pools[submission.model, submission.model_revision]
         # Of a group that is coming back nobody waits until the last is there.
         if sequence in pool.waiting:
-            pool.waiting.remove(sequence)
+            pool.leave_queue(sequence)
         mesh.touch(pool)
+    if sequence.swapped_on is not None and not (host := mesh.fleet.workers[sequence.swapped_on]).busy:
+        host.heard_at = now
     sequence.part()
     sequence.become(State.CANCELLING)
     link = sequence.link if sequence.swapped_on is None else sequence.swapped_on
@@ -81,7 +83,7 @@ def finish_cancelled(mesh: MeshState, sequence: Sequence, blocks_used: int, bloc
 
 def fail_waiting(mesh: MeshState, pool: Pool, leader: Sequence, now: float) -> None:
     """Ends a queued sequence, and what waits to be forked from it, that no worker can take any more."""
-    pool.waiting.remove(leader)
+    pool.leave_queue(leader)
     for sequence in leader.group:
         sequence.become(State.CANCELLING)
         failure: errors.RequestError
@@ -157,8 +159,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         # Each cancel is answered, but only the first found the request running.
         for _ in range(request.cancels - 1):
             mesh.send(request.gateway, CancelDone(submission.request_key))
-    failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
-    cancelled = request.sequences[0].cancel_reason
+    outcome, reason = _worst_end(request)
     mesh.log(
         "request_finished",
         request_id=submission.request_id,
@@ -166,8 +167,8 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         traffic_class=request.sequences[0].traffic_class.name,
         priority=submission.priority,
         n=submission.n,
-        outcome=outcomes[0].reason.name,
-        reason=failure.reason if failure else cancelled.name if cancelled else "",
+        outcome=outcome,
+        reason=reason,
         prompt_tokens=len(submission.prompt_token_ids),
         cached_tokens=cached,
         tokens=sum(sequence.generated for sequence in request.sequences),
@@ -182,3 +183,19 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         total_ms=round((now - request.arrived_at) * 1e3, 3),
     )
     mesh.forget_deadlines()
+
+
+def _worst_end(request: Request) -> tuple[str, str]:
+    """Outcome and reason for the log: those of the output that ended worst, of equals the first. The numbers of the end
+    reasons go from good to bad."""
+    worst = request.sequences[0]
+    for sequence in request.sequences:
+        if sequence.end is not None and worst.end is not None and sequence.end.reason > worst.end.reason:
+            worst = sequence
+    assert worst.end is not None
+    reason = ""
+    if worst.end.failure is not None:
+        reason = worst.end.failure.reason
+    elif worst.end.reason is EndReason.CANCELLED and worst.cancel_reason is not None:
+        reason = worst.cancel_reason.name
+    return worst.end.reason.name, reason

@@ -6,6 +6,7 @@ Holds state and answers questions about it; decides nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from .actions import PoolState
 from .credits import CreditLedger, blocks_for
@@ -64,7 +65,9 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether a report is due."""
-        return len(self.window) > 0 or len(self.sequences) > 0
+        if self.window or self.sequences:
+            return True
+        return any(sequence.state is State.CANCELLING for sequence in self.swapped.values())
 
     @property
     def usable(self) -> bool:
@@ -90,15 +93,18 @@ class Worker:
             self.promised.add(sequence.sequence_id, sequence.prefix_keys.get(self.info.block_size, ()))
             sequence.prefix_keys = None
 
-    def pending_tokens(self) -> int:
-        """Tokens that prefills there have yet to compute. Forgets those that are over, and what they promised."""
-        pending = 0
+    def pending_prefills(self) -> list[tuple[tuple[float, int], int]]:
+        """Urgency of each prefill there and the tokens that it has yet to compute, the least urgent first. Forgets
+        those that are over, and what they promised."""
+        pending = []
         for sequence_id, sequence in list(self.arriving.items()):
             if sequence.state is State.PREFILL and self.sequences.get(sequence_id) is sequence:
-                pending += sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
+                tokens = sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
+                pending.append((sequence.urgency, tokens))
             else:
                 del self.arriving[sequence_id]
                 self.promised.settle(sequence_id)
+        pending.sort(reverse=True)
         return pending
 
     def mixed_tokens(self, seconds: float, decoding: int) -> int | None:
@@ -140,8 +146,9 @@ class Pool:
         self.model_revision = model_revision
         self.workers: dict[int, Worker] = {}
         self.waiting = WaitingQueue()
-        # When the last worker was lost or began to stop, in seconds on the scheduler's clock.
-        self.deserted_at: float | None = None
+        # Of what waits, by id: since when no worker is there that may have it, in seconds on the scheduler's clock.
+        # The longest first.
+        self.stranded: dict[int, float] = {}
 
     @property
     def live(self) -> list[Worker]:
@@ -155,18 +162,55 @@ class Pool:
             model=self.model,
             model_revision=self.model_revision,
             workers_live=len(live),
-            max_model_len=min((worker.info.max_model_len for worker in live), default=0),
+            max_model_len=max((worker.info.max_model_len for worker in live), default=0),
         )
 
     def can_ever_take(self, sequence: Sequence) -> bool:
+        """Whether a worker that is not about to stop could run it."""
         return any(worker.can_ever_take(sequence) for worker in self.live)
 
-    def take_back(self, sequence: Sequence) -> None:
+    def may_go(self, worker: Worker, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may go to that worker at all. One that is about to stop takes back what it had,
+        if no other can run it: so it runs on for the grace there, whoever has to give way."""
+        if sequence.swapped_on is not None:
+            return sequence.swapped_on == worker.link
+        if worker.draining:
+            return sequence.last_link == worker.link and not self.can_ever_take(sequence)
+        return worker.can_ever_take(sequence)
+
+    def has_place(self, sequence: Sequence) -> bool:
+        """Whether there is a worker that it may go to."""
+        return any(self.may_go(worker, sequence) for worker in self.workers.values())
+
+    def head(self, count: int) -> list[Sequence]:
+        """At most `count` of those that wait for a worker that is there, the next first."""
+        if not self.stranded:
+            return self.waiting.head(count)
+        return list(islice((each for each in self.waiting if each.sequence_id not in self.stranded), count))
+
+    def take_back(self, sequence: Sequence, now: float) -> None:
         """Takes a sequence off its worker and puts it in its place in the queue; a group when the last of it is off."""
         sequence.requeue()
         leader = sequence.leader or sequence
         if all(each.link is None for each in leader.group):
             self.waiting.add(leader)
+            self._note_place(leader, now)
+
+    def leave_queue(self, sequence: Sequence) -> None:
+        """Takes out one that waits and is not going to a worker."""
+        self.waiting.remove(sequence)
+        self.stranded.pop(sequence.sequence_id, None)
+
+    def note_places(self, now: float) -> None:
+        """A worker came, went, or began to stop: for whom is there one now?"""
+        for sequence in self.waiting:
+            self._note_place(sequence, now)
+
+    def _note_place(self, sequence: Sequence, now: float) -> None:
+        if self.has_place(sequence):
+            self.stranded.pop(sequence.sequence_id, None)
+        else:
+            self.stranded.setdefault(sequence.sequence_id, now)
 
 
 class Fleet:
@@ -197,18 +241,15 @@ class Fleet:
         self.known[worker.address] = info
         pool = self.pools.setdefault((info.model, info.model_revision), Pool(info.model, info.model_revision))
         pool.workers[worker.link] = self.workers[worker.link] = worker
-        pool.deserted_at = None
         for key, other in list(self.pools.items()):
             if other is not pool and other.model == pool.model and not other.workers and not len(other.waiting):
                 del self.pools[key]
         return pool
 
-    def remove(self, worker: Worker, now: float) -> Pool:
+    def remove(self, worker: Worker) -> Pool:
         """A worker went."""
         pool = self.pool_of(worker)
         del pool.workers[worker.link], self.workers[worker.link]
-        if not pool.live:
-            pool.deserted_at = now
         return pool
 
     def views(self) -> tuple[WorkerView, ...]:

@@ -6,7 +6,7 @@ Knows nothing of steps and plans.
 from __future__ import annotations
 
 from .actions import Release, ReleaseCause, ToWorker
-from .ending import fail_lost, fail_waiting, finish_cancelled
+from .ending import fail_lost, finish_cancelled
 from .events import WorkerAttached, WorkerDraining, WorkerLost
 from .fleet import Pool, Worker
 from .sequence import MAX_LOSSES, RUNNING, Sequence, State
@@ -29,21 +29,21 @@ def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:
     )
     for worker in pool.workers.values():
         if worker.draining:
+            _drop_swapped(mesh, pool, worker)
             _move_away(mesh, pool, worker)
     _pool_changed(mesh, pool, now)
 
 
 def worker_draining(mesh: MeshState, event: WorkerDraining, now: float) -> None:
-    """A worker is about to stop: what another one can take goes there, the rest may run to its end."""
+    """A worker is about to stop: what another one can take goes there, the rest may run to its end, and comes back if
+    it has to give way."""
     worker = mesh.fleet.workers.get(event.link)
     if worker is None or worker.draining:
         return
     pool = mesh.fleet.pool_of(worker)
     worker.draining = True
-    if not pool.live:
-        pool.deserted_at = now
     mesh.log("worker_draining", address=worker.address, sequences=len(worker.sequences))
-    _drop_swapped(mesh, worker)
+    _drop_swapped(mesh, pool, worker)
     _move_away(mesh, pool, worker)
     _pool_changed(mesh, pool, now)
 
@@ -53,7 +53,7 @@ def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
     worker = mesh.fleet.workers.get(event.link)
     if worker is None:
         return
-    pool = mesh.fleet.remove(worker, now)
+    pool = mesh.fleet.remove(worker)
     mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences), swapped=len(worker.swapped))
     leaders: dict[Sequence, None] = {}
     for sequence in worker.sequences.values():
@@ -86,7 +86,7 @@ def _lose(mesh: MeshState, pool: Pool, worker: Worker, leader: Sequence, now: fl
     for sequence in group:
         # Some of a group may have come back before.
         if sequence.link is not None:
-            pool.take_back(sequence)
+            pool.take_back(sequence, now)
 
 
 def _move_away(mesh: MeshState, pool: Pool, worker: Worker) -> None:
@@ -107,11 +107,17 @@ def _move_away(mesh: MeshState, pool: Pool, worker: Worker) -> None:
         mesh.log("moved_away", address=worker.address, sequences=len(leaving))
 
 
-def _drop_swapped(mesh: MeshState, worker: Worker) -> None:
-    """What is in the host memory of a worker that starts nothing any more can begin anew elsewhere."""
-    dropped = [sequence for sequence in worker.swapped.values() if sequence.state is State.QUEUED]
+def _drop_swapped(mesh: MeshState, pool: Pool, worker: Worker) -> None:
+    """What is in the host memory of a worker that is about to stop begins anew elsewhere, if another one can run it."""
+    dropped = [
+        sequence
+        for sequence in worker.swapped.values()
+        if sequence.state is State.QUEUED and pool.can_ever_take(sequence)
+    ]
     for sequence in dropped:
         sequence.swapped_on, sequence.swapped_blocks = None, 0
+        # It does not come back there: the answer to this release would be taken for that to a later one.
+        sequence.last_link = None
         del worker.swapped[sequence.sequence_id]
     if dropped:
         sequence_ids = tuple(sequence.sequence_id for sequence in dropped)
@@ -119,10 +125,7 @@ def _drop_swapped(mesh: MeshState, worker: Worker) -> None:
 
 
 def _pool_changed(mesh: MeshState, pool: Pool, now: float) -> None:
-    """Ends what waits for a kind of worker that is no more, and tells who has to know."""
-    if pool.live:
-        for sequence in list(pool.waiting):
-            if not pool.can_ever_take(sequence):
-                fail_waiting(mesh, pool, sequence, now)
+    """Notes who waits for a kind of worker that is not there, and tells who has to know."""
+    pool.note_places(now)
     mesh.touch(pool)
     mesh.pools_changed()

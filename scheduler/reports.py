@@ -18,9 +18,15 @@ MAX_BARREN_PLANS = 8
 Columns = dict[int, tuple[list[int], list[int], list[SequenceEnd]]]
 
 
+def _reporter(mesh: MeshState, link: int) -> Worker | None:
+    """Who reports, if its word still counts: behind a report that breaks the contract, others say nothing reliable."""
+    worker = mesh.fleet.workers.get(link)
+    return None if worker is None or worker.dropped else worker
+
+
 def kv_changed(mesh: MeshState, event: KvChanged) -> None:
     """What a worker's prefix cache lost and got."""
-    worker = mesh.fleet.workers.get(event.link)
+    worker = _reporter(mesh, event.link)
     if worker is None:
         return
     if event.reset:
@@ -31,12 +37,12 @@ def kv_changed(mesh: MeshState, event: KvChanged) -> None:
 
 def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     """Tokens leave at once, one batch per gateway."""
-    worker = mesh.fleet.workers.get(event.link)
+    worker = _reporter(mesh, event.link)
     if worker is None:
         return
     worker.heard_at = now
     if not worker.window.step(event.plan_seq, event.step):
-        mesh.drop(worker, f"reported step {event.step} of plan {event.plan_seq}, which is not in flight")
+        mesh.drop(worker, f"reported step {event.step} of plan {event.plan_seq}, which is not the next one of its plan")
         return
     worker.steps += 1
     worker.tokens += len(event.token_ids)
@@ -82,13 +88,13 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
 
 def plan_ended(mesh: MeshState, event: PlanEnded, now: float) -> None:
     """The worst case of a plan is over: what it did not use is free again."""
-    worker = mesh.fleet.workers.get(event.link)
+    worker = _reporter(mesh, event.link)
     if worker is None:
         return
     worker.heard_at = now
-    plan = worker.window.done(event.plan_seq)
+    plan = worker.window.done(event.plan_seq, event.steps_run)
     if plan is None:
-        mesh.drop(worker, f"ended plan {event.plan_seq}, which is not in flight")
+        mesh.drop(worker, f"ended plan {event.plan_seq} after {event.steps_run} steps, which it has not reported")
         return
     worker.ledger.report(event.blocks)
     if plan.steps_run == 0:
@@ -109,8 +115,12 @@ def plan_ended(mesh: MeshState, event: PlanEnded, now: float) -> None:
 
 
 def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> None:
-    """A sequence that was cancelled or had to give way has left the device, or the host memory where it waited."""
-    worker = mesh.fleet.workers.get(event.link)
+    """A sequence that was cancelled or had to give way has left the device, or the host memory where it waited.
+
+    Whether it was found is all one: one that ended between steps is not found before its end is told, and either way
+    nothing of it is left.
+    """
+    worker = _reporter(mesh, event.link)
     if worker is None:
         return
     worker.heard_at = now
@@ -133,9 +143,10 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
     mesh.touch(pool)
     _log_released(mesh, sequence, event)
     cancelled = sequence.state is State.CANCELLING
-    kept = event.swapped and not cancelled and not worker.draining
+    kept = event.swapped and not cancelled and not (worker.draining and pool.can_ever_take(sequence))
     if event.swapped and not kept:
-        # The swap had been asked for before it was cancelled, or before the worker was about to stop.
+        # The swap had been asked for before it was cancelled, or before it was to begin anew elsewhere.
+        sequence.last_link = None
         cause = ReleaseCause.CANCEL if cancelled else ReleaseCause.PREEMPT
         mesh.actions.append(ToWorker(worker.link, Release((event.sequence_id,), cause)))
     if kept or (event.swapped and cancelled):
@@ -151,7 +162,7 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
     if kept:
         mesh.swaps += 1
         sequence.swaps += 1
-    pool.take_back(sequence)
+    pool.take_back(sequence, now)
 
 
 def _note_ends(mesh: MeshState, worker: Worker, event: StepReported, columns: Columns, now: float) -> None:

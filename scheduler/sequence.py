@@ -104,8 +104,9 @@ class Sequence:
     # The worker stream whose host memory has its KV cache, and the blocks there.
     swapped_on: int | None = None
     swapped_blocks: int = 0
-    # The worker stream it is on.
+    # The worker stream it is on, and the one it is or was on last, unless that may still have to let it go.
     link: int | None = None
+    last_link: int | None = None
     # len(token_ids) when it was last put on a worker: what has to be in the KV cache before the next token.
     prefill_length: int = 0
     # In prefill: tokens in the KV cache as the worker last confirmed. Once it decodes they are all but the last.
@@ -178,7 +179,7 @@ class Sequence:
     def place(self, link: int, now: float) -> None:
         """Puts it on a worker: QUEUED to PREFILL."""
         self.become(State.PREFILL)
-        self.link = link
+        self.link = self.last_link = link
         self.prefill_length = len(self.token_ids)
         self.placements += 1
         if self.started_at is None:

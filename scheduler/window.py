@@ -72,10 +72,10 @@ class PlanWindow:
         return self._last_seq, through
 
     def step(self, plan_seq: int, step: int) -> bool:
-        """A step ran. False if no such plan is in flight, or the step is none of its."""
+        """A step ran. False if no such plan is in flight, or the step is not its next one."""
         for plan in self._plans:
             if plan.plan_seq == plan_seq:
-                if not plan.steps_run <= step < plan.num_steps:
+                if step != plan.steps_run or not plan.steps_left:
                     return False
                 plan.steps_run = step + 1
                 if plan.steps_run == plan.num_steps and not plan.revoked:
@@ -83,10 +83,13 @@ class PlanWindow:
                 return True
         return False
 
-    def done(self, plan_seq: int) -> FlyingPlan | None:
-        """A plan ended. Returns it, None if it is not in flight. A revoked plan may end before one that still runs."""
+    def done(self, plan_seq: int, steps_run: int) -> FlyingPlan | None:
+        """A plan ended. Returns it, None if it is not in flight or ran other steps than were reported. A revoked plan
+        may end before one that still runs."""
         for plan in self._plans:
             if plan.plan_seq == plan_seq:
+                if plan.steps_run != steps_run:
+                    return None
                 self._plans.remove(plan)
                 if plan.steps_left and not plan.revoked:
                     self.plans_ahead -= 1

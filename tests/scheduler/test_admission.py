@@ -47,7 +47,7 @@ def test_a_model_that_an_absent_worker_may_serve_is_no_worker() -> None:
 
 def test_a_model_whose_workers_are_gone_is_no_worker() -> None:
     fleet = fleet_of(worker_info())
-    fleet.remove(fleet.workers[0], 1.0)
+    fleet.remove(fleet.workers[0])
     with pytest.raises(errors.NoWorkerError) as caught:
         find_pool(submission(1), fleet)
     assert caught.value.retry_after_s
@@ -127,6 +127,16 @@ def test_a_draining_worker_counts_for_nothing() -> None:
     with pytest.raises(errors.NoWorkerError):
         find_pool(submitted, fleet)
     assert (pool.state.workers_live, pool.state.max_model_len) == (0, 0)
+
+
+def test_gateways_are_told_the_largest_context() -> None:
+    fleet = fleet_of(worker_info(max_model_len=64, num_blocks=64), worker_info(max_model_len=100, num_blocks=64))
+    (pool,) = fleet.pools.values()
+    length = pool.state.max_model_len
+    assert length == 100
+    check_sizes(submission(1, (1,) * 60, length - 60), pool)
+    with pytest.raises(errors.PromptTooLongError):
+        check_sizes(submission(1, (1,) * 60, length - 59), pool)
 
 
 def test_classes() -> None:

@@ -8,6 +8,7 @@ from outcomes import judge, prepared, settle
 from scheduler.actions import NewSequence, Plan
 from scheduler.events import EndReason
 from scheduler.sequence import MAX_LOSSES
+from scheduler.simulator.cost import StepCost
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 
@@ -99,6 +100,50 @@ def test_what_waits_for_a_worker_that_never_comes_ends_after_the_grace() -> None
     settle(mesh)
 
 
+@pytest.mark.parametrize("num_swap_blocks", [0, 64])
+def test_what_gives_way_on_the_last_worker_comes_back_there(num_swap_blocks: int) -> None:
+    info = worker_info(num_blocks=12, max_num_seqs=3, num_swap_blocks=num_swap_blocks, swap_block_ns=1)
+    mesh, gateway = prepared(infos=[info], costs=[StepCost(0.2, 1e-3)])
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
+    mesh.run(until=0.5)
+    # More urgent and more of them than the worker has slots: they must not hide those that may come back.
+    later = [mesh.submit(gateway, submission(key, max_tokens=4, priority=-100)) for key in range(4, 9)]
+    mesh.drain_worker(mesh.workers[1])
+    mesh.run(until=0.6)
+    assert mesh.core.view().preemptions == 0
+    settle(mesh)
+    # Longer than anybody waits for a worker.
+    assert calls[0].times[-1] - 0.5 > WORKER_GRACE_S
+    view = mesh.core.view()
+    assert view.preemptions > 0
+    assert (view.swaps > 0) == (num_swap_blocks > 0)
+    for call in calls:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
+    for call in later:
+        assert call.ends[0].failure is not None
+        assert call.ends[0].failure.reason == "NO_WORKER"
+
+
+def test_what_gave_way_goes_to_the_worker_that_comes_and_waits_for_it_no_longer_than_the_grace() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=12, num_swap_blocks=64, swap_block_ns=1)], step_time=0.2)
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
+    mesh.run(until=0.5)
+    mesh.drain_worker(mesh.workers[1])
+    while not len(mesh.core._mesh.fleet.pools["tiny", "r1"].waiting):
+        mesh.run(until=mesh.now + 0.01)
+        assert mesh.now < 10
+    mesh.run(until=mesh.now + 0.1)
+    lost_at = mesh.now
+    mesh.lose_worker(mesh.workers[1])
+    settle(mesh)
+    # The grace counts from the loss of the worker, not from its drain.
+    assert mesh.now == pytest.approx(lost_at + WORKER_GRACE_S)
+    for call in calls:
+        assert call.ends[0].failure is not None
+        assert call.ends[0].failure.reason == "WORKER_LOST"
+
+
 def test_what_no_other_worker_can_hold_runs_on() -> None:
     mesh, gateway = prepared(infos=[worker_info(), worker_info(num_blocks=6)])
     large = mesh.submit(gateway, submission(1, [1] * 40, 40))
@@ -113,14 +158,16 @@ def test_what_no_other_worker_can_hold_runs_on() -> None:
     assert starts_on(mesh, 2) == 1
 
 
-def test_what_waits_for_it_and_fits_nowhere_else_ends() -> None:
+def test_what_waits_for_it_and_fits_nowhere_else_ends_after_the_grace() -> None:
     mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1), worker_info(num_blocks=6)])
     mesh.submit(gateway, submission(1, max_tokens=60))
     large = mesh.submit(gateway, submission(2, [1] * 40, 40))
     mesh.attach_worker(1)
     mesh.run(until=0.05)
     mesh.drain_worker(mesh.workers[1], 10.0)
-    mesh.run(until=0.06)
+    mesh.run(until=0.05 + WORKER_GRACE_S)
+    assert not large.over
+    mesh.run(until=0.06 + WORKER_GRACE_S)
     failure = large.ends[0].failure
     assert failure is not None
     assert failure.reason == "NO_WORKER"

@@ -303,3 +303,27 @@ def test_more_outputs_than_a_worker_runs_are_refused_and_others_go_on() -> None:
     call: Call = mesh.submit(gateway, submission(3, [1] * 48, 8, n=4))
     settle(mesh)
     judge(call)
+
+
+@pytest.mark.parametrize(
+    ("ends", "worst", "reason"),
+    [
+        (("LENGTH", "CANCELLED", "LENGTH"), "CANCELLED", "STOP_STRING"),
+        (("LENGTH", "CANCELLED", "FAILED"), "FAILED", "ENGINE_FAULT"),
+        (("LENGTH", "LENGTH"), "LENGTH", ""),
+    ],
+)
+def test_the_log_tells_the_worst_end_of_all_outputs(ends: tuple[str, ...], worst: str, reason: str) -> None:
+    mesh, gateway = prepared()
+    call = mesh.submit(gateway, submission(1, max_tokens=30, n=len(ends)))
+    mesh.run(until=0.1)
+    (worker,) = mesh.workers.values()
+    for index, end in enumerate(ends):
+        if end == "CANCELLED":
+            mesh.stop(gateway, call, index)
+        elif end == "FAILED":
+            worker.failing.add(call.sequence_ids[index])
+    settle(mesh)
+    assert tuple(output.ends[0].reason.name for output in call.outputs) == ends
+    fields = finished(mesh)
+    assert (fields["outcome"], fields["reason"]) == (worst, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outcomes import judge, prepared, releases, settle
 
-from scheduler.actions import ReleaseCause, Resume
+from scheduler.actions import Release, ReleaseCause, Resume, ToWorker
 from scheduler.events import BlockCounts, CancelReason, EndReason, SequenceReleased
 from scheduler.sequence import State
 from scheduler.simulator.cost import StepCost
@@ -113,16 +113,18 @@ def test_a_lost_worker_takes_the_copy_with_it(cancelled: bool) -> None:
         judge(call)
 
 
-def test_a_worker_that_drains_starts_no_swapped_sequence() -> None:
+def test_a_worker_that_drains_keeps_a_swapped_sequence_until_another_one_can_take_it() -> None:
     mesh, _, calls = crowded()
     run_until_swapped(mesh)
     (worker,) = mesh.core._mesh.fleet.workers.values()
     (key,) = worker.swapped
-    mesh.drain_worker(mesh.workers[1], 5.0)
+    mesh.drain_worker(mesh.workers[1])
     mesh.run(until=mesh.now + 0.002)
-    assert not worker.swapped
-    assert key in [each for release in releases(mesh, ReleaseCause.PREEMPT) for each in release.sequence_ids]
+    assert key in worker.swapped
     mesh.attach_worker(1)
+    assert not worker.swapped
+    mesh.run(until=mesh.now + 0.002)
+    assert key in [each for release in releases(mesh, ReleaseCause.PREEMPT) for each in release.sequence_ids]
     settle(mesh)
     for call in calls:
         judge(call)
@@ -131,19 +133,27 @@ def test_a_worker_that_drains_starts_no_swapped_sequence() -> None:
     assert not any(key in command.sequence_ids for command in resumed)
 
 
-def test_a_swap_that_a_drain_has_overtaken_is_undone() -> None:
-    mesh, gateway = prepared(delay=0.0)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_swap_that_a_drain_has_overtaken_is_undone_if_another_worker_can_take_over(num_workers: int) -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_swap_blocks=64)] * 2, delay=0.0)
     call = mesh.submit(gateway, submission(1, max_tokens=30))
     mesh.run(until=0.1)
+    if num_workers == 2:
+        mesh.attach_worker(1)
     state = mesh.core._mesh
-    (worker,) = state.fleet.workers.values()
+    worker = state.fleet.workers[1]
     sequence = worker.sequences[1]
     sequence.become(State.PREEMPTED)
     worker.draining = True
     counts = BlockCounts(32, 0, 0)
-    mesh.core.handle(SequenceReleased(1, 1, True, 4, 4, counts, swapped=True), mesh.now)
-    assert (sequence.state, sequence.swapped_on, worker.swapped) == (State.QUEUED, None, {})
-    assert (state.preemptions, state.swaps) == (1, 0)
+    sent = mesh.core.handle(SequenceReleased(1, 1, True, 4, 4, counts, swapped=True), mesh.now)
+    commands = [action.command for action in sent if isinstance(action, ToWorker) and action.link == 1]
+    if num_workers == 2:
+        assert commands == [Release((1,), ReleaseCause.PREEMPT)]
+        assert (sequence.link, sequence.state) == (2, State.PREFILL)
+    else:
+        assert commands[0] == Resume((1,))
+    assert (state.preemptions, state.swaps) == (1, 2 - num_workers)
     assert not call.over
 
 

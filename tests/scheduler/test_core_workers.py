@@ -7,19 +7,23 @@ from dataclasses import replace
 import pytest
 from outcomes import judge, prepared, releases, settle
 
-from scheduler.actions import Action, DropWorker, ReleaseCause
+from scheduler.actions import Action, DropWorker, Log, ReleaseCause
 from scheduler.admission import QueueBounds
 from scheduler.core import STALL_SECONDS
 from scheduler.events import (
     BlockCounts,
     Ended,
     EndReason,
+    Event,
     PlanEnded,
+    SequenceReleased,
     StepReported,
+    TimePassed,
     WorkerAttached,
     WorkerLost,
 )
 from scheduler.sequence import MAX_LOSSES
+from scheduler.simulator.cost import StepCost
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.worker import SimulatedWorker
@@ -154,6 +158,7 @@ def test_a_smaller_worker_that_comes_back_does_not_block_the_queue() -> None:
     large = mesh.submit(gateway, submission(1, [1] * 40, 40))
     small = mesh.submit(gateway, submission(2, (2,), 20))
     mesh.run(until=0.1)
+    lost_at = mesh.now
     mesh.lose_worker(next(iter(mesh.workers.values())))
     mesh.attach_worker(1)
     settle(mesh)
@@ -161,6 +166,26 @@ def test_a_smaller_worker_that_comes_back_does_not_block_the_queue() -> None:
     assert small.ends[0].reason is EndReason.LENGTH
     assert large.ends[0].failure is not None
     assert large.ends[0].failure.reason == "WORKER_LOST"
+    # It waits as long for the one that could hold it as if there were no other.
+    assert mesh.now == pytest.approx(lost_at + WORKER_GRACE_S)
+
+
+def test_what_only_one_worker_can_hold_waits_for_it_and_stands_in_nobodys_way() -> None:
+    mesh, gateway = prepared(infos=[worker_info(), worker_info(num_blocks=6, max_num_seqs=2)])
+    large = [mesh.submit(gateway, submission(key, [key] * 40, 40, priority=-1)) for key in range(1, 7)]
+    mesh.attach_worker(1)
+    mesh.run(until=0.1)
+    mesh.lose_worker(mesh.workers[1])
+    small = [mesh.submit(gateway, submission(key, (key,), 10)) for key in range(11, 14)]
+    assert mesh.submit(gateway, submission(20, [1] * 40, 40)).refused == "KV_NEVER_FITS"
+    mesh.run(until=WORKER_GRACE_S - 0.1)
+    assert all(call.over for call in small)
+    assert not any(call.over for call in large)
+    mesh.attach_worker(0)
+    settle(mesh)
+    for call in (*large, *small):
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
 
 
 def test_a_preempted_sequence_is_not_held_up_by_the_queue_bound() -> None:
@@ -217,6 +242,36 @@ def test_a_step_of_an_unknown_plan_drops_the_worker() -> None:
     assert any(isinstance(action, DropWorker) for action in mesh.core.handle(report, mesh.now))
 
 
+def test_a_report_that_is_missing_drops_the_worker_and_no_token_behind_the_gap_is_taken() -> None:
+    mesh, gateway = prepared(delay=0.0)
+    call = mesh.submit(gateway, submission(1, max_tokens=30))
+    mesh.run(until=0.015)
+    core, counts = mesh.core, BlockCounts(31, 0, 1)
+    seen = len(call.tokens)
+    actions = core.handle(StepReported(1, 1, 2, (1,), (7,), (), (), counts), mesh.now)
+    assert [action.why for action in actions if isinstance(action, DropWorker)] == [
+        "reported step 2 of plan 1, which is not the next one of its plan"
+    ]
+    for report in (StepReported(1, 1, 1, (1,), (7,), (), (), counts), PlanEnded(1, 1, 2, False, counts)):
+        assert core.handle(report, mesh.now) == []
+    assert len(core._mesh.sequences[1].token_ids) == 3 + seen
+    mesh.lose_worker(mesh.workers[1])
+    mesh.attach_worker()
+    settle(mesh)
+    judge(call)
+    assert call.ends[0].reason is EndReason.LENGTH
+
+
+@pytest.mark.parametrize("steps_run", [0, 2])
+def test_a_plan_that_ends_after_other_steps_than_it_reported_drops_the_worker(steps_run: int) -> None:
+    mesh, gateway = prepared(delay=0.0)
+    mesh.submit(gateway, submission(1, max_tokens=30))
+    mesh.run(until=0.015)
+    actions = mesh.core.handle(PlanEnded(1, 1, steps_run, False, BlockCounts(31, 0, 1)), mesh.now)
+    assert any(isinstance(action, DropWorker) for action in actions)
+    assert any(log.event == "worker_dropped" for log in actions if isinstance(log, Log))
+
+
 def test_a_worker_of_a_new_revision_replaces_the_pool() -> None:
     mesh, gateway = prepared(infos=[worker_info()])
     mesh.lose_worker(next(iter(mesh.workers.values())))
@@ -224,6 +279,33 @@ def test_a_worker_of_a_new_revision_replaces_the_pool() -> None:
     assert gateway.pools is not None
     assert [(pool.model_revision, pool.workers_live) for pool in gateway.pools.pools] == [("r2", 1)]
     assert mesh.submit(gateway, submission(1)).refused == "REVISION_MISMATCH"
+
+
+def test_a_worker_that_hangs_does_not_keep_what_was_cancelled_in_its_host_memory() -> None:
+    info = worker_info(num_blocks=12, num_swap_blocks=64, swap_block_ns=1)
+    mesh, gateway = prepared(infos=[info], costs=[StepCost(0.01, 1e-3)])
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
+    (worker,) = mesh.core.workers
+    while not worker.swapped:
+        mesh.run(until=mesh.now + 0.001)
+        assert mesh.now < 10
+    (key,) = worker.swapped
+    (hung,) = mesh.workers.values()
+    report = mesh._report
+
+    def without_answer(worker: SimulatedWorker, events: list[Event]) -> None:
+        report(worker, [each for each in events if not isinstance(each, SequenceReleased) or each.sequence_id != key])
+
+    mesh._report = without_answer  # type: ignore[method-assign]
+    mesh.cancel(gateway, calls[key - 1])
+    mesh.run(until=100)
+    assert [call.over for call in calls].count(True) == 2
+    assert mesh.core.wake_at() == pytest.approx(worker.heard_at + STALL_SECONDS)
+    actions = mesh.core.handle(TimePassed(), worker.heard_at + STALL_SECONDS)
+    assert any(isinstance(action, DropWorker) for action in actions)
+    mesh.lose_worker(hung)
+    assert calls[key - 1].cancelled
+    assert mesh.core.idle
 
 
 def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
