@@ -23,6 +23,7 @@ from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone,
 from .model.config import ModelConfig
 from .model.decoder import Model
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
+from .ops.dtypes import KERNELS_PROBLEM
 from .swap_space import SwapSpace
 from .weights.loader import load_config, load_model
 
@@ -51,6 +52,7 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
     settings = config.worker
     model = load_config(source, config.model.max_model_len)
     device = _device(settings.device)
+    _check_kernels(device)
     try:
         _core.isa()
     except RuntimeError as error:  # TERCET_ISA asks for what this CPU or build does not have
@@ -157,6 +159,17 @@ def _device(name: str) -> torch.device:
     elif device.type != "cpu":
         raise ConfigError("worker.device", f"must be cpu, cuda or cuda:N, is {name!r}")
     return device
+
+
+def _check_kernels(device: torch.device) -> None:
+    if not KERNELS_PROBLEM:
+        return
+    if device.type == "cuda":
+        raise StartupError(
+            f"worker.device is {device}, and the CUDA extension that was built here does not load: {KERNELS_PROBLEM}; "
+            "build it again with python cpp/build_kernels.py, or delete worker/_kernels.* to leave GPUs to PyTorch"
+        )
+    log.warning("cuda_extension_broken", problem=KERNELS_PROBLEM)
 
 
 def _dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import importlib
 
 import torch
 from torch import Tensor
 
-# Whether the CUDA extension was built. One that is there and does not load is an error where it is imported.
-KERNELS_BUILT = find_spec(f"{__package__.rpartition('.')[0]}._kernels") is not None
+
+def _problem_of(extension: str) -> str | None:
+    """Why `extension` cannot be imported: empty if it can, None if it was not built."""
+    try:
+        importlib.import_module(extension)
+    except ModuleNotFoundError as error:
+        return None if error.name == extension else str(error)
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+_FOUND = _problem_of(f"{__package__.rpartition('.')[0]}._kernels")
+# Whether the CUDA extension was built and loads.
+KERNELS_BUILT = _FOUND == ""
+# Why one that was built does not load. A worker on a CPU does without; one on a GPU would be slow without a word.
+KERNELS_PROBLEM = _FOUND or ""
 
 # As cpp/cuda/dtype.h numbers them.
 KERNEL_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

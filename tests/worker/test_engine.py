@@ -1,0 +1,68 @@
+"""Which devices a worker takes: a CUDA extension that does not load is no matter of a worker on a CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from tercet.config import MeshConfig, WorkerSettings
+from tercet.errors import StartupError
+from tercet.model_source import resolve_model
+from worker import engine
+from worker.ops.dtypes import KERNELS_PROBLEM
+
+ROOT = Path(__file__).resolve().parents[2]
+# Loads all operations and computes one; argv[1] is a folder that comes before that of the package.
+WITH_A_FOLDER_BEFORE = """
+import sys
+import torch, worker
+worker.__path__.insert(0, sys.argv[1])
+from worker import engine
+from worker.ops import activation, attention, block_copy, dtypes, heads, norm, rope, sampler, step_attention
+assert norm.rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5).shape == (1, 8)
+assert not dtypes.on_kernels(torch.ones(1))
+print(dtypes.KERNELS_BUILT, dtypes.KERNELS_PROBLEM)
+"""
+
+
+def run(folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_FOLDER_BEFORE, str(folder)],
+        env=dict(os.environ), capture_output=True, text=True, cwd=ROOT, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_what_was_built_here_loads() -> None:
+    assert KERNELS_PROBLEM == ""
+
+
+def test_operations_on_a_cpu_do_without_an_extension_that_does_not_load(tmp_path: Path) -> None:
+    broken = tmp_path / f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"
+    broken.write_bytes(b"no library")
+    said = run(tmp_path)
+    assert said.startswith("False ")
+    assert str(broken) in said
+
+
+def test_a_worker_on_a_cpu_warns_once_and_one_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = "undefined symbol: launch"
+    monkeypatch.setattr(engine, "KERNELS_PROBLEM", problem)
+    source = resolve_model("embedded")
+    with capture_logs() as events:
+        layout = engine.plan_layout(MeshConfig(worker=WorkerSettings(device="cpu", kv_cache_memory=2**24)), source)
+    assert layout.device.type == "cpu"
+    assert [(event["event"], event["problem"]) for event in events if event["log_level"] == "warning"] == [
+        ("cuda_extension_broken", problem)
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(StartupError, match=r"is cuda, and .* does not load: undefined symbol: launch; build it again"):
+        engine.plan_layout(MeshConfig(worker=WorkerSettings(device="cuda")), source)
