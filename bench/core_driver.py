@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bench.simulated_device import SameToken
 from scheduler.actions import Action, NewSequence, Plan, ToGateway, TokenBatch, ToWorker
 from scheduler.admission import QueueBounds
 from scheduler.core import CoreSettings
 from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached, WorkerInfo
-from scheduler.plan_log.recorder import recorded_core
+from scheduler.plan_log.checkpoint import Snapshot
+from scheduler.plan_log.recorder import LEFT_OUT, recorded_core
 from scheduler.planner import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.small import submission
@@ -22,14 +24,40 @@ STEP_SECONDS = 0.01
 _UNBOUNDED = QueueBounds(10**9, 10**12)
 
 
-@dataclass(slots=True)
-class PlanTimes:
-    """Seconds that each call of `Core.plan` took that sent a plan, and of these on a core: the rest others had."""
+class Took(NamedTuple):
+    """Seconds, and of these on a core: the rest others had."""
 
-    # Nobody new.
-    steady: list[tuple[float, float]] = field(default_factory=list)
+    wall: float
+    on_core: float
+
+
+class RoundTime(NamedTuple):
+    """What a round of the scheduler's loop took, but for its messages."""
+
+    apply: Took
+    plan: Took
+    record: Took
+
+    @property
+    def whole(self) -> Took:
+        return Took(sum(part.wall for part in self), sum(part.on_core for part in self))
+
+
+@dataclass(slots=True)
+class RoundTimes:
+    """Rounds by what came out of them."""
+
+    # Plans, and nobody new.
+    steady: list[RoundTime] = field(default_factory=list)
     # Somebody starts, where a plan in flight is revoked for it or none is.
-    starting: list[tuple[float, float]] = field(default_factory=list)
+    starting: list[RoundTime] = field(default_factory=list)
+    # No plan.
+    other: list[RoundTime] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forgets what was measured."""
+        for rounds in (self.steady, self.starting, self.other):
+            rounds.clear()
 
 
 class CoreDriver:
@@ -40,7 +68,7 @@ class CoreDriver:
         addresses = tuple(f"host:{index + 1}" for index in range(len(infos)))
         settings = CoreSettings(addresses, Policy(num_steps, 0), _UNBOUNDED)
         self.core, self._recorder = recorded_core(settings, plan_log_rounds)
-        self.times = PlanTimes()
+        self.times = RoundTimes()
         self.ended = 0
         self.now = 0.0
         self._last_key = 0
@@ -76,19 +104,46 @@ class CoreDriver:
             if events:
                 self._round(events)
 
+    def checkpoint(self) -> Took:
+        """What one of the recorder's checkpoints takes now."""
+        clock = Stopwatch()
+        checkpoint = Snapshot(self.core, LEFT_OUT)
+        clock.lap()
+        # To free it takes long, too, and is done elsewhere.
+        del checkpoint
+        return clock.laps[0]
+
     def _round(self, events: list[Event]) -> None:
+        clock = Stopwatch()
         actions: list[Action] = [action for event in events for action in self.core.apply(event, self.now)]
-        started, on_core = time.perf_counter(), time.thread_time()
+        clock.lap()
         planned = self.core.plan(self.now)
-        took = time.perf_counter() - started, time.thread_time() - on_core
+        clock.lap()
         actions += planned
         if self._recorder is not None:
             self._recorder.note(self.now, events, actions)
+        clock.lap()
         commands = {type(each.command) for each in planned if isinstance(each, ToWorker)}
         if Plan in commands:
-            (self.times.starting if NewSequence in commands else self.times.steady).append(took)
+            (self.times.starting if NewSequence in commands else self.times.steady).append(RoundTime(*clock.laps))
+        else:
+            self.times.other.append(RoundTime(*clock.laps))
         for action in actions:
             if isinstance(action, ToWorker):
                 self._workers[action.link].receive(action.command)
             elif isinstance(action, ToGateway) and isinstance(action.message, TokenBatch):
                 self.ended += len(action.message.ends)
+
+
+class Stopwatch:
+    """Seconds of one thing after the other, on the wall and on a core."""
+
+    def __init__(self) -> None:
+        self.laps: list[Took] = []
+        self._wall, self._on_core = time.perf_counter(), time.thread_time()
+
+    def lap(self) -> None:
+        """One thing is done."""
+        wall, on_core = time.perf_counter(), time.thread_time()
+        self.laps.append(Took(wall - self._wall, on_core - self._on_core))
+        self._wall, self._on_core = wall, on_core

@@ -4,9 +4,9 @@
     python -m bench.plans --part a,d --seconds 20 --json plans.json
 
 Parts, each by itself: a. first tokens at low load; b. gaps between tokens; c. throughput, and what workers are idle;
-d. how soon a plan is revoked; e. planning 1,024 running and 10,000 waiting sequences; f. tokens that one scheduler
-carries; g. memory over a million sequences; h. prefix caching. The model is the embedded one on the CPU; simulated
-workers (bench/simulated_worker.py) have steps of 2 ms, in f of 10 ms.
+d. how soon a plan is revoked; e. a round of the core, 1,024 sequences running and 10,000 waiting; f. tokens that one
+scheduler carries; g. memory over a million sequences; h. prefix caching. The model is the embedded one on the CPU;
+simulated workers (bench/simulated_worker.py) have steps of 2 ms, in f of 10 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import uvloop
 
 from bench.plan_mesh import Simulated
 from bench.plan_parts import first_tokens, prefix_caching, revocations, throughput, token_gaps
-from bench.scheduler_cost import SEQUENCES, carried, memory, plan_cost
+from bench.scheduler_cost import SEQUENCES, carried, memory, round_cost
 
 Figures = dict[str, Any]
 SHORT = Simulated(2.0, token_us=10.0)
@@ -53,10 +53,18 @@ def _revocations(seconds: float) -> Iterator[tuple[str, Figures]]:
         yield f"d. revocation, {step_ms:g} ms steps", uvloop.run(revocations(Simulated(step_ms), seconds / 2))
 
 
-def _plan_cost(_seconds: float) -> Iterator[tuple[str, Figures]]:
-    for workers, num_steps in ((1, 0), (1, 16), (4, 16)):
-        name = f"e. planning on {workers} workers, plans of {num_steps or 'adaptive'} steps"
-        yield name, _apart(plan_cost, workers, num_steps)
+def _round_cost(_seconds: float) -> Iterator[tuple[str, Figures]]:
+    for workers, num_steps, running, waiting in (
+        (1, 0, 256, 0),
+        (1, 0, 1024, 10_000),
+        (1, 16, 1024, 10_000),
+        (4, 16, 1024, 10_000),
+    ):
+        load = f"{running:,} running on {workers} workers, {waiting:,} waiting"
+        yield (
+            f"e. a round, {load}, plans of {num_steps or 'adaptive'} steps",
+            _apart(round_cost, workers, num_steps, running, waiting),
+        )
 
 
 def _carried(seconds: float) -> Iterator[tuple[str, Figures]]:
@@ -82,7 +90,7 @@ PARTS: dict[str, Callable[[float], Iterator[tuple[str, Figures]]]] = {
     "b": _token_gaps,
     "c": _throughput,
     "d": _revocations,
-    "e": _plan_cost,
+    "e": _round_cost,
     "f": _carried,
     "g": _memory,
     "h": _prefix_caching,

@@ -1,4 +1,4 @@
-"""What the scheduler costs: a plan with many sequences running and waiting, memory over a million sequences, and the
+"""What the scheduler costs: a round with many sequences running and waiting, memory over a million sequences, and the
 tokens that one process carries."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ import gc
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.core_driver import CoreDriver
+from bench.core_driver import CoreDriver, Took
 from bench.figures import overlap, percentile
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.token_gateway import TokenGateway
@@ -37,36 +37,49 @@ def big_worker(index: int, max_num_seqs: int) -> WorkerInfo:
     )
 
 
-def plan_cost(workers: int, num_steps: int, rounds: int = 1500) -> dict[str, float]:
-    """Milliseconds of `Core.plan`, 1,024 sequences running on so many workers and 10,000 waiting: plans without and
-    with newcomers, who take the places of sequences that have ended. `num_steps` as the setting; with a fixed length
-    nearly every newcomer revokes a plan."""
+def round_cost(
+    workers: int, num_steps: int, running: int = RUNNING, waiting: int = WAITING, rounds: int = 1500
+) -> dict[str, float]:
+    """Milliseconds of a round of the core, by its parts and as a whole, so many sequences running on so many workers
+    and so many waiting: rounds with plans without and with newcomers, who take the places of sequences that have ended.
+
+    `num_steps` as the setting; with a fixed length nearly every newcomer revokes a plan. The recorder is on, as it is
+    by default. It takes a checkpoint once in thousands of rounds, which is measured by itself."""
     driver = CoreDriver(
-        [big_worker(index, RUNNING // workers) for index in range(workers)],
+        [big_worker(index, running // workers) for index in range(workers)],
         plan_log_rounds=PLAN_LOG_ROUNDS,
         num_steps=num_steps,
     )
     rng = random.Random(1)
-    driver.submit([(64, rng.randrange(200, 900)) for _ in range(RUNNING + WAITING)])
-    while sum(len(worker.sequences) for worker in driver.core.workers) < RUNNING:
+    driver.submit([(64, rng.randrange(200, 900)) for _ in range(running + waiting)])
+    while sum(len(worker.sequences) for worker in driver.core.workers) < running:
         driver.step()
     # As the process does, once it has started.
     gc.collect()
     gc.freeze()
-    driver.times.steady.clear()
-    driver.times.starting.clear()
+    driver.times.clear()
     for _ in range(rounds):
         driver.step()
         # The queue stays as long.
-        driver.submit([(64, rng.randrange(200, 900)) for _ in range(RUNNING + WAITING - driver.outstanding)])
+        driver.submit([(64, rng.randrange(200, 900)) for _ in range(running + waiting - driver.outstanding)])
+    checkpoints = [driver.checkpoint() for _ in range(20)]
     gc.unfreeze()
     figures: dict[str, float] = {}
     for name, times in (("steady", driver.times.steady), ("newcomer", driver.times.starting)):
-        wall, on_core = zip(*times, strict=True)
-        figures |= {f"{name}_plans": len(times)}
-        figures |= {f"{name}_p{percent}_ms": percentile(wall, percent) * 1e3 for percent in (50, 99, 100)}
-        figures |= {f"{name}_p99_on_core_ms": percentile(on_core, 99) * 1e3}
-    return figures
+        figures |= {f"{name}_rounds": len(times)}
+        for part in ("apply", "plan", "record", "whole"):
+            figures |= _milliseconds(f"{name}_{part}", [getattr(each, part) for each in times])
+    return figures | _milliseconds("checkpoint", checkpoints)
+
+
+def _milliseconds(name: str, times: Sequence[Took]) -> dict[str, float]:
+    wall, on_core = zip(*times, strict=True)
+    return {
+        f"{name}_p50_ms": percentile(wall, 50) * 1e3,
+        f"{name}_p99_ms": percentile(wall, 99) * 1e3,
+        f"{name}_max_ms": max(wall) * 1e3,
+        f"{name}_p99_on_core_ms": percentile(on_core, 99) * 1e3,
+    }
 
 
 def memory(sequences: int = SEQUENCES) -> Iterator[dict[str, float]]:

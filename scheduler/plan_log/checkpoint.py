@@ -1,28 +1,31 @@
 """All of a core's state at one moment, as data from which the same core can be made again.
 
-It is taken in two halves, since the core stands still meanwhile: `Snapshot` copies what can change, which is quick, and
-writes it out later. Knows nothing of what the state means.
+It is taken in two halves, since the core stands still meanwhile: `Snapshot` copies what can change, class by class and
+in it field by field, and writes it out later. Knows nothing of what the state means.
 """
 
 from __future__ import annotations
 
 import gc
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, count, groupby, islice
+from operator import attrgetter
 from typing import Any
 
 from tercet.errors import PlanFileError, RequestError
 
+from .columns import Column, Containers, Counted, Kept, Mixed, Objects, References, Table, Tuples
 from .shape import ATOMS, BLANK_CLASSES, Shape, is_blank, is_counted, shape_of
-from .values import Copied, class_of, copied, counted, decode, decode_field, encode, encode_fields, fields_of
+from .values import class_of, counted, decode, decode_field, encode, fields_of
 
 # Containers that can change, by name; they are numbered like objects.
 _CONTAINERS: dict[str, type] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict, "Counter": Counter,
 }  # fmt: skip
 _MAPPINGS = frozenset({"dict", "OrderedDict", "Counter"})
-# Most fields that could hold something hold this.
-_NOTHING: tuple[()] = ()
 _NAMES = {cls: name for name, cls in _CONTAINERS.items()}
 
 
@@ -34,121 +37,119 @@ class Snapshot:
 
     def __init__(self, root: object, left_out: Mapping[str, frozenset[str]] | None = None) -> None:
         self._left_out = left_out or {}
-        self._references: dict[int, dict[str, int]] = {id(root): {"ref": 0}}
-        self._found: list[object] = [root]
-        # The shape of each, or the name of what kind of container it is, and its content.
-        self._entries: list[tuple[Shape | str, Any]] = []
+        # By identity, in the order in which they were found, which their numbers are in, too.
+        self._numbers: dict[int, int] = {id(root): 0}
+        self._found: list[Any] = [root]
+        # What was found at a time: how many objects of which class follow each other, and the columns of each class.
+        self._waves: list[tuple[list[tuple[type, int]], dict[type, Column]]] = []
         # Thousands of objects that all live on: looking for garbage among them takes as long as making them.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            while len(self._entries) < len(self._found):
-                self._copy_found()
+            begin = 0
+            while begin < len(self._found):
+                wave = self._found[begin:]
+                begin += len(wave)
+                self._copy(wave)
         finally:
             if collecting:
                 gc.enable()
+        self._len = begin
         # The originals are free to change, and to go.
         self._found.clear()
-        self._references.clear()
+        self._numbers.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._len
 
     def encoded(self) -> Iterator[dict[str, Any]]:
         """JSON data of each object, in order of their numbers."""
-        for kind, content in self._entries:
-            if isinstance(kind, str):
-                yield {kind: [encode(each) for each in content]}
-            elif isinstance(content, dict):
-                yield {"is": kind.name, **{name: encode(each) for name, each in content.items()}}
-            else:
-                yield encode_fields(kind, content)
+        for runs, columns in self._waves:
+            cells = {cls: column.encoded() for cls, column in columns.items()}
+            for cls, length in runs:
+                yield from islice(cells[cls], length)
 
-    def _copy_found(self) -> None:
-        """Copies what has been found and not been copied: class by class, and in it field by field, since of the many
-        sequences that there may be each costs microseconds."""
-        begin = len(self._entries)
-        found = self._found[begin:]
-        self._entries += [("", None)] * len(found)
-        by_class: dict[type, list[int]] = {}
-        for index, value in enumerate(found):
-            by_class.setdefault(type(value), []).append(index)
-        for cls, indices in by_class.items():
-            values = [found[index] for index in indices]
-            kind: Shape | str = _NAMES.get(cls) or shape_of(cls)
-            copies: list[Any]
-            if isinstance(kind, str):
-                copies = [self._contents(kind, value) for value in values]
-            elif cls in BLANK_CLASSES:
-                copies = [{}] * len(values)
-            elif kind.fields is None:
-                copies = [self._attributes(kind, value) for value in values]
-            else:
-                copies = self._fields(kind, values)
-            for index, copy in zip(indices, copies, strict=True):
-                self._entries[begin + index] = kind, copy
+    def _copy(self, wave: list[Any]) -> None:
+        """Copies what has been found and not been copied."""
+        runs: list[tuple[type, int]] = []
+        by_class: dict[type, list[Any]] = {}
+        for cls, group in groupby(wave, type):
+            run = list(group)
+            runs.append((cls, len(run)))
+            by_class.setdefault(cls, []).extend(run)
+        self._waves.append((runs, {cls: self._objects(cls, values) for cls, values in by_class.items()}))
 
-    def _contents(self, container: str, value: Any) -> list[Any]:
-        freeze = self._freeze
-        if container not in _MAPPINGS:
-            return [each if type(each) in ATOMS else freeze(each) for each in value]
-        return [
-            (key if type(key) in ATOMS else freeze(key), each if type(each) in ATOMS else freeze(each))
-            for key, each in value.items()
-        ]
+    def _objects(self, cls: type, values: list[Any]) -> Column:
+        """Objects of one class that have numbers."""
+        name = _NAMES.get(cls)
+        if name is not None:
+            return Containers(name, [self._contents(name, value) for value in values])
+        shape = shape_of(cls)
+        if cls in BLANK_CLASSES:
+            return Objects(shape.name, [{}] * len(values))
+        if shape.fields is None:
+            return Objects(shape.name, [self._attributes(shape, value) for value in values])
+        return self._table(shape, values)
 
-    def _fields(self, shape: Shape, values: list[Any]) -> list[list[Any]]:
-        """The fields of each of several objects of one class."""
-        rows = copied(shape, values)
-        for index in shape.open:
-            kinds = {type(row[index]) for row in rows}
-            if len(kinds) == 1 and (part := _inline_shape(kinds.pop())) is not None:
-                for row, fields in zip(rows, self._fields(part, [row[index] for row in rows]), strict=True):
-                    row[index] = Copied(part, fields)
-                continue
-            for row in rows:
-                each = row[index]
-                if each is not None and each is not _NOTHING:
-                    row[index] = self._references.get(id(each)) or self._freeze(each)
-        return rows
+    def _contents(self, container: str, value: Any) -> tuple[Column, ...]:
+        if container in _MAPPINGS:
+            return self._column(list(value)), self._column(list(value.values()))
+        return (self._column(list(value)),)
 
-    def _attributes(self, shape: Shape, value: Any) -> dict[str, Any]:
+    def _attributes(self, shape: Shape, value: Any) -> dict[str, Column]:
         left_out = self._left_out.get(shape.name, ())
         return {
-            name: None if is_blank(name) else counted(each) if is_counted(name) else self._freeze(each)
+            name: Kept([None if is_blank(name) else counted(each)])
+            if is_blank(name) or is_counted(name)
+            else self._column([each])
             for name, each in vars(value).items()
             if name not in left_out
         }
 
-    def _freeze(self, value: Any) -> Any:
-        """What stands for a value: itself if it cannot change, a copy, or a reference."""
-        cls = type(value)
+    def _table(self, shape: Shape, values: list[Any]) -> Table:
+        columns: dict[str, Column] = {}
+        for index, name in enumerate(shape.fields or ()):
+            if index in shape.counted:
+                tag = "zero_list" if index in shape.lists else "zeros"
+                columns[name] = Counted(tag, list(map(len, map(attrgetter(name), values))))
+            elif index in shape.open:
+                columns[name] = self._column(list(map(attrgetter(name), values)))
+        return Table(shape, list(map(shape.read_kept, values)), columns)
+
+    def _column(self, values: list[Any]) -> Column:
+        """A copy of values, which is theirs alone: of what can change its number."""
+        kinds = dict.fromkeys(map(type, values))
+        if kinds.keys() <= ATOMS:
+            return Kept(values)
+        if len(kinds) > 1:
+            return Mixed(
+                list(map(type, values)),
+                {kind: self._column([value for value in values if type(value) is kind]) for kind in kinds},
+            )
+        (cls,) = kinds
         if cls is tuple:
-            return tuple([each if type(each) in ATOMS else self._freeze(each) for each in value])
-        if cls in ATOMS:
-            return value
-        reference = self._references.get(id(value))
-        if reference is not None:
-            return reference
-        if cls not in _NAMES:
-            if isinstance(value, RequestError):
-                return encode(value)
-            shape = shape_of(cls)
-            if shape.plain:
-                return value
-            if shape.inline:
-                return Copied(shape, self._fields(shape, [value])[0])
-        reference = self._references[id(value)] = {"ref": len(self._found)}
-        self._found.append(value)
-        return reference
+            return Tuples(list(map(len, values)), self._column(list(chain.from_iterable(values))))
+        if cls in _NAMES:
+            return self._references(values)
+        if issubclass(cls, RequestError):
+            return Kept([encode(value) for value in values])
+        shape = shape_of(cls)
+        if shape.plain:
+            return Kept(values)
+        return self._table(shape, values) if shape.inline else self._references(values)
 
-
-def _inline_shape(cls: type) -> Shape | None:
-    """How values of the class are copied, None if they are kept as they are, or are no values."""
-    if cls in ATOMS or cls is tuple or cls in _NAMES or issubclass(cls, RequestError):
-        return None
-    shape = shape_of(cls)
-    return shape if shape.inline and not shape.plain else None
+    def _references(self, values: list[Any]) -> References:
+        ids = list(map(id, values))
+        numbers = self._numbers
+        with suppress(KeyError):
+            # Most are found several times.
+            return References(array("Q", map(numbers.__getitem__, ids)))
+        new = dict(zip(ids, values, strict=True))
+        for known in numbers.keys() & new.keys():
+            del new[known]
+        numbers.update(zip(new, count(len(self._found))))
+        self._found += new.values()
+        return References(array("Q", map(numbers.__getitem__, ids)))
 
 
 def restore(entries: Iterable[Any], root: type, left_out: Mapping[str, Mapping[str, Any]] | None = None) -> Any:

@@ -7,6 +7,7 @@ not kept, neither those of prompts nor those generated.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from types import MappingProxyType
@@ -35,12 +36,15 @@ from ..fleet import Worker
 from ..placement import cached_tokens
 from ..sequence import Sequence
 from .checkpoint import Snapshot
+from .checkpoint_moment import CheckpointMoment
 from .plan_file import write_plan_file
 from .round import OUTSIDE, KeptRound, KeptStep
 from .values import Copied, encode, kept
 
 # Values that a round may hold on average: sequence ids, chunks, joins and the like. Rounds that hold more are fewer.
 VALUES_PER_ROUND = 128
+# Rounds that are freed with each that is added.
+FREED_PER_ROUND = 16
 # The attribute of the core that is no state of it: whom it asks.
 LOOKUP = "_lookup"
 LEFT_OUT: Mapping[str, frozenset[str]] = MappingProxyType({Core.__name__: frozenset({LOOKUP})})
@@ -87,26 +91,30 @@ class Segment:
         self.start = start
         self.rounds: list[KeptRound] = []
         self.num_values = 0
+        self.moment = CheckpointMoment()
 
 
 class Recorder:
-    """Keeps between a half and the whole of `max_rounds` rounds, fewer if they hold much.
+    """Keeps at most `max_rounds` rounds, fewer if they hold much, and at least a quarter of what it may keep.
 
-    Two segments of half the bound follow each other: when the younger one is full, the older one goes, and a new one
-    starts from a checkpoint, so that what is left can be replayed.
+    Segments of them follow each other, so that what is left can be replayed when the oldest one goes: each starts from
+    a checkpoint. The loop stands still for one, the longer the more sequences live, and so a segment ends early, or
+    late, to have the next one start with few.
     """
 
     def __init__(self, core: Core, lookup: NotedLookup, max_rounds: int) -> None:
         """`lookup` is what the core asks."""
         self._core = core
         self._lookup = lookup
-        self._max_rounds = max(1, max_rounds // 2)
-        self._max_values = self._max_rounds * VALUES_PER_ROUND
+        self._max_rounds = max_rounds
+        self._max_values = max_rounds * VALUES_PER_ROUND
         self._last_ids: dict[int, tuple[tuple[int, ...], array[int]]] = {}
-        self._older: Segment | None = None
-        self._younger = Segment(Snapshot(core, LEFT_OUT))
+        self._segments = deque([Segment(Snapshot(core, LEFT_OUT))])
+        self._num_rounds = self._num_values = 0
         # Values of sequence ids that the round being kept shares with none before it.
         self._unshared = 0
+        # Rounds that are kept no more and still have to be freed.
+        self._gone: list[KeptRound] = []
         # Why it records no more.
         self.problem: str | None = None
 
@@ -127,7 +135,8 @@ class Recorder:
         except Exception as error:
             # A bug, but none of serving.
             self.problem = f"the plan log stopped: {type(error).__name__}: {error}"
-            self._older, self._younger = None, Segment(self._younger.start)
+            self._segments.clear()
+            self._gone.clear()
             structlog.get_logger().error("plan_log_stopped", problem=self.problem, exc_info=error)
 
     def dump(self, now: float, written_at: float) -> Iterator[bytes]:
@@ -138,17 +147,30 @@ class Recorder:
         """
         if self.problem is not None:
             raise EngineFaultError(self.problem)
-        first = self._older or self._younger
-        rounds = first.rounds + (self._younger.rounds if first is not self._younger else [])
-        return write_plan_file(first.start, rounds, now, written_at)
+        rounds = [kept for segment in self._segments for kept in segment.rounds]
+        return write_plan_file(self._segments[0].start, rounds, now, written_at)
 
     def _add(self, kept: KeptRound) -> None:
-        segment = self._younger
+        segment = self._segments[-1]
         segment.rounds.append(kept)
-        segment.num_values += self._unshared + kept.num_values
+        num_values = self._unshared + kept.num_values
         self._unshared = 0
-        if len(segment.rounds) >= self._max_rounds or segment.num_values >= self._max_values:
-            self._older, self._younger = segment, Segment(Snapshot(self._core, LEFT_OUT))
+        segment.num_values += num_values
+        self._num_rounds += 1
+        self._num_values += num_values
+        del self._gone[-FREED_PER_ROUND:]
+        while len(self._segments) > 1 and self._share(self._num_rounds, self._num_values) > 1.0:
+            oldest = self._segments.popleft()
+            self._num_rounds -= len(oldest.rounds)
+            self._num_values -= oldest.num_values
+            # To free thousands of them at once takes long, too.
+            self._gone += oldest.rounds
+        if segment.moment.has_come(self._share(len(segment.rounds), segment.num_values), self._core.num_sequences):
+            self._segments.append(Segment(Snapshot(self._core, LEFT_OUT)))
+
+    def _share(self, num_rounds: int, num_values: int) -> float:
+        """Of what may be kept."""
+        return max(num_rounds / self._max_rounds, num_values / self._max_values)
 
     def _keep(self, event: Event) -> Any:
         """What stands for an event that may have tokens, or is rare."""

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -83,7 +83,7 @@ class Shape:
     `inline`: they never change and have no identity, so they are written where they are used. `plain`: their fields
     can be kept as they are, since none of them can change, or has to be hidden. `fields` is None if each object may
     have its own. Indices of fields: of the `counted` only the length is kept, of the `blank` nothing, the `open` are
-    the others that are not plain. `lists` are the counted ones that are no tuples.
+    the others that are not plain, and `kept` names those that are. `lists` are the counted ones that are no tuples.
     """
 
     def __init__(self, cls: type) -> None:
@@ -104,6 +104,9 @@ class Shape:
         )
         self.plain = self.enum or (self.inline and not self.counted and not self.blank and not self.open)
         self.read = _reader(names)
+        special = {*self.counted, *self.blank, *self.open}
+        self.kept = tuple(name for index, name in enumerate(names) if index not in special)
+        self.read_kept = _reader(self.kept)
 
 
 _shapes: dict[type, Shape] = {}
@@ -170,9 +173,9 @@ def is_inline(cls: type) -> bool:
     return issubclass(cls, (Enum, tuple)) or (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
-def _reader(names: tuple[str, ...]) -> Callable[[Any], Iterable[Any]]:
+def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     """Reads these fields of an object at once."""
-    return attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
+    return attrgetter(*names) if len(names) > 1 else lambda value: tuple([getattr(value, name) for name in names])
 
 
 def _fields_of(cls: type) -> tuple[str, ...] | None:

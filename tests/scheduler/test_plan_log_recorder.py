@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recorded import FOREVER, dumped, record, reread
 
 from scheduler.admission import QueueBounds
-from scheduler.core import CoreSettings
+from scheduler.core import Core, CoreSettings
 from scheduler.events import (
     BlockCounts,
     GatewayAttached,
@@ -25,7 +25,7 @@ from scheduler.events import (
 )
 from scheduler.loop import Loop
 from scheduler.plan_log import shape
-from scheduler.plan_log.recorder import VALUES_PER_ROUND, Recorder, recorded_core
+from scheduler.plan_log.recorder import FREED_PER_ROUND, VALUES_PER_ROUND, Recorder, recorded_core
 from scheduler.plan_log.replay import replay
 from scheduler.plan_log.round import KeptStep
 from scheduler.planner import Policy
@@ -58,6 +58,47 @@ def test_it_keeps_between_half_and_all_of_the_bound(max_rounds: int, rounds: int
     assert min(rounds, max_rounds // 2) <= len(kept) <= max_rounds
 
 
+@settings(max_examples=50, deadline=None)
+@given(max_rounds=st.integers(4, 60), live=st.lists(st.sampled_from([0, 100, 1000]), max_size=200))
+def test_whatever_lives_it_keeps_no_more_than_the_bound_and_at_least_a_quarter(
+    max_rounds: int, live: list[int]
+) -> None:
+    recorder = started(max_rounds)
+    with pytest.MonkeyPatch.context() as patch:
+        for number, num_sequences in enumerate(live):
+            patch.setattr(Core, "num_sequences", num_sequences)
+            recorder.note(float(number), [TimePassed()], [])
+            kept = [each.now for segment in recorder._segments for each in segment.rounds]
+            assert kept == list(range(number + 1))[-len(kept) :]
+            assert min(number + 1, max_rounds // 4) <= len(kept) <= max_rounds
+    assert [each.now for each in reread(dumped(recorder)).rounds] == (kept if live else [])
+
+
+def test_a_checkpoint_waits_for_a_moment_with_few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = started(400)
+    monkeypatch.setattr(Core, "num_sequences", 5000)
+    for number in range(290):
+        monkeypatch.setattr(Core, "num_sequences", 5000 + number)
+        recorder.note(float(number), [TimePassed()], [])
+    assert len(recorder._segments) == 1
+    monkeypatch.setattr(Core, "num_sequences", 3)
+    recorder.note(290.0, [TimePassed()], [])
+    assert [len(segment.rounds) for segment in recorder._segments] == [291, 0]
+
+
+def test_what_is_kept_no_more_is_freed_in_small_parts() -> None:
+    recorder = started(1000)
+    longest = 0
+    before = 0
+    for number in range(1200):
+        recorder.note(float(number), [TimePassed()], [])
+        longest = max(longest, len(recorder._gone))
+        assert before - len(recorder._gone) <= FREED_PER_ROUND
+        before = len(recorder._gone)
+    assert longest >= 200
+    assert not recorder._gone
+
+
 def test_rounds_that_hold_much_are_fewer() -> None:
     recorder = started(100)
     size = VALUES_PER_ROUND * 10
@@ -75,7 +116,7 @@ def test_the_same_sequences_are_kept_and_written_once() -> None:
     for number in range(50):
         # Equal, but another tuple each time, as they come from the wire.
         recorder.note(0.0, [step(1, (*first[:-1], first[-1]), number), step(2, other, number)], [])
-    kept = [event for each in recorder._younger.rounds for event in each.events]
+    kept = [event for each in recorder._segments[-1].rounds for event in each.events]
     assert all(isinstance(event, KeptStep) for event in kept)
     assert len({id(event.sequence_ids) for event in kept}) == 2
     data = dumped(recorder)
