@@ -162,12 +162,12 @@ def test_tokens_salts_and_keys_are_nowhere_in_the_file() -> None:
     sent = [action for action in mesh.core.plan(0.0) if isinstance(action, ToWorker)]
     new = [(each.link, each.command) for each in sent if isinstance(each.command, NewSequence)]
     assert len({link for link, _ in new}) == 2
-    for link, command in new:
-        assert command.token_ids == tuple(marks)
-        ids, counts = (command.sequence_id,), BlockCounts(30, 0, 2)
-        mesh.core.apply(StepReported(link, 1, 0, ids, (773001,), (), (), counts), 0.0)
-        ended = (Ended(command.sequence_id, EndReason.STOP, 772001, errors.EngineFaultError("774001"), 1, 1),)
-        mesh.core.apply(StepReported(link, 1, 1, ids, (773001,), (), ended, counts), 0.0)
+    for link in (1, 2):
+        assert all(command.token_ids == tuple(marks) for _, command in new)
+        ids, counts = tuple(command.sequence_id for on, command in new if on == link), BlockCounts(30, 0, 2)
+        fault = errors.EngineFaultError("774001")
+        ended = tuple(Ended(sequence_id, EndReason.STOP, 772001, fault, 1, 1) for sequence_id in ids)
+        mesh.core.apply(StepReported(link, 1, 0, ids, (773001,) * len(ids), (), ended, counts), 0.0)
         mesh.core.apply(KvChanged(link, False, (77501234567890123,), (77601234567890123,)), 0.0)
     mesh.core.plan(0.0)
     assert core.workers[0].prefixes
