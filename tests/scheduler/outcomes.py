@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from scheduler.actions import Plan, Release, ReleaseCause
-from scheduler.events import EndReason
+from scheduler.events import EndReason, Submission, WorkerInfo
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh
 
@@ -18,22 +20,44 @@ def settle(mesh: VirtualMesh) -> None:
         assert worker.pool.counts.used == 0
 
 
-def judge(call: Call) -> None:
-    """Exactly one terminal, every cancel answered, and for each output the text that it would get alone."""
+def judge(call: Call, *, failures: Container[str] = (), refusals: Container[str] = ()) -> None:
+    """Exactly one terminal, every cancel answered, and for each output the text that it would get alone.
+
+    Every end has a reason that the story gives: nothing fails, and no request is refused, for another one than those
+    named. What comes with a deadline may miss it.
+    """
     assert call.over
     assert len(call.cancels_done) == call.cancels_sent
+    assert call.refused is None or call.refused in refusals, call.refused
     for index, output in enumerate(call.outputs):
         tokens, reason = call.expected(index)
         assert output.tokens == tokens[: len(output.tokens)]
         if not output.ends:
+            assert call.cancelled or call.refused, "an output without an end"
             continue
         (end,) = output.ends
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             assert output.tokens == tokens
             assert end.reason is reason
             assert end.failure is None
+        elif end.failure is None:
+            assert end.reason is EndReason.CANCELLED
+            assert output.stopped, "ended without a reason"
+        elif end.failure.reason == "DEADLINE_PASSED":
+            assert end.reason is EndReason.CANCELLED
+            assert call.submission.deadline_s is not None
         else:
-            assert (end.failure is not None) or (output.stopped and end.reason is EndReason.CANCELLED)
+            assert end.failure.reason in failures, end.failure
+
+
+def refusals_for(wish: Submission, info: WorkerInfo) -> frozenset[str]:
+    """Why workers of that size can never run the request; nothing if they can."""
+    length = len(wish.prompt_token_ids) + wish.max_tokens
+    alone = -(-length // info.block_size)
+    forked = -(-min(len(wish.prompt_token_ids) + 1, length) // info.block_size) + wish.n - 1
+    if wish.n > min(info.max_num_seqs, info.max_num_batched_tokens):
+        return frozenset({"INVALID_FIELD"})
+    return frozenset({"KV_NEVER_FITS"} if max(alone, forked) > info.num_blocks else ())
 
 
 def prepared(**options: object) -> tuple[VirtualMesh, VirtualGateway]:

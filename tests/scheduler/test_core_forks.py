@@ -277,7 +277,7 @@ def test_a_worker_that_forgets_the_forks_of_a_leader_is_dropped_and_they_go_on_e
 
     mesh._act = replace_worker  # type: ignore[method-assign,assignment]
     settle(mesh)
-    judge(call)
+    judge(call, failures={"ENGINE_FAULT"})
     reasons = [output.ends[0].reason for output in call.outputs]
     assert reasons == [EndReason.FAILED, EndReason.LENGTH, EndReason.LENGTH]
 

@@ -117,7 +117,7 @@ def test_a_request_that_brings_down_every_worker_ends_and_no_other_does(before: 
 
     mesh._boundary = crash  # type: ignore[method-assign]
     settle(mesh)
-    judge(poison)
+    judge(poison, failures={"WORKER_LOST"})
     failure = poison.ends[0].failure
     assert failure is not None
     assert (failure.reason, failure.retry_after_s) == ("WORKER_LOST", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from outcomes import judge, plans, prepared, settle
+from outcomes import judge, plans, prepared, refusals_for, settle
 
 from scheduler.actions import Release, ReleaseCause
 from scheduler.events import EndReason, Event, SequenceReleased
@@ -22,7 +23,10 @@ from scheduler.simulator.text import VOCAB
 
 
 class WatchedMesh(VirtualMesh):
-    """Looks at the mesh after every event: nobody may wait for workers that have nothing to do."""
+    """Looks at the mesh after every event: nobody may wait for workers that have nothing to do.
+
+    `waited`: how often somebody did wait when it looked.
+    """
 
     waited = 0
 
@@ -50,31 +54,30 @@ def test_a_request_larger_than_the_pool_is_refused_while_others_proceed() -> Non
     assert many.refused == "KV_NEVER_FITS"
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_nobody_waits_for_workers_that_have_nothing_to_do(data: st.DataObject) -> None:
-    draw = data.draw
-    block_size = draw(st.sampled_from([1, 4, 8]))
-    num_blocks = -(-draw(st.integers(30, 120)) // block_size)
+def watch(rng: random.Random) -> int:
+    """Some workers under some load. Returns how often somebody waited."""
+    block_size = rng.choice([1, 4, 8])
+    num_blocks = -(-rng.randint(30, 120) // block_size)
     info = worker_info(
         block_size=block_size,
         num_blocks=num_blocks,
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.integers(1, 24)),
+        max_num_seqs=rng.randint(1, 6),
+        max_num_batched_tokens=rng.randint(1, 24),
         max_model_len=64,
-        num_swap_blocks=draw(st.sampled_from([0, num_blocks])),
+        num_swap_blocks=rng.choice([0, num_blocks]),
     )
+    infos = [info] * rng.randint(1, 3)
     mesh = WatchedMesh(
-        [info] * draw(st.integers(1, 3)),
-        num_steps=draw(st.sampled_from([0, 1, 4, 32])),
-        seed=draw(st.integers(0, 2**16)),
-        delay=draw(st.sampled_from([0.0, 0.002, 0.03])),
-        batching=draw(st.booleans()),
+        infos,
+        num_steps=rng.choice([0, 1, 4, 32]),
+        seed=rng.randrange(2**16),
+        costs=[StepCost(0.01, 1e-3)] * len(infos),
+        delay=rng.choice([0.0, 0.002, 0.03]),
+        batching=rng.random() < 0.5,
     )
     gateway = mesh.attach_gateway()
     for index in range(len(mesh.infos)):
         mesh.attach_worker(index)
-    rng = mesh.rng
     calls: list[Call] = []
 
     def arrive(key: int) -> None:
@@ -92,12 +95,24 @@ def test_nobody_waits_for_workers_that_have_nothing_to_do(data: st.DataObject) -
         if rng.random() < 0.3:
             mesh.at(mesh.now + rng.random() * 0.3, lambda: mesh.cancel(gateway, call))
 
-    spread = draw(st.sampled_from([0.01, 1.0]))
-    for key in range(draw(st.integers(5, 30))):
-        mesh.at(rng.random() * spread, lambda key=key: arrive(key))
+    spread = rng.choice([0.01, 1.0])
+    for key in range(rng.randint(5, 30)):
+        mesh.at(rng.random() * spread, lambda key=key: arrive(key))  # type: ignore[misc]
     settle(mesh)
     for call in calls:
-        judge(call)
+        judge(call, refusals=refusals_for(call.submission, info))
+    return mesh.waited
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False))
+def test_nobody_waits_for_workers_that_have_nothing_to_do(rng: random.Random) -> None:
+    watch(rng)
+
+
+def test_in_these_loads_there_are_those_who_wait() -> None:
+    waited = [watch(random.Random(seed)) for seed in range(20)]
+    assert sum(times > 20 for times in waited) >= 10
 
 
 @pytest.mark.parametrize(
@@ -135,7 +150,7 @@ def test_who_gives_way_and_how_often_is_on_record() -> None:
             super().post(event)
 
     info = worker_info(num_blocks=20, num_swap_blocks=6, swap_block_ns=1)
-    mesh = CountedMesh([info], num_steps=8)
+    mesh = CountedMesh([info], num_steps=8, costs=[StepCost(0.01, 1e-3)])
     gateway = mesh.attach_gateway()
     mesh.attach_worker()
     calls = {
