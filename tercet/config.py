@@ -114,7 +114,7 @@ class SchedulerSettings:
         20_000, "rounds of planning the flight recorder keeps for tercet dump-plans; 0: off", checks.count(0)
     )
     worker_grace_seconds: float = setting(
-        30.0, "how long requests of a lost worker wait for it, or another, before WORKER_LOST", checks.at_least(0)
+        30.0, "how long accepted requests wait for a worker that can run them before WORKER_LOST", checks.at_least(0)
     )
     drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.at_least(0))
 
