@@ -347,8 +347,9 @@ async def test_a_signal_lets_running_requests_end(worker: WorkerServer) -> None:
         await gateway.submit(1, [1, 2, 3], 30)
         await gateway.read("accepted")
         first = list((await gateway.read("tokens")).token_ids)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.05)
+        with structlog.testing.capture_logs() as logs:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await eventually(lambda: any(event["event"] == "scheduler_draining" for event in logs))
         await gateway.submit(2, [1], 1)
         tokens, refused = first, None
         while True:
