@@ -97,9 +97,12 @@ def check_sizes(submission: Submission, pool: Pool) -> None:
     length = prompt + submission.max_tokens
     if any(worker.can_ever_start(prompt, length, n) for worker in live):
         return
-    if n > (max_running := max(worker.limits.max_running for worker in live)):
+    limits = max((worker.limits for worker in live), key=lambda limits: limits.max_running)
+    if n > limits.max_running:
+        setting = "max_num_seqs" if limits.max_num_seqs == limits.max_running else "max_num_batched_tokens"
         raise errors.InvalidFieldError(
-            f"n = {n} sequences must run at once; the largest worker runs {max_running}", field="sampling.n"
+            f"n = {n} sequences must run at once; the largest worker runs {limits.max_running} (worker.{setting})",
+            field="sampling.n",
         )
     live = [worker for worker in live if worker.limits.max_running >= n]
     numbers = {"prompt_tokens": str(prompt), "max_tokens": str(submission.max_tokens)}

@@ -134,7 +134,9 @@ class WorkerSettings:
         checks.fraction,
     )
     kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", checks.at_least(1), in_bytes=True)
-    max_num_seqs: int = setting(64, "most sequences in a step", checks.count(1))
+    max_num_seqs: int = setting(
+        64, "most sequences in a step, and so the most outputs (n) of a request", checks.count(1)
+    )
     max_num_batched_tokens: int = setting(512, "most tokens in a step", checks.count(1))
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of ended sequences for later prompts")
     swap_space: int = setting(

@@ -160,7 +160,7 @@ def check_port(name: str, host: str, port: int) -> Finding:
     """A port that a service wants. Taken is no fault if the mesh is what runs there."""
     subject = f"{name} port"
     try:
-        check_port_free(f"{name}.port", host, port)
+        check_port_free(f"{name}.port", host, port, flag=f"--{name}-port")
     except ConfigError as error:
         return Finding(subject, "warn", f"{host}:{port} is taken", f"fine if a mesh runs; else {error}")
     return Finding(subject, "ok", f"{host}:{port} is free" if port else "a free one is picked at start")

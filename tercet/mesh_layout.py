@@ -95,7 +95,8 @@ def check_ports(members: Sequence[Member]) -> None:
     problems: list[ConfigError] = []
     for member in members:
         try:
-            check_port_free(f"{member.service}.port", member.settings.host, member.settings.port)
+            settings, flag = member.settings, f"--{member.service}-port"
+            check_port_free(f"{member.service}.port", settings.host, settings.port, flag=flag)
         except ConfigError as error:
             problems.append(error)
     for index, member in enumerate(members):

@@ -19,8 +19,8 @@ def free_ports(count: int) -> list[int]:
         return [int(listener.getsockname()[1]) for listener in sockets]
 
 
-def check_port_free(key: str, host: str, port: int) -> None:
-    """Raises ConfigError naming `key` if ``host:port`` cannot be listened on."""
+def check_port_free(key: str, host: str, port: int, *, flag: str = "--port") -> None:
+    """Raises ConfigError naming `key`, and `flag` as what chooses another port, if ``host:port`` is not to be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
@@ -28,7 +28,6 @@ def check_port_free(key: str, host: str, port: int) -> None:
             listener.bind(address)
             listener.listen(1)
     except OSError as error:
-        flag = "--" + key.replace(".", "-")
         reason = error.strerror or str(error)
         raise ConfigError(
             key, f"cannot listen on {host}:{port} ({reason}); stop what uses it or choose another port with {flag}"

@@ -38,7 +38,12 @@ def sampling_options(command: Command) -> Command:
         click.option("--top-k", type=_UINT32, metavar="N", help="Only the N most likely tokens; 0 is off."),
         click.option("--min-p", type=float, metavar="X", help="Only tokens this likely relative to the best."),
         click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Same seed, same text."),
-        click.option("--max-tokens", type=_UINT32, metavar="N", help="Most tokens. Default: what the context leaves."),
+        click.option(
+            "--max-tokens",
+            type=click.IntRange(1, 2**32 - 1),
+            metavar="N",
+            help="Most tokens. Default: what the context leaves.",
+        ),
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; repeatable."),
         click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),

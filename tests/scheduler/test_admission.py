@@ -111,7 +111,9 @@ def test_n_that_never_fits_tells_the_numbers() -> None:
 def test_n_is_bounded_by_the_worker_that_runs_most() -> None:
     submitted = submission(1, n=12)
     check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(), worker_info(max_num_seqs=12))))
-    with pytest.raises(errors.InvalidFieldError, match="runs 8"):
+    with pytest.raises(errors.InvalidFieldError, match=r"runs 8 \(worker.max_num_seqs\)"):
+        check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(max_num_seqs=8, max_num_batched_tokens=64))))
+    with pytest.raises(errors.InvalidFieldError, match=r"runs 8 \(worker.max_num_batched_tokens\)"):
         check_sizes(submitted, find_pool(submitted, fleet_of(worker_info(max_num_seqs=64, max_num_batched_tokens=8))))
 
 

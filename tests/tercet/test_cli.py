@@ -255,6 +255,13 @@ def test_generate_passes_every_option(gateway):
     assert request.cache_salt == "mine"
 
 
+def test_generate_wants_a_token_at_least(gateway):
+    done = run("generate", "hi", "--max-tokens", "0", "--address", gateway.address)
+    assert done.exit_code == 2
+    assert "0 is not in the range 1<=x<=4294967295" in done.stderr
+    assert gateway.requests == []
+
+
 def test_generate_json_is_one_object(gateway):
     done = run("generate", "count 2", "--raw", "--json", "--address", gateway.address)
     answer = json.loads(done.stdout)
@@ -457,7 +464,22 @@ def test_up_that_cannot_listen_starts_nothing_and_leaves_no_folder(tmp_path):
             assert (done.returncode, done.stdout) == (2, "")
             assert done.stderr.startswith(f"tercet: {key}: ")
             assert len(done.stderr.splitlines()) == 1
+            assert "choose another port" not in done.stderr or f"with --{key.replace('.', '-')}" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_alone_that_cannot_listen_names_the_flag_it_has():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = subprocess.run(
+            [sys.executable, "-m", "tercet", "scheduler", f"--port={taken.getsockname()[1]}"],
+            capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "scheduler.port: cannot listen on" in done.stderr
+    assert done.stderr.endswith("choose another port with --port\n")
+    assert "--port " in run("scheduler", "--help").stdout
 
 
 def test_up_whose_reader_left_before_the_start_leaves_no_folder(tmp_path):
