@@ -7,21 +7,23 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from scheduler.events import EndReason, Sampling
+from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.mesh import WORKER_GRACE_S
 from scheduler.simulator.small import submission
 from tests.mesh.alone import Lone, run_alone
 from tests.mesh.models import model_of
 from tests.mesh.real_mesh import RealMesh
 from tests.mesh.real_worker import Setup
+from tests.scheduler.outcomes import refusals_for
 from worker.messages import EndReason as WorkerEndReason
 from worker.messages import Sampling as WorkerSampling
 
-# Ends that a request may have through no fault of anybody in these lives.
-_FAILURES = {"WORKER_LOST", "NO_WORKER"}
-_REFUSALS = {"KV_NEVER_FITS", "NO_WORKER", "DEADLINE_PASSED"}
 _REASONS = {WorkerEndReason.STOP: EndReason.STOP, WorkerEndReason.LENGTH: EndReason.LENGTH}
 # How long a worker that is told to stop lets run what cannot move, in seconds.
 _GRACE_S = 0.5
+# Blows after which the scheduler cannot know whether a request is what brought the worker down.
+_LOSSES = ("reconnect", "crash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,12 @@ class Player:
         )
         self._gateways = {number: self.mesh.attach_gateway(number) for number in (1, 2)}
         self._calls: list[tuple[VirtualGateway, Call, Ask]] = []
+        # Every worker is back long before the scheduler gives up waiting for it: a request fails only if the workers it
+        # was on were lost again and again.
+        assert _GRACE_S + max((blow.pause for blow in life.blows), default=0.0) < WORKER_GRACE_S / 2
+        losses = sum(blow.kind in _LOSSES for blow in life.blows)
+        self._refusals: dict[int, set[str]] = {}
+        self._failures: set[str] = {"WORKER_LOST"} if losses >= MAX_LOSSES else set()
 
     @property
     def seen(self) -> Counter[str]:
@@ -212,7 +220,11 @@ class Player:
             traffic_class=ask.traffic_class,
             priority=ask.priority,
         )
+        refusals = set().union(*(refusals_for(wish, info) for info in mesh.infos))
+        if all(worker.draining for worker in mesh.workers.values()):
+            refusals.add("NO_WORKER")
         call = mesh.submit(gateway, wish)
+        self._refusals[key] = refusals
         self._calls.append((gateway, call, ask))
         for after in ask.cancels:
             mesh.at(mesh.now + after, lambda: gateway.lost or mesh.cancel(gateway, call))
@@ -254,9 +266,7 @@ class Player:
         assert call.over, "no terminal"
         assert len(call.cancels_done) == call.cancels_sent
         if call.refused:
-            size = self.life.workers[0]
-            too_many = ask.n > min(size.max_num_seqs, size.max_num_batched_tokens)
-            assert call.refused in _REFUSALS or (too_many and call.refused == "INVALID_FIELD"), call.refused
+            assert call.refused in self._refusals[call.submission.request_key], call.refused
             assert not any(output.tokens or output.ends for output in call.outputs)
             return
         for index, output in enumerate(call.outputs):
@@ -279,7 +289,8 @@ class Player:
                 assert output.stopped, "ended without a reason"
                 self.seen["stopped by its gateway"] += 1
             else:
-                allowed = _FAILURES if end.reason is EndReason.FAILED else {"DEADLINE_PASSED"}
+                late = {"DEADLINE_PASSED"} if ask.deadline_s is not None else set()
+                allowed = self._failures if end.reason is EndReason.FAILED else late
                 assert end.failure.reason in allowed, end.failure
                 self.seen[end.failure.reason] += 1
 
