@@ -36,8 +36,10 @@ class StepAttention:
     def __init__(
         self, dtype: int, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int, num_blocks: int,
         query_starts: int, context_lens: int, block_tables: int, num_sequences: int, num_tokens: int, table_width: int,
-        num_multiprocessors: int, /,
-    ) -> None: ...  # fmt: skip
+        total_context: int, num_multiprocessors: int, /,
+    ) -> None:  # fmt: skip
+        """`total_context`: at least the tokens of all contexts together, or -1 if that is not known."""
+
     @property
     def plan_words(self) -> int:
         """int32 words that `prepare` needs for the plan; 0 if the shape is served by the plain kernel."""

@@ -67,6 +67,7 @@ def build_batch(rows: Seq[Row], device: torch.device) -> StepBatch:
         context_lens=torch.from_numpy((firsts + counts).astype(np.int32)).to(device),
         block_tables=torch.from_numpy(block_tables).to(device),
         slots=torch.from_numpy(slots).to(device),
+        total_context=int((firsts + counts).sum()),
     )
     sequences = [rows[index].sequence for index in ready]
     return StepBatch(

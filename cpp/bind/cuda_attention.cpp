@@ -11,10 +11,11 @@ namespace {
 // The attention of one step, for all its layers. The caller keeps every tensor whose address it gives.
 class StepAttention {
  public:
-  StepAttention(const AttentionShape& shape, const AttentionRows& rows, int num_multiprocessors)
+  StepAttention(const AttentionShape& shape, const AttentionRows& rows, int64_t total_context, int num_multiprocessors)
       : shape_(shape), rows_(rows), has_kernels_(attention_has_kernels(shape)) {
     if (has_kernels_) {
-      sizes_ = attention_sizes(shape, rows.num_sequences, rows.num_tokens, rows.table_width, num_multiprocessors);
+      sizes_ = attention_sizes(shape, rows.num_sequences, rows.num_tokens, rows.table_width, total_context,
+                               num_multiprocessors);
     }
   }
 
@@ -49,11 +50,11 @@ void bind_attention(py::module_& m) {
   py::class_<StepAttention>(m, "StepAttention")
       .def(py::init([](int dtype, int head_dim, int num_heads, int num_kv_heads, int block_size, int64_t num_blocks,
                        uintptr_t query_starts, uintptr_t context_lens, uintptr_t block_tables, int num_sequences,
-                       int num_tokens, int table_width, int num_multiprocessors) {
+                       int num_tokens, int table_width, int64_t total_context, int num_multiprocessors) {
         return StepAttention({Dtype{dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks},
                              {address<const int>(query_starts), address<const int>(context_lens),
                               address<const int>(block_tables), num_sequences, num_tokens, table_width},
-                             num_multiprocessors);
+                             total_context, num_multiprocessors);
       }))
       .def_property_readonly("plan_words", &StepAttention::plan_words)
       .def_property_readonly("state_words", &StepAttention::state_words)

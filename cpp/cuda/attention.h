@@ -49,10 +49,11 @@ struct AttentionSizes {
   std::int64_t state_words;  // float words of what chunks leave to be merged
 };
 
-// The sizes for a step of num_tokens tokens in num_sequences sequences with tables of table_width blocks.
-// Throws std::invalid_argument on a shape that has no kernel.
+// The sizes for a step of num_tokens tokens in num_sequences sequences with tables of table_width blocks, whose
+// contexts are total_context tokens together: an upper bound, or negative if the host knows none. Throws
+// std::invalid_argument on a shape that has no kernel.
 AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, int num_tokens, int table_width,
-                               int num_multiprocessors);
+                               std::int64_t total_context, int num_multiprocessors);
 
 // Whether plan_attention and the two after it have kernels for the shape that fit the current device; attention_simple
 // takes all.

@@ -164,13 +164,14 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
 }  // namespace
 
 AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, int num_tokens, int table_width,
-                               int num_multiprocessors) {
+                               std::int64_t total_context, int num_multiprocessors) {
   const std::int64_t max_context = static_cast<std::int64_t>(table_width) * shape.block_size;
   const std::int64_t chunks = (max_context + kChunk - 1) / kChunk;
   const int parts = parts_of(shape);
   AttentionSizes sizes{};
   sizes.num_merged = std::min(num_sequences, num_tokens);
   sizes.num_units = sizes.num_merged * chunks;
+  if (total_context >= 0) sizes.num_units = std::min(sizes.num_units, total_context / kChunk + sizes.num_merged);
   if (num_tokens > num_sequences) {
     const int chunked = std::min(num_sequences, num_tokens / 2);  // sequences that may have more than one token
     sizes.num_tiles = static_cast<std::int64_t>(num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;

@@ -20,8 +20,14 @@ Chunk = tuple[int, int, int]  # sequence, first position, position past the last
 
 
 def on_gpu(batch: AttentionBatch) -> AttentionBatch:
+    # As the executor does: what it knows bounds the memory. A step with idle sequences has no such bound.
+    idle = bool((batch.query_starts.diff() == 0).any())
     return AttentionBatch(
-        batch.query_starts.cuda(), batch.context_lens.cuda(), batch.block_tables.cuda(), batch.slots.cuda()
+        batch.query_starts.cuda(),
+        batch.context_lens.cuda(),
+        batch.block_tables.cuda(),
+        batch.slots.cuda(),
+        None if idle else int(batch.context_lens.sum()),
     )
 
 

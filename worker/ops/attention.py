@@ -32,6 +32,9 @@ class AttentionBatch:
     context_lens: Tensor  # int32 [B], tokens in the KV cache, this step's included
     block_tables: Tensor  # int32 [B, max_blocks]; entries past a sequence's context are not read
     slots: Tensor  # int64 [T], block * S + offset of each token
+    # The sum of context_lens where the host knows it, or more: bounds the memory that a GPU's kernels take, else the
+    # widest table for every sequence does. Only for steps in which no sequence is without a token.
+    total_context: int | None = None
     # For `_core.paged_attention`, which is called once a layer: num_sequences to table_width.
     core_arguments: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
     # On a GPU, by dtype, H and the cache's shape: what the layers share. Made by the first.

@@ -41,6 +41,7 @@ class StepAttention:
             KERNEL_DTYPES[dtype], head_dim, num_heads, num_kv_heads, block_size, num_blocks,
             query_starts.data_ptr(), context_lens.data_ptr(), batch.block_tables.data_ptr(), context_lens.shape[0],
             batch.slots.shape[0], batch.block_tables.shape[1],
+            -1 if batch.total_context is None else batch.total_context,
             torch.cuda.get_device_properties(device).multi_processor_count,
         )  # fmt: skip
         self._plan = torch.empty(self._step.plan_words, dtype=torch.int32, device=device)
