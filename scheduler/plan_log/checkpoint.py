@@ -18,6 +18,7 @@ from typing import Any
 from tercet.errors import PlanFileError, RequestError
 
 from .columns import Column, Containers, Counted, Kept, Mixed, Objects, References, Table, Tuples
+from .conform import strange_field
 from .shape import ATOMS, BLANK_CLASSES, Shape, is_blank, is_counted, shape_of
 from .values import class_of, counted, decode, decode_field, encode, fields_of
 
@@ -172,6 +173,8 @@ def restore(entries: Iterable[Any], root: type, left_out: Mapping[str, Mapping[s
     for shell in shells:
         for name, value in (left_out or {}).get(type(shell).__name__, {}).items():
             setattr(shell, name, value)
+        if (strange := strange_field(shell)) is not None:
+            raise PlanFileError(f"{type(shell).__name__}.{strange} in the checkpoint has a value of a wrong type")
     return shells[0]
 
 

@@ -17,8 +17,8 @@ from tercet import __version__
 from tercet.errors import PlanFileError
 
 from .checkpoint import Snapshot
-from .round import KeptRound, Round, decode_round, encode_round, seconds
-from .values import whole_number
+from .round import KeptRound, Round, StepIds, decode_round, encode_round, seconds
+from .values import lengths_in, whole_number
 
 FORMAT = 1
 # Most of a part, and how much of it is made at once: that takes a millisecond or two.
@@ -27,6 +27,10 @@ SLICE_BYTES = 48 << 10
 # Of a file that is none of ours a line may have no end.
 _MAX_HEADER_BYTES = 64 << 10
 _MAX_LINE_BYTES = 256 << 20
+# Lengths in a file stand for so many numbers at most, added up, and so many more for each of its bytes: a prompt of a
+# million tokens comes with kilobytes of plans.
+_MAX_HIDDEN = 1 << 22
+_MAX_HIDDEN_PER_BYTE = 1 << 10
 # Objects in a line of the checkpoint.
 _LINE_OBJECTS = 32
 
@@ -87,10 +91,14 @@ def read_plan_file(file: BinaryIO) -> PlanFile:
         header = _header(file.readline(_MAX_HEADER_BYTES))
         objects: list[Any] = []
         rounds: list[Round] = []
-        last_ids: dict[int, list[int]] = {}
+        last_ids: dict[int, StepIds] = {}
+        allowed = _MAX_HIDDEN
         while line := file.readline(_MAX_LINE_BYTES):
             number += 1
             data = _object(line)
+            allowed += len(line) * _MAX_HIDDEN_PER_BYTE - lengths_in(data)
+            if allowed < 0:
+                raise PlanFileError("lengths add up to more than a file of this size can have")
             if not rounds and isinstance(data.get("objects"), list):
                 objects += data["objects"]
             elif "end" in data:
@@ -104,6 +112,8 @@ def read_plan_file(file: BinaryIO) -> PlanFile:
         raise PlanFileError("the file is cut off: its end is missing")
     except PlanFileError as error:
         raise PlanFileError(f"line {number}: {error}") from error
+    except RecursionError:
+        raise PlanFileError(f"line {number}: the line is nested too deeply") from None
 
 
 def _header(line: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tercet.errors import PlanFileError
 
 from ..actions import DropWorker, Plan, ToWorker
 from ..events import BlockCounts, Event, PrefillProgress, StepReported, Submitted
-from .shape import conforms
+from .conform import conforms
 from .values import MAX_ID, Copied, decode, encode, whole_number
 
 # Marks a submission that was refused for a token outside the vocabulary.
@@ -24,6 +24,10 @@ _MAX_SECONDS = 6e10
 # What a round counts beside its lists.
 _ROUND_VALUES = 8
 _COPIES = frozenset({Copied, dict})
+
+
+# Sequence ids of a step that was read, and the zeros in the place of its tokens.
+StepIds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class KeptStep(NamedTuple):
@@ -106,7 +110,7 @@ def _encode_step(step: KeptStep, last_ids: dict[int, array[int]]) -> dict[str, A
     return data
 
 
-def decode_round(data: Any, last_ids: dict[int, list[int]]) -> Round:
+def decode_round(data: Any, last_ids: dict[int, StepIds]) -> Round:
     """The opposite. Raises PlanFileError."""
     if not isinstance(data, dict) or not {"now", "events"} <= data.keys() <= {"now", "events", "cached", "commands"}:
         raise PlanFileError("this is no round")
@@ -133,24 +137,38 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
-def _decode_event(data: Any, last_ids: dict[int, list[int]]) -> Event:
+def _decode_event(data: Any, last_ids: dict[int, StepIds]) -> Event:
     if not isinstance(data, dict) or str(data.get("is")) not in _EVENTS:
         raise PlanFileError(f"{str(data)[:80]} is no event")
     data = dict(data)
     if data["is"] == StepReported.__name__:
-        link = whole_number(data.get("link"), MAX_ID)
-        ids = data.setdefault("sequence_ids", last_ids.get(link))
-        if not isinstance(ids, list):
-            raise PlanFileError("the first step of a stream names its sequences")
-        last_ids[link] = ids
-        data["token_ids"] = {"zeros": len(ids)}
+        return _decode_step(data, last_ids)
     outside = data.pop(OUTSIDE, False)
-    event: Event = decode(data)
-    if not conforms(event, type(event)):
-        raise PlanFileError(f"a field of {data['is']} has a value of a wrong type")
+    event: Event = _conforming(decode(data))
     if outside and isinstance(event, Submitted):
         prompt = (*event.submission.prompt_token_ids[1:], _OUTSIDE_TOKEN)
         event = replace(event, submission=replace(event.submission, prompt_token_ids=prompt))
+    return event
+
+
+def _decode_step(data: dict[str, Any], last_ids: dict[int, StepIds]) -> Event:
+    """Steps that name no sequences share the ids of the one before, however many they are."""
+    link = whole_number(data.get("link"), MAX_ID)
+    if "sequence_ids" in data:
+        sequence_ids = decode(data["sequence_ids"])
+        if not conforms(sequence_ids, tuple[int, ...]):
+            raise PlanFileError("sequence_ids of a step are no ids")
+        last_ids[link] = sequence_ids, (0,) * len(sequence_ids)
+    ids = last_ids.get(link)
+    if ids is None:
+        raise PlanFileError("the first step of a stream names its sequences")
+    step: StepReported = _conforming(decode({**data, "sequence_ids": [], "token_ids": []}))
+    return replace(step, sequence_ids=ids[0], token_ids=ids[1])
+
+
+def _conforming(event: Any) -> Any:
+    if not conforms(event, type(event)):
+        raise PlanFileError(f"a field of {type(event).__name__} has a value of a wrong type")
     return event
 
 

@@ -92,7 +92,7 @@ class Shape:
         self.enum = issubclass(cls, Enum)
         self.inline = is_inline(cls)
         self.fields = () if self.enum else _fields_of(cls)
-        hints = _hints_of(cls)
+        hints = hints_of(cls)
         names = self.fields or ()
         self.counted = tuple(index for index, name in enumerate(names) if is_counted(name))
         self.lists = frozenset(index for index in self.counted if typing.get_origin(hints.get(names[index])) is list)
@@ -144,30 +144,6 @@ def is_plain(hint: Any) -> bool:
     return isinstance(hint, type) and CLASSES.get(hint.__name__) is hint and is_inline(hint) and shape_of(hint).plain
 
 
-def conforms(value: Any, hint: Any) -> bool:
-    """Whether a value that was read has the type that its field is declared with, and so on inside it."""
-    if hint is float:
-        return type(value) in (int, float)
-    origin = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
-    if origin is typing.Union or origin is types.UnionType:
-        return any(conforms(value, each) for each in arguments)
-    if origin is tuple:
-        if type(value) is not tuple:
-            return False
-        if len(arguments) == 2 and arguments[1] is ...:
-            return all(conforms(each, arguments[0]) for each in value)
-        return len(value) == len(arguments) and all(map(conforms, value, arguments))
-    if dataclasses.is_dataclass(hint):
-        return type(value) is hint and all(
-            conforms(getattr(value, name), field)
-            for name, field in _hints_of(hint).items()  # type: ignore[arg-type]
-        )
-    if hint in ATOMS:
-        return type(value) is hint
-    return isinstance(value, hint)
-
-
 def is_inline(cls: type) -> bool:
     """Whether objects of the class never change, so that only their content counts."""
     return issubclass(cls, (Enum, tuple)) or (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
@@ -189,7 +165,8 @@ def _fields_of(cls: type) -> tuple[str, ...] | None:
 
 
 @functools.cache
-def _hints_of(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """The declared types of an object's fields, as far as they are declared on its class."""
     try:
         return typing.get_type_hints(cls)
     except NameError:

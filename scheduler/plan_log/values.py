@@ -17,10 +17,11 @@ from tercet.errors import PlanFileError
 from .shape import ATOMS, BLANK, BLANK_SETS, CLASSES, Shape, UnknownClassError, shape_of
 
 # More tokens than any sequence has: a number above it is no length.
-MAX_LENGTH = 1 << 26
+MAX_LENGTH = 1 << 24
 # Ids have 64 bits on the wire.
 MAX_ID = (1 << 64) - 1
 
+_LENGTHS = ("zeros", "zero_list")
 _AS_THEY_ARE = frozenset({type(None), bool, int, str, dict})
 
 
@@ -121,6 +122,19 @@ def decode(data: Any, resolve: Callable[[int], Any] | None = None) -> Any:
     if decoder is None:
         raise PlanFileError(f"no value is a {tag[:80]!r}")
     return decoder(content)
+
+
+def lengths_in(data: Any) -> int:
+    """All lengths in JSON data added up: how many zeros `decode` makes of it. Raises PlanFileError."""
+    total = 0
+    left = [data]
+    while left:
+        each = left.pop()
+        if type(each) is dict:
+            total += sum(whole_number(each[tag]) for tag in _LENGTHS if tag in each)
+            each = each.values()
+        left += [part for part in each if type(part) is dict or type(part) is list]
+    return total
 
 
 def whole_number(value: Any, most: int = MAX_LENGTH) -> int:

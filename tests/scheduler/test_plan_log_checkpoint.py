@@ -26,8 +26,9 @@ from scheduler.events import (
 from scheduler.fleet import Pool, Worker
 from scheduler.plan_log import shape
 from scheduler.plan_log.checkpoint import Snapshot, restore
+from scheduler.plan_log.conform import conforms
 from scheduler.plan_log.recorder import LEFT_OUT, LOOKUP
-from scheduler.plan_log.shape import UnknownClassError, conforms
+from scheduler.plan_log.shape import UnknownClassError
 from scheduler.plan_log.values import decode, encode
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info

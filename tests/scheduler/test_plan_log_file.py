@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import dumped, record, reread
 
+from scheduler.events import StepReported
 from scheduler.plan_log.plan_file import PlanFile, read_plan_file
 from scheduler.plan_log.replay import replay
+from scheduler.plan_log.shape import BLANK
 from scheduler.plan_log.view import round_lines
 from scheduler.simulator.mesh import VirtualMesh, submission
 from tercet.errors import PlanFileError
@@ -141,3 +144,61 @@ def test_a_value_of_another_kind_gives_an_error_or_an_outcome(data: st.DataObjec
         )
         break
     outcome_of(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def fields_of_first(name: str) -> list[str]:
+    found = [each for line in LINES for each in json.loads(line).get("objects", ()) if each.get("is") == name]
+    return [field for field in found[0] if field != "is"]
+
+
+@pytest.mark.parametrize("wrong", [{"ref": 0}, "x", [[]], 1.5])
+@pytest.mark.parametrize("name", ["Sequence", "Request", "FlyingPlan"])
+def test_a_field_in_the_checkpoint_of_another_type_is_refused(name: str, wrong: Any) -> None:
+    """Any field: whatever the core would make of it, it is no bug of the core."""
+    for field in fields_of_first(name):
+        lines = [json.loads(line) for line in LINES]
+        next(each for line in lines for each in line.get("objects", ()) if each.get("is") == name)[field] = wrong
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        if field in BLANK or (wrong == 1.5 and field in ("arrived_at", "started_at", "deadline_at")):
+            outcome_of(data)
+            continue
+        with pytest.raises(PlanFileError):
+            replay(reread(data))
+
+
+def test_a_value_deep_in_a_sequence_of_the_checkpoint_has_its_type() -> None:
+    data = DATA.replace(b'"top_k":0', b'"top_k":{"ref":0}', 1)
+    assert data != DATA
+    with pytest.raises(PlanFileError, match="has a value of a wrong type"):
+        replay(reread(data))
+
+
+def test_actions_that_are_none_are_a_difference() -> None:
+    lines = [json.loads(line) for line in DATA.splitlines()]
+    objects = [each for line in lines for each in line.get("objects", ())]
+    mesh = next(each for each in objects if each.get("is") == "MeshState")
+    objects[mesh["actions"]["ref"]]["list"] = [1]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    difference = replay(reread(data)).difference
+    assert difference is not None
+    assert "with a value of a wrong type" in difference.problem
+
+
+@pytest.mark.parametrize("tag", ["zeros", "zero_list"])
+def test_lengths_are_bounded_each_and_together(tag: str) -> None:
+    def with_lengths(*lengths: int) -> bytes:
+        return LINES[0] + b"".join(json.dumps({"objects": [{"x": {tag: each}}]}).encode() + b"\n" for each in lengths)
+
+    with pytest.raises(PlanFileError, match="line 2: 67108864 is no whole number up to"):
+        reread(with_lengths(1 << 26))
+    with pytest.raises(PlanFileError, match="lengths add up to more than a file of this size can have"):
+        reread(with_lengths(*[1 << 20] * 8))
+    with pytest.raises(PlanFileError, match="its end is missing"):
+        reread(with_lengths(1 << 20))
+
+
+def test_steps_of_the_same_sequences_share_them() -> None:
+    """Else a short file could name many sequences once, and then report thousands of steps of them."""
+    file = reread(DATA)
+    steps = [event for each in file.rounds for event in each.events if isinstance(event, StepReported)]
+    assert any(a.sequence_ids is b.sequence_ids and a.token_ids is b.token_ids for a, b in pairwise(steps))
