@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,6 +15,9 @@ from tercet import errors
 from tercet.rpc import Server, abort
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
+
+# Lets the tests here import their helpers by name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class FakeGateway(
