@@ -39,8 +39,6 @@ class _Room:
     budget: int
     # Nobody else may come.
     shut: bool
-    # It waits for a suspect to have it alone.
-    kept: bool = False
     keys: set[int] = field(default_factory=set)
 
     def opens(self, sequence: Sequence) -> bool:
@@ -139,9 +137,9 @@ def _hold(places: list[_Room], sequence: Sequence) -> None:
     if not sequence.suspect:
         for room in places:
             room.shut = True
-    elif places and not any(room.kept for room in places):
-        soonest = min(places, key=lambda room: room.taken)
-        soonest.shut = soonest.kept = True
+    elif places:
+        # Nobody is dealt to it any more, so that the next suspect waits for the same one.
+        min(places, key=lambda room: room.taken).shut = True
 
 
 def _room(worker: Worker, policy: Policy) -> _Room:
