@@ -55,8 +55,6 @@ def _cancel_sequence(
         if sequence in pool.waiting:
             pool.leave_queue(sequence)
         mesh.touch(pool)
-    if sequence.swapped_on is not None and not (host := mesh.fleet.workers[sequence.swapped_on]).busy:
-        host.heard_at = now
     sequence.part()
     sequence.become(State.CANCELLING)
     link = sequence.link if sequence.swapped_on is None else sequence.swapped_on

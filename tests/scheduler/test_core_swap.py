@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from outcomes import judge, prepared, releases, settle
 
@@ -131,6 +133,33 @@ def test_a_worker_that_drains_keeps_a_swapped_sequence_until_another_one_can_tak
         assert call.ends[0].reason is EndReason.LENGTH
     resumed = [action.command for action in mesh.sent if action.link == 1 and isinstance(action.command, Resume)]
     assert not any(key in command.sequence_ids for command in resumed)
+
+
+def test_a_copy_that_was_dropped_is_not_computed_again_on_that_worker() -> None:
+    """It would be there before the answer to the release of its copy."""
+    info = worker_info(num_blocks=12, num_swap_blocks=64, swap_block_ns=1)
+    mesh, gateway = prepared(infos=[info, replace(info, max_num_seqs=1)], costs=[StepCost(0.01, 1e-3)] * 2)
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
+    mesh.run(until=0.05)
+    mesh.attach_worker(1)
+    calls.append(mesh.submit(gateway, submission(4, max_tokens=44)))
+    worker, other = mesh.core._mesh.fleet.workers.values()
+    while not worker.swapped:
+        mesh.run(until=mesh.now + 0.001)
+        assert mesh.now < 10
+    (key,) = worker.swapped
+    mesh.drain_worker(mesh.workers[1])
+    mesh.run(until=mesh.now + 0.001)
+    assert (worker.draining, worker.swapped, list(other.sequences)) == (True, {}, [4])
+    mesh.lose_worker(mesh.workers[2])
+    mesh.run(until=mesh.now + 0.1)
+    (pool,) = mesh.core._mesh.fleet.pools.values()
+    assert set(pool.stranded) == {key, 4}
+    mesh.attach_worker(1)
+    settle(mesh)
+    for call in calls:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
