@@ -266,11 +266,7 @@ class VirtualMesh:
             return
         self._report(worker, worker.begin())
         if worker.busy:
-            self.at(self.now + self._step_seconds(worker), lambda: self._finish(worker))
-
-    def _step_seconds(self, worker: SimulatedWorker) -> float:
-        # A worker of another make may not know what its steps cost.
-        return getattr(worker, "step_seconds", self.step_time)
+            self.at(self.now + worker.step_seconds, lambda: self._finish(worker))
 
     def _finish(self, worker: SimulatedWorker) -> None:
         if worker.link in self.workers:

@@ -41,15 +41,29 @@ class _Running:
     step_us: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What the contract leaves to workers, or seems to. The scheduler has to survive either reading.
+
+    `eager_revoke`: a revoked plan's end is reported when the revocation is read, even before that of a plan that runs;
+    and the joins of a plan that never ran count all the same. `reserve_ahead`: blocks are taken for the token being
+    sampled too, a step early.
+    """
+
+    eager_revoke: bool = False
+    reserve_ahead: bool = False
+
+
+_PLAIN = Habits()
+
+
 class SimulatedWorker:
     """Give it commands with `receive`; call `begin` at each boundary and, if `busy` then, `finish` when the step ends,
     `step_seconds` later.
 
     `verify`: blocks have contents, a token is chosen from what they really hold, and the pool is checked after every
     step; a wrong block gives a wrong text. Without it a token costs the same whatever the length of its sequence.
-    `eager_revoke`: a revoked plan's end is reported when the revocation is read, even before that of a plan that runs;
-    and the joins of a plan that never ran count all the same. Both readings of the contract have to be survived.
-    `reserve_ahead`: blocks are taken for the token being sampled too, a step early.
+    What is in `failing` ends with a fault in the next step.
     """
 
     def __init__(
@@ -58,8 +72,7 @@ class SimulatedWorker:
         info: WorkerInfo,
         *,
         caching: bool = True,
-        eager_revoke: bool = False,
-        reserve_ahead: bool = False,
+        habits: Habits = _PLAIN,
         verify: bool = True,
         cost: StepCost = _FREE_OF_CHARGE,
         text: Text = _HASHED,
@@ -72,15 +85,13 @@ class SimulatedWorker:
         # Forks that wait, with their leaders.
         self.leaders: dict[int, SimulatedSequence] = {}
         self.joined: set[int] = set()
-        # Sequences that end with a fault in the next step.
         self.failing: set[int] = set()
         self.busy = False
         self.step_seconds = 0.0
         self.steps_run = 0
         # Of prompts: what steps computed.
         self.tokens_prefilled = 0
-        self.eager_revoke = eager_revoke
-        self.reserve_ahead = reserve_ahead
+        self._habits = habits
         self._verify = verify
         self._cost = cost
         self._text = text
@@ -192,7 +203,7 @@ class SimulatedWorker:
             self._last_plan_seq = command.plan_seq
             self._revoke_through = max(self._revoke_through, command.revoke_through)
             self._plans.append(_Running(command))
-            if self.eager_revoke:
+            if self._habits.eager_revoke:
                 gone = [each for each in self._plans if each.plan.plan_seq <= self._revoke_through and each.step == 0]
                 for each in gone:
                     self._join(each.plan.join)
@@ -249,7 +260,7 @@ class SimulatedWorker:
         tokens = len(decoding) + sum(count for _, count in chunks)
         assert tokens <= self.info.max_num_batched_tokens, "too many tokens in a step"
         context = 0
-        size, ahead = self.info.block_size, 1 if self.reserve_ahead else 0
+        size, ahead = self.info.block_size, 1 if self._habits.reserve_ahead else 0
         for sequence in self._decoding.values():
             computed = sequence.computed
             context += computed

@@ -18,6 +18,7 @@ from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import GREEDY, submission, worker_info
 from scheduler.simulator.text import VOCAB
+from scheduler.simulator.worker import Habits
 
 
 class Story:
@@ -144,8 +145,7 @@ def random_story(rng: random.Random) -> Story:
         wake=rng.choice([0.0, 0.01]),
         batching=rng.random() < 0.5,
         caching=rng.random() < 0.5,
-        eager_revoke=rng.random() < 0.5,
-        reserve_ahead=rng.random() < 0.5,
+        habits=Habits(eager_revoke=rng.random() < 0.5, reserve_ahead=rng.random() < 0.5),
     )
     story = Story(mesh, 2, rng.choice([1, 2, 4]), plain=rng.random() < 0.5)
     for index in range(len(infos)):
@@ -209,8 +209,7 @@ def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
         seed=draw(st.integers(0, 2**16)),
         delay=draw(st.sampled_from([0.03, 0.1])),
         wake=draw(st.sampled_from([0.0, 0.05])),
-        eager_revoke=draw(st.booleans()),
-        reserve_ahead=draw(st.booleans()),
+        habits=Habits(eager_revoke=draw(st.booleans()), reserve_ahead=draw(st.booleans())),
         caching=draw(st.booleans()),
     )
     rng = mesh.rng
