@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections import Counter, OrderedDict, deque
 from typing import Any
 
@@ -89,6 +90,52 @@ def test_shared_things_stay_shared_and_circles_close() -> None:
     for name in several.keys() - {"self", "error"}:
         assert again[name] == several[name]
         assert type(again[name]) is type(several[name])
+
+
+def test_values_of_any_kinds_keep_their_order_and_their_identity() -> None:
+    first, second = Pool("model", "r1"), Pool("model", "r2")
+    mixed: list[Any] = [
+        None,
+        first,
+        (),
+        1,
+        (second, (first, None)),
+        [first],
+        2.5,
+        second,
+        BlockCounts(1, 2, 3),
+        ("a",),
+        [],
+        True,
+    ]
+    first.workers = {1: mixed, "same": mixed, "list": mixed[5]}  # type: ignore[dict-item]
+    again = restore(through_json(Snapshot([mixed, first])), list)[1]
+    copy = again.workers[1]
+    assert again.workers["same"] is copy
+    assert again.workers["list"] is copy[5]
+    assert copy[1] is again
+    assert copy[5] == [again]
+    assert copy[4] == (copy[7], (again, None))
+    assert copy[7].model_revision == "r2"
+    places = (0, 2, 3, 6, 8, 9, 10, 11)
+    assert [(type(copy[place]), copy[place]) for place in places] == [
+        (type(mixed[place]), mixed[place]) for place in places
+    ]
+
+
+def test_a_snapshot_keeps_no_tokens_and_nothing_of_what_it_copied() -> None:
+    mesh = VirtualMesh()
+    gateway = mesh.attach_gateway()
+    mesh.attach_worker()
+    for key in range(20):
+        mesh.submit(gateway, submission(key, n=2))
+    sequences = [*vars(mesh.core)["_mesh"].sequences.values()]
+    held = [each for sequence in sequences for each in (sequence, sequence.token_ids, sequence.request)]
+    held += [sequence.request.submission.prompt_token_ids for sequence in sequences]
+    before = [*map(sys.getrefcount, held)]
+    snapshot = Snapshot(mesh.core, LEFT_OUT)
+    assert [*map(sys.getrefcount, held)] == before
+    assert len(snapshot) > 40
 
 
 class Stranger:
