@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.core_driver import CoreDriver
-from bench.scheduler_cost import big_worker, memory
+from bench.scheduler_cost import big_worker, memory, round_cost
 
 
 def test_all_requests_end_and_plans_are_timed() -> None:
@@ -19,6 +19,19 @@ def test_all_requests_end_and_plans_are_timed() -> None:
     assert driver.core.idle
     assert driver.times.starting
     assert driver.times.steady
+
+
+def test_a_round_is_timed_as_a_whole_and_the_recorder_is_in_it() -> None:
+    figures = round_cost(1, 0, running=8, waiting=4, rounds=400)
+    assert {
+        "steady_apply_p50_ms",
+        "newcomer_plan_p99_ms",
+        "newcomer_record_max_ms",
+        "checkpoint_p50_ms",
+    } <= figures.keys()
+    assert 0 < figures["steady_record_p50_ms"] < figures["steady_whole_p50_ms"] <= figures["steady_whole_max_ms"]
+    assert figures["steady_plan_max_ms"] <= figures["steady_whole_max_ms"]
+    assert figures["newcomer_rounds"] > 0
 
 
 def test_memory_is_looked_at_ten_times() -> None:
