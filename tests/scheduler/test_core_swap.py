@@ -8,7 +8,7 @@ import pytest
 from outcomes import judge, prepared, releases, settle
 
 from scheduler.actions import Release, ReleaseCause, Resume, ToWorker
-from scheduler.events import BlockCounts, CancelReason, EndReason, SequenceReleased
+from scheduler.events import BlockCounts, CancelReason, EndReason, SequenceReleased, WorkerLost
 from scheduler.sequence import State
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
@@ -184,6 +184,22 @@ def test_a_swap_that_a_drain_has_overtaken_is_undone_if_another_worker_can_take_
         assert commands[0] == Resume((1,))
     assert (state.preemptions, state.swaps) == (1, 2 - num_workers)
     assert not call.over
+
+
+def test_one_whose_swap_was_undone_does_not_come_back_there_either() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_swap_blocks=64), worker_info(max_num_seqs=1)], delay=0.0)
+    mesh.submit(gateway, submission(1, max_tokens=30))
+    mesh.run(until=0.1)
+    mesh.attach_worker(1)
+    mesh.submit(gateway, submission(2, max_tokens=30))
+    state = mesh.core._mesh
+    first, second = state.fleet.workers.values()
+    assert list(second.sequences) == [2]
+    first.sequences[1].become(State.PREEMPTED)
+    first.draining = True
+    mesh.core.handle(SequenceReleased(1, 1, True, 4, 4, BlockCounts(32, 0, 0), swapped=True), mesh.now)
+    mesh.core.handle(WorkerLost(2), mesh.now)
+    assert set(state.fleet.pools["tiny", "r1"].stranded) == {1, 2}
 
 
 def test_the_stop_of_a_swapped_output() -> None:
