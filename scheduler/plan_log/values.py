@@ -21,6 +21,8 @@ MAX_LENGTH = 1 << 24
 # Ids have 64 bits on the wire.
 MAX_ID = (1 << 64) - 1
 
+# Counts of what the core goes through one by one, or makes: no real one is larger.
+_COUNTS = {"cancels": 1 << 20, "max_num_seqs": 1 << 16}
 _LENGTHS = ("zeros", "zero_list")
 _AS_THEY_ARE = frozenset({type(None), bool, int, str, dict})
 
@@ -156,6 +158,8 @@ def decode_field(name: str, data: Any, resolve: Callable[[int], Any] | None) -> 
     """The value of a field; what is not written comes back empty. Raises PlanFileError."""
     if name in BLANK_SETS:
         return set()
+    if name in _COUNTS:
+        return whole_number(data, _COUNTS[name])
     return BLANK[name] if name in BLANK else decode(data, resolve)
 
 

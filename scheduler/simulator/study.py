@@ -10,13 +10,14 @@ from typing import Any
 from tercet.errors import ConfigError
 
 from ..admission import QueueBounds
+from ..core import STALL_SECONDS
 from ..events import WorkerInfo
 from ..planner import Policy
 from ..traffic_class import CLASSES, DEFAULT_CLASS
 from .capacity import CapacityMesh, Fleet, Result, simulated_info
 from .cost import StepCost
 from .spread import Spread
-from .workload import Arrivals, Lengths, Workload
+from .workload import MAX_TOKENS, Arrivals, Lengths, Workload
 
 # Of what the workers can do by estimate: busy, and far enough from the knee that queues stay short.
 DEFAULT_LOAD = 0.7
@@ -74,6 +75,7 @@ class Study:
         if prompt.mean + output.mean > self.max_model_len:
             problem = f"{prompt.mean} of prompt + {output.mean} of output are more than that"
             raise ConfigError("--max-model-len", problem)
+        self._check_longest_step(prompt, output)
         capacity = fleet.requests_per_second(prompt.mean, output.mean, self.n)
         rate = DEFAULT_LOAD * capacity if self.rate is None else self.rate or float("inf")
         workload = self._workload(rate, prompt, output)
@@ -90,24 +92,45 @@ class Study:
 
     def check(self) -> None:
         """Raises ConfigError naming the option that makes no sense."""
-        for option, least in _LEAST.items():
-            if not getattr(self, option) >= least:
-                raise ConfigError(_flag(option), f"{getattr(self, option)} is too small; at least {least}")
-        for option in ("rate", *_LEAST):
-            if isinstance(value := getattr(self, option), float) and not isfinite(value):
-                raise ConfigError(_flag(option), f"{value} is not finite")
-        if self.rate is not None and self.rate < 0:
-            raise ConfigError("--rate", f"{self.rate} is negative")
+        for option, (least, most) in _RANGES.items():
+            if not least <= (value := getattr(self, option)) <= most:
+                problem = (
+                    f"too small; at least {least}" if value < least else f"not in the range from {least} to {most}"
+                )
+                raise ConfigError(_flag(option), f"{value} is {problem}")
+        if self.rate and not _LEAST_RATE <= self.rate <= _MOST_RATE:
+            raise ConfigError("--rate", f"{self.rate} is neither 0 nor in the range from {_LEAST_RATE} to {_MOST_RATE}")
         if self.arrivals not in {each.value for each in Arrivals}:
             raise ConfigError(
                 "--arrivals", f"{self.arrivals!r} is none of {', '.join(each.value for each in Arrivals)}"
             )
-        if self.cancel_ratio > 1:
-            raise ConfigError("--cancel-ratio", f"{self.cancel_ratio} is more than 1")
         if self.speed_spread >= 1:
             raise ConfigError("--speed-spread", f"{self.speed_spread} is not below 1")
-        if not self.step_base_ms + self.step_token_us + self.step_context_ns:
-            raise ConfigError("--step-base-ms", "a step must take some time")
+        if self.step_base_ms * 1e6 + self.step_token_us * 1e3 + self.step_context_ns < 1:
+            raise ConfigError("--step-base-ms", "a step must take some time, at least 1 ns")
+        if self.workers * self.num_blocks > _MOST_BLOCKS:
+            problem = f"{self.num_blocks} for each of {self.workers} workers are more than {_MOST_BLOCKS} to simulate"
+            raise ConfigError("--num-blocks", problem)
+
+    def _check_longest_step(self, prompt: Lengths, output: Lengths) -> None:
+        """Of a worker that is silent for too long the scheduler thinks that it hangs. Raises ConfigError."""
+        length = min(self.max_model_len, prompt.longest + output.longest)
+        slowness = 1 + self.speed_spread
+        parts = {
+            "step_base_ms": self.step_base_ms * 1e-3 * slowness,
+            "step_token_us": self.step_token_us * 1e-6 * self.max_num_batched_tokens * slowness,
+            "step_context_ns": self.step_context_ns * 1e-9 * self.max_num_seqs * length * slowness,
+            # All of it out, and other blocks in.
+            "swap_block_us": self.swap_block_us * 1e-6 * 2 * self.swap_blocks,
+            "message_delay_ms": self.message_delay_ms * 1e-3 * 2,
+        }
+        if (seconds := sum(parts.values())) >= STALL_SECONDS:
+            longest = max(parts, key=lambda option: parts[option])
+            raise ConfigError(
+                _flag(longest),
+                f"{getattr(self, longest)} makes a full step take up to {seconds:.0f} s with its messages; "
+                f"a worker that is silent for {STALL_SECONDS:.0f} s is taken for one that hangs",
+            )
 
     def _fleet(self) -> Fleet:
         info: WorkerInfo = simulated_info(
@@ -142,32 +165,39 @@ class Study:
         )
 
 
-_LEAST: dict[str, float] = {
-    "workers": 1,
-    "requests": 1,
-    "seed": 0,
-    "burst_size": 1,
-    "max_tokens": 0,
-    "n": 1,
-    "cancel_ratio": 0,
-    "block_size": 1,
-    "num_blocks": 1,
-    "swap_blocks": 0,
-    "swap_block_us": 0,
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "max_model_len": 2,
-    "step_base_ms": 0,
-    "step_token_us": 0,
-    "step_context_ns": 0,
-    "speed_spread": 0,
-    "message_delay_ms": 0,
-    "num_scheduler_steps": 0,
-    "max_prefill_tokens": 0,
-    "max_mixed_step_ms": 1,
-    "max_queued_requests": 1,
-    "max_queued_tokens": 1,
+# Least and most of each option. Above some of these a run would take more memory or hours than a laptop has.
+_RANGES: dict[str, tuple[float, float]] = {
+    "workers": (1, 1000),
+    "requests": (1, 10_000_000),
+    "seed": (0, 2**63 - 1),
+    "burst_size": (1, 10_000_000),
+    "max_tokens": (0, MAX_TOKENS),
+    "n": (1, 1024),
+    "cancel_ratio": (0, 1),
+    "block_size": (1, 65_536),
+    "num_blocks": (1, 10_000_000),
+    "swap_blocks": (0, 10_000_000),
+    "swap_block_us": (0, 1_000_000),
+    "max_num_seqs": (1, 65_536),
+    "max_num_batched_tokens": (1, MAX_TOKENS),
+    "max_model_len": (2, MAX_TOKENS),
+    "step_base_ms": (0, 300_000),
+    "step_token_us": (0, 100_000_000),
+    "step_context_ns": (0, 100_000_000),
+    "speed_spread": (0, 1),
+    "message_delay_ms": (0, 60_000),
+    "num_scheduler_steps": (0, 4096),
+    "max_prefill_tokens": (0, MAX_TOKENS),
+    "max_mixed_step_ms": (1, 300_000),
+    "max_queued_requests": (1, 10_000_000),
+    "max_queued_tokens": (1, 10**12),
 }
+_LEAST_RATE = 0.01
+_MOST_RATE = 1_000_000
+# Of all workers together, and of all common texts; each block takes some 50 bytes, each token of a text one.
+_MOST_BLOCKS = 20_000_000
+_MOST_PREFIX_TOKENS = 100_000_000
+_WEIGHTS = (1e-6, 1e6)
 
 
 def _flag(option: str) -> str:
@@ -184,9 +214,10 @@ def _lengths(flag: str, text: str) -> Lengths:
     except ValueError:
         mean = 0
         sigma, most = 0.0, 0
-    if len(parts) > 3 or mean < 1 or not 0 <= sigma <= 4 or most < mean:
+    if len(parts) > 3 or mean < 1 or not 0 <= sigma <= 4 or not mean <= most <= MAX_TOKENS:
         raise ConfigError(
-            flag, f"{text!r} is not MEAN[:SIGMA[:MOST]] with MEAN >= 1, SIGMA from 0 to 4 and MOST >= MEAN"
+            flag,
+            f"{text!r} is not MEAN[:SIGMA[:MOST]] with MEAN >= 1, SIGMA from 0 to 4 and MOST from MEAN to {MAX_TOKENS}",
         )
     return Lengths(mean, sigma, most)
 
@@ -203,6 +234,9 @@ def _shared_prefix(text: str, mean: int) -> tuple[float, int, int]:
     if len(parts) > 3 or not 0 <= ratio <= 1 or tokens < 0 or count < 1:
         problem = f"{text!r} is not RATIO[:TOKENS[:COUNT]] with RATIO from 0 to 1 and COUNT >= 1"
         raise ConfigError("--shared-prefix", problem)
+    if tokens * count > _MOST_PREFIX_TOKENS:
+        problem = f"{text!r}: COUNT texts of TOKENS tokens are more than {_MOST_PREFIX_TOKENS} tokens"
+        raise ConfigError("--shared-prefix", problem)
     return ratio, tokens, count
 
 
@@ -215,10 +249,12 @@ def _classes(text: str) -> tuple[tuple[str, float], ...]:
             share = float(weight or 1)
         except ValueError:
             share = -1.0
-        if name not in CLASSES or not 0 < share < float("inf"):
+        if name not in CLASSES or not _WEIGHTS[0] <= share <= _WEIGHTS[1]:
             served = ", ".join(CLASSES)
             raise ConfigError(
-                "--classes", f"{part.strip()!r} is not NAME=WEIGHT with NAME one of {served} and WEIGHT > 0"
+                "--classes",
+                f"{part.strip()!r} is not NAME=WEIGHT with NAME one of {served} and WEIGHT from "
+                f"{_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}",
             )
         classes.append((name, share))
     return tuple(classes)
@@ -236,6 +272,7 @@ def _answer(result: Result) -> dict[str, Any]:
             "failed": dict(sorted(tally.failed.items())),
             "refused": dict(sorted(tally.refused.items())),
         },
+        "problems": dict(sorted(tally.problems.items())),
         "requests_per_second": _rounded(tally.completed / seconds) if seconds else 0.0,
         "tokens": tally.tokens,
         "tokens_per_second": _rounded(tally.tokens / seconds) if seconds else 0.0,

@@ -53,6 +53,8 @@ class Tally:
     cancelled: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    # What the first that was refused or failed for each reason was told.
+    problems: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
     first_token: Spread = field(default_factory=Spread)
     gap: Spread = field(default_factory=Spread)
@@ -120,6 +122,7 @@ class CountingGateway(VirtualGateway):
             self._streams.update((sequence_id, _Stream(ask)) for sequence_id in message.sequence_ids)
         elif isinstance(message, Refused):
             tally.refused[message.failure.reason] += 1
+            tally.problems.setdefault(message.failure.reason, message.failure.message)
             self._close(message.request_key, now)
         elif isinstance(message, CancelDone):
             if message.found:
@@ -149,6 +152,7 @@ class CountingGateway(VirtualGateway):
             ask.queue_s = max(ask.queue_s, end.account.queue_us * 1e-6)
             if end.failure is not None:
                 ask.failure = end.failure.reason
+                tally.problems.setdefault(end.failure.reason, end.failure.message)
             if not ask.left:
                 self._finish(ask, now)
 

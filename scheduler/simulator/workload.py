@@ -19,6 +19,10 @@ from .text import DrawnText
 _SEEDS_PER_REQUEST = 1 << 16
 
 
+# Longer than any sequence.
+MAX_TOKENS = 1 << 20
+
+
 class Arrivals(Enum):
     """How requests come."""
 
@@ -33,13 +37,18 @@ class Lengths:
 
     mean: int
     sigma: float = 0.0
-    most: int = 1 << 20
+    most: int = MAX_TOKENS
 
     def draw(self, rng: random.Random) -> int:
         """One of them."""
         if not self.sigma:
             return min(self.mean, self.most)
         return max(1, min(self.most, round(rng.lognormvariate(log(self.mean) - self.sigma**2 / 2, self.sigma))))
+
+    @property
+    def longest(self) -> int:
+        """No draw is longer."""
+        return self.most if self.sigma else min(self.mean, self.most)
 
     @property
     def bound(self) -> int:

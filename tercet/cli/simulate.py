@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tercet.cli.root import EXIT_INTERRUPTED, Failure
 from tercet.cli.services import service_module
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -127,6 +128,7 @@ def to_lines(report: Mapping[str, Any]) -> list[str]:
     offered = report["requests_per_second_offered"]
     lines = [
         f"requests         {', '.join(ends)}",
+        *(f"                 {reason}, the first: {message}" for reason, message in report["problems"].items()),
         f"rate             {'all at once' if offered is None else f'{offered:.1f}/s'} offered, "
         f"{report['requests_per_second']:.1f}/s completed; estimated capacity "
         f"{report['requests_per_second_estimated']:.1f}/s",
@@ -161,7 +163,19 @@ def simulate(as_json: bool, **options: Any) -> None:
     """
     study = service_module("scheduler", "simulator.study").Study(**options)
     began = time.perf_counter()
-    report = study.run(_progress(study.requests))
+    over = 0
+    show = _progress(study.requests)
+
+    def progress(count: int) -> None:
+        nonlocal over
+        over = count
+        show(count)
+
+    try:
+        report = study.run(progress)
+    except KeyboardInterrupt:
+        done = f"{over} of {study.requests} requests were over after {time.perf_counter() - began:.1f} s"
+        raise Failure(f"interrupted: {done}; there is no report of a part", EXIT_INTERRUPTED) from None
     click.echo(f"simulated {report['seconds']:.1f} s in {time.perf_counter() - began:.1f} s", err=True)
     if as_json:
         click.echo(json.dumps(report, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -202,3 +203,11 @@ def test_steps_of_the_same_sequences_share_them() -> None:
     file = reread(DATA)
     steps = [event for each in file.rounds for event in each.events if isinstance(event, StepReported)]
     assert any(a.sequence_ids is b.sequence_ids and a.token_ids is b.token_ids for a, b in pairwise(steps))
+
+
+@pytest.mark.parametrize(("name", "count"), [("cancels", 1 << 40), ("max_num_seqs", 1 << 30)])
+def test_counts_of_what_is_done_one_by_one_are_bounded(name: str, count: int) -> None:
+    data = re.sub(rb'("%s":)\d+' % name.encode(), rb"\g<1>%d" % count, DATA, count=1)
+    assert data != DATA
+    with pytest.raises(PlanFileError, match=f"{count} is no whole number up to"):
+        replay(reread(data))

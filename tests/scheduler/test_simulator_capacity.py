@@ -185,9 +185,39 @@ def test_without_a_prefix_cache_nothing_is_found_and_first_tokens_are_later() ->
         ({"speed_spread": 1.0}, "--speed-spread"),
         ({"max_model_len": 100}, "--max-model-len"),
         ({"seed": -1}, "--seed"),
+        ({"workers": 100_000}, "--workers"),
+        ({"rate": 1e-20}, "--rate"),
+        ({"rate": 5e-324}, "--rate"),
+        ({"rate": 1e300}, "--rate"),
+        ({"num_blocks": 99999999999999}, "--num-blocks"),
+        ({"workers": 1000, "num_blocks": 1_000_000}, "--num-blocks"),
+        ({"shared_prefix": "0.5:400:999999999"}, "--shared-prefix"),
+        ({"message_delay_ms": 1e9}, "--message-delay-ms"),
+        ({"step_base_ms": 1e308, "step_token_us": 1e308}, "--step-base-ms"),
+        ({"step_base_ms": 1e-300, "step_token_us": 0.0, "step_context_ns": 0.0}, "--step-base-ms"),
+        # Each could be alone; the longest step could not.
+        ({"step_token_us": 700_000.0}, "--step-token-us"),
+        ({"step_base_ms": 299_900.0}, "--step-base-ms"),
+        ({"step_context_ns": 80_000.0, "prompt_tokens": "30000"}, "--step-context-ns"),
+        ({"swap_blocks": 1000, "swap_block_us": 200_000.0}, "--swap-block-us"),
+        ({"step_base_ms": 200_000.0, "speed_spread": 0.6}, "--step-base-ms"),
+        ({"classes": "batch=1e308,rag=1e308"}, "--classes"),
+        ({"prompt_tokens": "5:1:99999999999"}, "--prompt-tokens"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(changes: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Study(**changes).run()  # type: ignore[arg-type]
     assert caught.value.key == named
+
+
+def test_the_longest_step_that_is_allowed_is_no_bug() -> None:
+    study = Study(requests=3, step_base_ms=290_000.0, step_token_us=1.0, step_context_ns=1.0, output_tokens="4")
+    assert study.run()["requests"]["completed"] == 3
+
+
+def test_the_first_that_was_refused_says_why() -> None:
+    report = Study(requests=5, n=1000).run()
+    (reason,) = report["requests"]["refused"]
+    assert report["requests"]["refused"][reason] == 5
+    assert "1000" in report["problems"][reason]

@@ -69,3 +69,23 @@ def test_every_option_of_a_study_has_a_flag_with_the_same_default():
 def test_it_is_listed():
     assert "simulate" in CliRunner().invoke(main, ["--help"]).output
     assert "--shared-prefix RATIO[:TOKENS[:COUNT]]" in run("--help").output
+
+
+def test_the_table_says_why_requests_were_refused():
+    lines = run("--requests=5", "--n=1000").stdout.splitlines()
+    assert "5 refused" in lines[0]
+    assert ", the first: " in lines[1]
+    assert lines[2].startswith("rate ")
+
+
+def test_an_interruption_is_one_line_and_exits_with_130(monkeypatch):
+    def interrupted(self, progress):
+        progress(7)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Study, "run", interrupted)
+    done = run("--requests=40")
+    assert done.exit_code == 130
+    assert done.stdout == ""
+    assert done.stderr.startswith("tercet: interrupted: 7 of 40 requests were over")
+    assert len(done.stderr.splitlines()) == 1
