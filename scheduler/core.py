@@ -257,7 +257,8 @@ class Core:
                     break
                 fail_waiting(self._mesh, pool, self._mesh.sequences[sequence_id], now)
         for worker in self._mesh.fleet.workers.values():
-            if worker.busy and now >= worker.heard_at + STALL_SECONDS:
+            # The time first: this is asked after every event.
+            if now >= worker.heard_at + STALL_SECONDS and worker.busy:
                 self._mesh.drop(worker, f"said nothing for {STALL_SECONDS:g} s though it has work")
 
     def _plan(self, now: float) -> None:
