@@ -107,13 +107,19 @@ async def test_ten_requests_of_three_beside_each_other(client: Client, mesh: Mes
 
 
 async def test_leaving_cancels_every_output(client: Client, mesh: Mesh) -> None:
-    deltas = 0
+    def tokens() -> int:
+        return sum(worker.tokens for worker in mesh.fleet().workers)
+
+    before, deltas = await asyncio.to_thread(tokens), 0
     async with client.generate(PROMPT, n=4, max_tokens=1000, ignore_eos=True) as generation:
         async for event in generation:
             deltas += isinstance(event, Delta)
             if deltas == 12:
                 break
     await asyncio.to_thread(mesh.wait_idle)
+    # Not even one of the four ran to its end.
+    assert deltas == 12
+    assert await asyncio.to_thread(tokens) - before < 1000
 
 
 async def test_class_and_priority_are_taken_and_a_class_that_is_not_known_is_refused(client: Client) -> None:

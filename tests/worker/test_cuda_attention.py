@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.worker.cuda import needs_cuda
 from tests.worker.test_attention import NAN, Sequences, make_sequences
 from worker.ops.attention import AttentionBatch, paged_attention, paged_attention_reference
-from worker.ops.dtypes import KERNELS_BUILT
 
-pytestmark = pytest.mark.skipif(not (KERNELS_BUILT and torch.cuda.is_available()), reason="needs a GPU")
+pytestmark = needs_cuda
 
 HALVES = [torch.bfloat16, torch.float16]
 DTYPES = [*HALVES, torch.float32]
