@@ -36,6 +36,7 @@ ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
 _NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE})
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
 
 
 class ConfigErrors(ConfigError):
@@ -127,6 +128,9 @@ class WorkerSettings:
     port: int = setting(50053, "port to listen on; 0 picks a free one", checks.port)
     device: str = setting("cpu", "cpu, cuda or cuda:N")
     dtype: Dtype = setting("auto", "type of weights and activations; auto: bfloat16")
+    load_format: LoadFormat = setting(
+        "auto", "auto: the model's files; dummy: random weights in the model's shape, for benchmarks"
+    )
     block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", checks.block_size)
     memory_fraction: float = setting(
         1.0,

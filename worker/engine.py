@@ -25,7 +25,7 @@ from .model.decoder import Model
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from .ops.dtypes import KERNELS_PROBLEM
 from .swap_space import SwapSpace
-from .weights.loader import load_config, load_model
+from .weights.loader import load_config, load_model, random_model
 
 log = structlog.get_logger()
 
@@ -88,7 +88,11 @@ def build_executor(
         _core.set_num_threads(num_threads)
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
-    model = load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len)
+    if settings.load_format == "dummy":
+        progress("random weights: worker.load_format is dummy")
+        model = random_model(layout.model, layout.dtype, layout.device, seed=0)
+    else:
+        model = load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len)
     return executor_for(model, layout, settings, on_death)
 
 
