@@ -203,7 +203,7 @@ def bench_sampler(roof: float) -> list[Row]:
                 top_p=np.full(num_rows, top_p, np.float32), min_p=np.zeros(num_rows, np.float32),
                 seed=np.arange(num_rows, dtype=np.uint64), position=np.arange(num_rows, dtype=np.int64),
             )  # fmt: skip
-            params = torch.from_numpy(settings.packed().view(np.uint8)).to(GPU)
+            params = torch.from_numpy(settings.packed()).to(GPU)
 
             def ours(logits: Tensor, params: Tensor = params, out: Tensor = chosen) -> None:
                 _kernels.sample(

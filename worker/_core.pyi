@@ -114,21 +114,10 @@ def blake2s(data: bytes, person: bytes, digest_size: int) -> bytes:
 
 # --- Sampling: cpp/include/tercet/sampler.h, philox.h ----------------------------------------------------------------
 
-def sample(
-    logits: int,
-    num_rows: int,
-    vocab_size: int,
-    temperature: npt.NDArray[np.float32],
-    top_k: npt.NDArray[np.int32],
-    top_p: npt.NDArray[np.float32],
-    min_p: npt.NDArray[np.float32],
-    seed: npt.NDArray[np.uint64],
-    position: npt.NDArray[np.int64],
-    token_ids: int,
-) -> None:
-    """Chooses a token per row; `worker.ops.sampler.sample` is the checked face. Releases the GIL.
+def sample(logits: int, num_rows: int, vocab_size: int, params: int, token_ids: int) -> None:
+    """Chooses a token per row; `worker.ops.sampler.sample_packed` is the checked face. Releases the GIL.
 
-    `logits` is the address of float32 [B, V], `token_ids` that of int64 [B]; the columns are [B], else ValueError.
+    Addresses of float32 logits [B, V], of SamplingParams [B], of int64 token ids [B].
     """
 
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:

@@ -5,8 +5,6 @@ namespace py = pybind11;
 
 namespace tercet::cuda {
 
-static_assert(sizeof(SamplingParams) == 32, "worker/ops/sampler.py packs its columns so");
-
 void bind_sampler(py::module_& m) {
   m.def("sample",
         [](uintptr_t logits, int num_rows, int vocab_size, uintptr_t params, uintptr_t token_ids, uintptr_t stream) {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.worker.cuda import needs_cuda
-from worker.ops.sampler import SamplingRows, sample
+from worker.ops.sampler import POSITION_OFFSET, SamplingRows, sample, sample_packed
 
 pytestmark = needs_cuda
 VOCABULARIES = [1, 2, 3, 5, 127, 1000, 4099, 32768, 49152, 50257, 128256, 151936]
@@ -107,3 +109,17 @@ def test_draws_follow_the_distribution() -> None:
     chosen = sample(probabilities.log().expand(20000, 5).contiguous().cuda(), settings)
     shares = torch.bincount(chosen.cpu(), minlength=5) / 20000
     torch.testing.assert_close(shares, probabilities, atol=0.015, rtol=0)
+
+
+def test_a_captured_graph_draws_by_what_the_params_have_become() -> None:
+    logits = torch.randn(16, 50257, generator=torch.Generator().manual_seed(4))
+    settings = rows(16, 11, position=100)
+    params, on_gpu = torch.from_numpy(settings.packed()).cuda(), logits.cuda()
+    sample_packed(on_gpu, params)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chosen = sample_packed(on_gpu, params)
+    for position in (100, 101, 2**40):
+        params[:, POSITION_OFFSET:].view(torch.int64).fill_(position)
+        graph.replay()
+        assert chosen.tolist() == sample(logits, replace(settings, position=np.full(16, position, np.int64))).tolist()

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker import _core
-from worker.ops.sampler import SamplingRows, sample, sample_reference
+from worker.ops.sampler import (
+    PARAMS_BYTES,
+    POSITION_OFFSET,
+    SamplingRows,
+    sample,
+    sample_packed,
+    sample_reference,
+)
 
 INF = float("inf")
 
@@ -274,21 +281,19 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 _EVERY_ISA = """
 import numpy as np
-from worker import _core
+import torch
+from worker.ops.sampler import SamplingRows, sample
 rng = np.random.default_rng(3)
-logits = (rng.standard_normal((64, 5000)) * 3).astype(np.float32)
-chosen = np.zeros(64, np.int64)
-_core.sample(
-    logits.ctypes.data, 64, 5000,
+logits = torch.from_numpy((rng.standard_normal((64, 5000)) * 3).astype(np.float32))
+rows = SamplingRows(
     temperature=rng.choice([0, 0.5, 1, 2], 64).astype(np.float32),
     top_k=rng.choice([0, 5, 500], 64).astype(np.int32),
     top_p=rng.choice([0.5, 0.9, 1], 64).astype(np.float32),
     min_p=rng.choice([0, 0.01], 64).astype(np.float32),
     seed=rng.integers(0, 2**64, 64, np.uint64),
     position=rng.integers(0, 1000, 64),
-    token_ids=chosen.ctypes.data,
 )
-print(chosen.tolist())
+print(sample(logits, rows).tolist())
 """
 
 
@@ -352,11 +357,27 @@ class TestContract:
     def test_no_rows(self) -> None:
         assert both(torch.zeros(0, 5), sampling(0)) == []
 
-    def test_columns_of_another_length_never_reach_the_extension(self) -> None:
-        logits, out = torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
-        one, two = sampling(1), sampling(2)
-        with pytest.raises(ValueError, match="seed must have one dimension of 2 elements"):
-            _core.sample(
-                logits.data_ptr(), 2, 4, two.temperature, two.top_k, two.top_p, two.min_p, one.seed, two.position,
-                out.data_ptr(),
-            )  # fmt: skip
+    def test_params_that_do_not_fit(self) -> None:
+        logits, params = torch.zeros(2, 4), torch.from_numpy(sampling(2).packed())
+        spaced = torch.zeros(2, 2 * PARAMS_BYTES, dtype=torch.uint8)[:, ::2]
+        shifted = torch.zeros(2 * PARAMS_BYTES + 1, dtype=torch.uint8)[1:].view(2, PARAMS_BYTES)
+        for wrong in (params[:1], params[:, :-1], params.to(torch.int8), spaced, shifted, params.to("meta")):
+            with pytest.raises(ValueError, match=r"params|sampling rows"):
+                sample_packed(logits, wrong)
+
+
+class TestPacked:
+    """Params as the bytes that kernels read."""
+
+    def test_there_and_back(self) -> None:
+        rows = sampling(3, [0, 0.5, 2], [0, 1, 2**31 - 1], [0, 0.5, 1], [1, 0, 0.25], [0, 2**64 - 1, 5], [0, 7, 2**62])
+        again = SamplingRows.unpacked(rows.packed())
+        for name in SamplingRows.__dataclass_fields__:
+            assert getattr(again, name).tolist() == getattr(rows, name).tolist()
+        assert SamplingRows.unpacked(sampling(0).packed()).seed.tolist() == []
+
+    def test_position_is_where_it_is_said_to_be(self) -> None:
+        params = torch.from_numpy(sampling(300, seed=3).packed())
+        params[:, POSITION_OFFSET:].view(torch.int64).copy_(torch.arange(300)[:, None])
+        logits = torch.zeros(300, 50)
+        assert sample_packed(logits, params).tolist() == both(logits, sampling(300, seed=3, position=np.arange(300)))

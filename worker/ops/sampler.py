@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import KERNELS_BUILT, on_kernels, stream_of
+from .dtypes import KERNELS_BUILT, check_one_device, on_kernels, stream_of
 
 if KERNELS_BUILT:
     from .. import _kernels
@@ -48,12 +48,18 @@ class SamplingRows:
             if not ((column >= 0) & (column <= 1)).all():
                 raise ValueError(f"{name}: must be from 0 to 1")
 
-    def packed(self) -> npt.NDArray[np.void]:
-        """[B] of the struct that cpp/include/tercet/sampler.h calls SamplingParams."""
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """[B, PARAMS_BYTES]: a SamplingParams of cpp/include/tercet/sampler.h for each row."""
         params = np.empty(len(self.temperature), _PARAMS)
         for name in _COLUMNS:
             params[name] = getattr(self, name)
-        return params
+        return params.view(np.uint8).reshape(-1, PARAMS_BYTES)
+
+    @classmethod
+    def unpacked(cls, params: npt.NDArray[np.uint8]) -> SamplingRows:
+        """What `packed` packed."""
+        rows = np.ascontiguousarray(params).view(_PARAMS).reshape(-1)
+        return cls(**{name: rows[name].copy() for name in _COLUMNS})
 
 
 _COLUMNS: dict[str, np.dtype[Any]] = {
@@ -64,7 +70,10 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
     "seed": np.dtype(np.uint64),
     "position": np.dtype(np.int64),
 }
-_PARAMS = np.dtype(list(_COLUMNS.items()))
+_PARAMS = np.dtype(list(_COLUMNS.items()), align=True)
+# Bytes of a row's SamplingParams, and where in them its position is: what a step advances by one.
+PARAMS_BYTES = _PARAMS.itemsize
+POSITION_OFFSET = 24
 _MAX_VOCABULARY = 1 << 22  # of the CUDA kernel
 
 
@@ -73,27 +82,38 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
     -1 for a row that has a NaN or +inf, or nothing but -inf. Raises ValueError if shapes or dtype do not fit.
     """
-    num_rows, vocab_size = _check(logits, rows)
+    _check(logits, len(rows.temperature))
+    return sample_packed(logits, torch.from_numpy(rows.packed()).to(logits.device, non_blocking=True))
+
+
+def sample_packed(logits: Tensor, params: Tensor) -> Tensor:
+    """`sample` by params [B, PARAMS_BYTES] uint8, contiguous, as `SamplingRows.packed` makes them.
+
+    On a GPU they are read when the kernel runs, so that a captured graph draws by what they have become. Their values
+    are the caller's word. Raises ValueError if shapes, dtypes, devices or the alignment do not fit.
+    """
+    num_rows, vocab_size = _check(logits, len(params))
+    if params.dtype != torch.uint8 or params.shape != (num_rows, PARAMS_BYTES) or not params.is_contiguous():
+        raise ValueError(f"params must be contiguous uint8 [B, {PARAMS_BYTES}], is {params.dtype} {list(params.shape)}")
+    if params.data_ptr() % _PARAMS.alignment:
+        raise ValueError(f"params must lie at a multiple of {_PARAMS.alignment} bytes")
+    check_one_device(logits=logits, params=params)
     if on_kernels(logits) and vocab_size <= _MAX_VOCABULARY:
-        params = torch.from_numpy(rows.packed().view(np.uint8)).to(logits.device, non_blocking=True)
         token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
         _kernels.sample(
             logits.data_ptr(), num_rows, vocab_size, params.data_ptr(), token_ids.data_ptr(), stream_of(logits)
         )
         return token_ids
     if not logits.is_cpu:
-        return sample_reference(logits, rows)
+        return sample_reference(logits, SamplingRows.unpacked(params.cpu().numpy()))
     token_ids = torch.empty(num_rows, dtype=torch.int64)
-    _core.sample(
-        logits.data_ptr(), num_rows, vocab_size, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed,
-        rows.position, token_ids.data_ptr(),
-    )  # fmt: skip
+    _core.sample(logits.data_ptr(), num_rows, vocab_size, params.data_ptr(), token_ids.data_ptr())
     return token_ids
 
 
 def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
     """The twin of `sample`, by sorting, on any device."""
-    _, vocab_size = _check(logits, rows)
+    _, vocab_size = _check(logits, len(rows.temperature))
     device = logits.device
     peak = logits.amax(dim=1)  # [B]
     usable = peak.isfinite() & ~logits.isnan().any(dim=1)  # [B]
@@ -125,12 +145,12 @@ def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
     return torch.where(usable, chosen, -1)
 
 
-def _check(logits: Tensor, rows: SamplingRows) -> tuple[int, int]:
+def _check(logits: Tensor, num_rows: int) -> tuple[int, int]:
     if logits.dtype != torch.float32 or logits.ndim != 2 or not logits.is_contiguous():
         raise ValueError(f"logits must be contiguous float32 [B, V], is {logits.dtype} {list(logits.shape)}")
-    num_rows, vocab_size = logits.shape
-    if vocab_size == 0 or num_rows != len(rows.temperature):
-        raise ValueError(f"{len(rows.temperature)} sampling rows do not fit logits {list(logits.shape)}")
+    vocab_size = logits.shape[1]
+    if vocab_size == 0 or num_rows != len(logits):
+        raise ValueError(f"{num_rows} sampling rows do not fit logits {list(logits.shape)}")
     return num_rows, vocab_size
 
 

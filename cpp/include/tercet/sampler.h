@@ -14,18 +14,22 @@
 // polynomial of degree 7 by Horner's rule, coefficients rounded to float32, and weight = trunc(exp(r) * 2^(n + 40)).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tercet {
 
+// 32 bytes, at a multiple of 8; packed by worker/ops/sampler.py. On a GPU the end of a step advances `position`.
 struct SamplingParams {
-  float temperature;   // >= 0; 0: greedy
-  std::int32_t top_k;  // <= 0: off
-  float top_p;         // >= 1: off
-  float min_p;         // <= 0: off
-  std::uint64_t seed;
-  std::int64_t position;  // of the token being chosen
+  float temperature;      // at 0: >= 0; 0: greedy
+  std::int32_t top_k;     // at 4: <= 0: off
+  float top_p;            // at 8: >= 1: off
+  float min_p;            // at 12: <= 0: off
+  std::uint64_t seed;     // at 16
+  std::int64_t position;  // at 24: of the token being chosen
 };
+static_assert(sizeof(SamplingParams) == 32 && alignof(SamplingParams) == 8);
+static_assert(offsetof(SamplingParams, position) == 24);
 
 // The token id chosen of logits [V], or nothing that can be chosen: -1 if a logit is NaN or +inf, or all are -inf.
 // Depends on its arguments alone. `scratch` has sampler_scratch_floats(V) elements and comes back with any content.
