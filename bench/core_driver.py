@@ -63,12 +63,16 @@ class RoundTimes:
 class CoreDriver:
     """A core with its flight recorder, workers, and a gateway that only counts."""
 
-    def __init__(self, infos: Sequence[WorkerInfo], *, plan_log_rounds: int, num_steps: int = 0) -> None:
-        """`num_steps` as the setting scheduler.num_scheduler_steps."""
+    def __init__(
+        self, infos: Sequence[WorkerInfo], *, plan_log_rounds: int, num_steps: int = 0, timed: bool = True
+    ) -> None:
+        """`num_steps` as the setting scheduler.num_scheduler_steps. Without `timed` no `times` are kept, for who looks
+        at memory: they are most of what grows here."""
         addresses = tuple(f"host:{index + 1}" for index in range(len(infos)))
         settings = CoreSettings(addresses, Policy(num_steps, 0), _UNBOUNDED)
         self.core, self._recorder = recorded_core(settings, plan_log_rounds)
         self.times = RoundTimes()
+        self._timed = timed
         self.ended = 0
         self.now = 0.0
         self._last_key = 0
@@ -123,16 +127,20 @@ class CoreDriver:
         if self._recorder is not None:
             self._recorder.note(self.now, events, actions)
         clock.lap()
-        commands = {type(each.command) for each in planned if isinstance(each, ToWorker)}
-        if Plan in commands:
-            (self.times.starting if NewSequence in commands else self.times.steady).append(RoundTime(*clock.laps))
-        else:
-            self.times.other.append(RoundTime(*clock.laps))
+        if self._timed:
+            self._keep_time(planned, RoundTime(*clock.laps))
         for action in actions:
             if isinstance(action, ToWorker):
                 self._workers[action.link].receive(action.command)
             elif isinstance(action, ToGateway) and isinstance(action.message, TokenBatch):
                 self.ended += len(action.message.ends)
+
+    def _keep_time(self, planned: Sequence[Action], took: RoundTime) -> None:
+        commands = {type(each.command) for each in planned if isinstance(each, ToWorker)}
+        if Plan not in commands:
+            self.times.other.append(took)
+        else:
+            (self.times.starting if NewSequence in commands else self.times.steady).append(took)
 
 
 class Stopwatch:

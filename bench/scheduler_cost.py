@@ -84,7 +84,8 @@ def _milliseconds(name: str, times: Sequence[Took]) -> dict[str, float]:
 
 def memory(sequences: int = SEQUENCES) -> Iterator[dict[str, float]]:
     """Resident memory and objects of the collector while the core serves a million sequences, at each tenth."""
-    driver = CoreDriver([big_worker(index, 256) for index in range(2)], plan_log_rounds=PLAN_LOG_ROUNDS)
+    workers = [big_worker(index, 256) for index in range(2)]
+    driver = CoreDriver(workers, plan_log_rounds=PLAN_LOG_ROUNDS, timed=False)
     rng = random.Random(1)
     target = 0
     started = time.perf_counter()
