@@ -6,6 +6,9 @@ device. All launch and return: RuntimeError says that a launch failed, not that 
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 def rms_norm(
     dtype: int, x: int, x_outer_stride: int, x_inner_stride: int, residual: int, residual_outer_stride: int,
     residual_inner_stride: int, weight: int, out: int, num_outer: int, num_inner: int, dim: int, eps: float,
@@ -56,3 +59,53 @@ class StepAttention:
 
 def sample(logits: int, num_rows: int, vocab_size: int, params: int, token_ids: int, stream: int, /) -> None:
     """cpp/cuda/sampler.h. ValueError if `vocab_size` is above 2**22."""
+
+def commit_step(
+    sampled: int, num_rows: int, token_ids: int, positions: int, slots: int, context_lens: int, block_tables: int,
+    table_width: int, block_size: int, params: int, status: int, remaining: int, stop_ids: int, loop: StepLoop,
+    stream: int, /,
+) -> None:  # fmt: skip
+    """cpp/cuda/commit.h. ValueError if `num_rows` is above the loop's `max_rows`."""
+
+class StepGraph:
+    """A captured step, ready to be launched (cpp/cuda/step_graph.h). The caller keeps what it works on."""
+
+    def __init__(self, graph: int, stream: int, /) -> None:
+        """`graph`: a cudaGraph_t, not needed afterwards. RuntimeError if it cannot be instantiated."""
+
+class StepLoop:
+    """Launches the steps of a run, one behind the other, and hands out their records (cpp/cuda/step_loop.h).
+
+    A run is `num_steps` launches of a graph whose last kernel is `commit_step` into this loop; the loop launches all
+    such graphs. It ends after its steps, with the step that leaves no row live, or where it is stopped. At most one
+    step is queued behind the one that runs. A thread of its own does this, without the GIL.
+    """
+
+    def __init__(self, num_records: int, max_rows: int, lead_us: int = 150, /) -> None:
+        """For the current device. So many records may wait for `next` (at least 2) before launching waits for it;
+        the next step is launched `lead_us` before the one that runs is expected to end."""
+    def run(self, graph: StepGraph, num_steps: int, stream: int, /) -> None:
+        """Begins a run and launches its first step, behind whatever `stream` has to do.
+
+        The run before must be over. A `stop` that came before is forgotten: look for its cause once more after this.
+        Keep `graph` until the run after this one has begun. RuntimeError if the device has failed, a run is on, or the
+        loop is closed; ValueError if `num_steps` is below 1.
+        """
+    def extend(self, num_steps: int, /) -> bool:
+        """Adds steps to the run that is on; False if there is none or it will launch no more.
+
+        Rows take their next slot from the block table when a step is committed: the first added step's must be there
+        when the last one of the run so far ends.
+        """
+    def next(self) -> tuple[npt.NDArray[np.int32], int, int] | None:
+        """Waits, without the GIL, for the run's next step: each row's token (worker/ops/commit.py), the time the step
+        took in microseconds, and when it ended in nanoseconds of the GPU's clock. None: the run is over.
+
+        RuntimeError if the device has failed, or if the loop is closed; the loop is of no use afterwards.
+        """
+    def stop(self) -> None:
+        """Launches no further step of this run. From any thread; takes no lock. What is launched is still handed out.
+
+        A run may so end without its second step, never without its first."""
+    def close(self) -> None:
+        """Stops the run, waits for what is launched, and ends the thread. A `next` that waits raises RuntimeError."""
