@@ -89,7 +89,7 @@ def commit_reference(sampled: Tensor, rows: CommitRows, block_size: int) -> Tens
     num_rows, width = rows.block_tables.shape
     token_ids, positions, slots = (column[:num_rows] for column in (rows.token_ids, rows.positions, rows.slots))
     live = rows.status == LIVE  # [R]
-    rows.remaining.sub_(live)
+    rows.remaining.sub_(live.int())
     stops = (rows.stop_ids == sampled[:, None]).any(dim=1)
     goes_on = live & (sampled >= 0) & ~stops & (rows.remaining > 0)  # [R]
 
