@@ -39,18 +39,16 @@ class StepAttention:
     def __init__(
         self, dtype: int, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int, num_blocks: int,
         query_starts: int, context_lens: int, block_tables: int, num_sequences: int, num_tokens: int, table_width: int,
-        total_context: int, num_multiprocessors: int, /,
+        total_context: int, num_chunked: int, num_multiprocessors: int, /,
     ) -> None:  # fmt: skip
-        """`total_context`: at least the tokens of all contexts together, or -1 if that is not known."""
+        """`total_context`: at least the tokens of all contexts together, `num_chunked`: at least the sequences with
+        more than one token; -1 if that is not known."""
 
     @property
-    def plan_words(self) -> int:
-        """int32 words that `prepare` needs for the plan; 0 if the shape is served by the plain kernel."""
-    @property
-    def state_words(self) -> int:
-        """float32 words that `prepare` needs for what is merged."""
-    def prepare(self, plan: int, states: int, stream: int, /) -> None:
-        """Once, before the first `attend`: both addresses are used until the last is done."""
+    def workspace_words(self) -> int:
+        """32-bit words that `prepare` needs; 0 if the shape is served by the plain kernel."""
+    def prepare(self, workspace: int, stream: int, /) -> None:
+        """Once, before the first `attend`: the 16-byte aligned memory is used until the last is done."""
     def attend(
         self, q: int, q_token_stride: int, q_head_stride: int, k_cache: int, v_cache: int, out: int, scale: float,
         stream: int, /,
@@ -109,3 +107,17 @@ class StepLoop:
         A run may so end without its second step, never without its first."""
     def close(self) -> None:
         """Stops the run, waits for what is launched, and ends the thread. A `next` that waits raises RuntimeError."""
+
+def penalize(
+    logits: int, num_rows: int, vocab_size: int, rows: int, tokens: int, masks: int, stream: int, /
+) -> None:
+    """cpp/cuda/penalties.h. Changes the logits in place."""
+
+def count_drawn(token_ids: int, num_rows: int, rows: int, tokens: int, stream: int, /) -> None:
+    """cpp/cuda/penalties.h. Changes rows and tokens in place."""
+
+def logprobs(
+    logits: int, num_rows: int, vocab_size: int, chosen_ids: int, num_top: int, width: int, chosen: int, top_ids: int,
+    top_logprobs: int, stream: int, /,
+) -> None:  # fmt: skip
+    """cpp/cuda/logprobs.h. ValueError if `vocab_size` is above 2**22 or `width` above 20."""

@@ -11,20 +11,17 @@ namespace {
 // The attention of one step, for all its layers. The caller keeps every tensor whose address it gives.
 class StepAttention {
  public:
-  StepAttention(const AttentionShape& shape, const AttentionRows& rows, int64_t total_context, int num_multiprocessors)
+  StepAttention(const AttentionShape& shape, const AttentionRows& rows, const AttentionBounds& bounds,
+                int num_multiprocessors)
       : shape_(shape), rows_(rows), has_kernels_(attention_has_kernels(shape)) {
-    if (has_kernels_) {
-      sizes_ = attention_sizes(shape, rows.num_sequences, rows.num_tokens, rows.table_width, total_context,
-                               num_multiprocessors);
-    }
+    if (has_kernels_) sizes_ = attention_sizes(shape, rows, bounds, num_multiprocessors);
   }
 
-  int64_t plan_words() const { return sizes_.plan_words; }
-  int64_t state_words() const { return sizes_.state_words; }
+  int64_t workspace_words() const { return sizes_.plan_words + sizes_.state_words; }
 
-  void prepare(int* plan, float* states, Stream stream) {
-    plan_ = plan;
-    states_ = states;
+  void prepare(int* workspace, Stream stream) {
+    plan_ = workspace;
+    states_ = reinterpret_cast<float*>(workspace + sizes_.plan_words);
     if (has_kernels_) plan_attention(shape_, rows_, sizes_, plan_, stream);
   }
 
@@ -50,18 +47,16 @@ void bind_attention(py::module_& m) {
   py::class_<StepAttention>(m, "StepAttention")
       .def(py::init([](int dtype, int head_dim, int num_heads, int num_kv_heads, int block_size, int64_t num_blocks,
                        uintptr_t query_starts, uintptr_t context_lens, uintptr_t block_tables, int num_sequences,
-                       int num_tokens, int table_width, int64_t total_context, int num_multiprocessors) {
+                       int num_tokens, int table_width, int64_t total_context, int num_chunked,
+                       int num_multiprocessors) {
         return StepAttention({Dtype{dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks},
                              {address<const int>(query_starts), address<const int>(context_lens),
                               address<const int>(block_tables), num_sequences, num_tokens, table_width},
-                             total_context, num_multiprocessors);
+                             {total_context, num_chunked}, num_multiprocessors);
       }))
-      .def_property_readonly("plan_words", &StepAttention::plan_words)
-      .def_property_readonly("state_words", &StepAttention::state_words)
-      .def("prepare",
-           [](StepAttention& self, uintptr_t plan, uintptr_t states, uintptr_t stream) {
-             self.prepare(address<int>(plan), address<float>(states), stream_of(stream));
-           })
+      .def_property_readonly("workspace_words", &StepAttention::workspace_words)
+      .def("prepare", [](StepAttention& self, uintptr_t workspace,
+                         uintptr_t stream) { self.prepare(address<int>(workspace), stream_of(stream)); })
       .def("attend", [](const StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride,
                         uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, float scale, uintptr_t stream) {
         self.attend(

@@ -9,7 +9,9 @@
 
 namespace tercet::cuda {
 
-// Where the tokens of a step stand, in device memory: worker/ops/attention.py, AttentionBatch.
+// Where the tokens of a step stand, in device memory: worker/ops/attention.py, AttentionBatch. A step may be padded:
+// with sequences of no context or no tokens, and with tokens behind the last sequence's. What is written for their
+// tokens is of no meaning.
 struct AttentionRows {
   const int* query_starts;  // [B + 1]
   const int* context_lens;  // [B]
@@ -39,21 +41,27 @@ struct AttentionTensors {
   float scale;
 };
 
-// How much room a plan needs, from what the host knows: upper bounds.
-struct AttentionSizes {
-  std::int64_t num_units;    // of decode: a token with one chunk of its context
-  std::int64_t num_tiles;    // of prefill: a sequence with one tile of its query rows
-  std::int64_t num_merged;   // tokens of decode
-  std::int64_t num_blocks;   // CUDA blocks that share the units out
-  std::int64_t plan_words;   // int32 words of the plan itself
-  std::int64_t state_words;  // float words of what chunks leave to be merged
+// What the host knows of a step's lengths: upper bounds, negative where it knows none.
+struct AttentionBounds {
+  std::int64_t total_context;  // tokens of all contexts together
+  int num_chunked;             // sequences with more than one token
 };
 
-// The sizes for a step of num_tokens tokens in num_sequences sequences with tables of table_width blocks, whose
-// contexts are total_context tokens together: an upper bound, or negative if the host knows none. Throws
-// std::invalid_argument on a shape that has no kernel.
-AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, int num_tokens, int table_width,
-                               std::int64_t total_context, int num_multiprocessors);
+// How much room a plan needs: upper bounds.
+struct AttentionSizes {
+  bool all_decode;           // every token is one of decode
+  bool merges;               // some token's context may be of several chunks
+  std::int64_t num_units;    // of decode: a token with one chunk of its context
+  std::int64_t num_tiles;    // of prefill: a sequence with one tile of its query rows
+  std::int64_t num_merged;   // tokens of decode, or sequences that may have one
+  std::int64_t num_blocks;   // CUDA blocks that share the units out
+  std::int64_t plan_words;   // 32-bit words of the plan itself, so many that what follows it is aligned
+  std::int64_t state_words;  // and of what chunks leave to be merged
+};
+
+// The sizes for a step of the rows' numbers. Bounds that turn out too low leave tokens without a result.
+AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows& rows, const AttentionBounds& bounds,
+                               int num_multiprocessors);
 
 // Whether plan_attention and the two after it have kernels for the shape that fit the current device; attention_simple
 // takes all.
@@ -63,7 +71,8 @@ bool attention_has_kernels(const AttentionShape& shape);
 void plan_attention(const AttentionShape& shape, const AttentionRows& rows, const AttentionSizes& sizes, int* plan,
                     Stream stream);
 
-// The tokens that are alone in their sequence's chunk; in a step of at most one token a sequence on average, all.
+// The tokens that are alone in their sequence's chunk; all, where no sequence may have more than one or there are no
+// more tokens than sequences.
 void attention_decode(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
                       const AttentionSizes& sizes, int* plan, float* states, Stream stream);
 

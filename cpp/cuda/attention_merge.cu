@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __shared__ float maxima_of_warps[kWarps];
   __shared__ float sums[kWarps];
   __shared__ float parts[kWarps][D];
-  // Decode's blocks have all begun, and they began after the plan was made.
+  let_next_kernel_start();
+  // Decode's blocks have all said that they waited for what made the plan.
   const MergedToken token = args.plan.merged[blockIdx.x];
   wait_for_kernel_before();
   if (token.num_chunks <= 1) return;
@@ -96,7 +97,7 @@ void launch(int head_dim, const DecodeArguments& args, const AttentionSizes& siz
 }  // namespace
 
 void merge_chunks(Dtype dtype, int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
-  if (sizes.num_units <= sizes.num_merged) return;  // no table has room for a second chunk
+  if (!sizes.merges) return;
   if (dtype == Dtype::bf16) {
     launch<__nv_bfloat16>(head_dim, args, sizes, stream);
   } else {

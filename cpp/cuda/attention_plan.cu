@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention_plan.cuh"
+#include "dependent_launch.cuh"
 
 namespace tercet::cuda {
 namespace {
@@ -18,6 +19,7 @@ constexpr int kUsualSharedBytes = 98 << 10;
 struct PlanArguments {
   AttentionRows rows;
   Plan plan;
+  int num_units, num_tiles, num_merged;  // that there is room for
   int num_blocks;
   int parts;
   int group;
@@ -62,29 +64,22 @@ __device__ Amounts scan_block(Amounts mine, Amounts* of_warps) {
 
 __device__ int num_chunks(int context) { return (context + kChunk - 1) / kChunk; }
 
-struct Span {
-  int first_token, num_tokens, context;
-};
-
-__device__ Span span_of(const PlanArguments& args, int sequence) {
-  const int first = args.rows.query_starts[sequence], end = args.rows.query_starts[sequence + 1];
-  const int count = max(0, min(end, args.rows.num_tokens) - first);
-  // A longer context than the table has room for is the caller's mistake; it must not become a wild read.
-  return {first, count, min(args.rows.context_lens[sequence], args.max_context)};
-}
-
 __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
   __shared__ Amounts of_warps[kWarp];
   __shared__ Amounts before[kThreads];
   __shared__ Amounts carried;
   const int thread = threadIdx.x, lane = thread % kWarp;
   const Plan& plan = args.plan;
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  // Tokens that no sequence has, or a tile, have nothing to be merged.
+  for (int i = thread; i < args.num_merged; i += kThreads) plan.merged[i] = {0, 0, 0};
   Amounts total{0, 0, 0};
   for (int base = 0; base < args.rows.num_sequences; base += kThreads) {
     const int sequence = base + thread;
     Amounts mine{0, 0, 0};
     if (sequence < args.rows.num_sequences) {
-      const Span span = span_of(args, sequence);
+      const Span span = span_of(args.rows, args.max_context, sequence);
       if (args.all_decode || span.num_tokens == 1) {
         for (int i = 0; i < span.num_tokens; ++i) {
           const int context = max(0, span.context - span.num_tokens + 1 + i);
@@ -102,42 +97,46 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
     total = carried;
     const int here = min(kThreads, args.rows.num_sequences - base);
     for (int i = thread / kWarp; i < here; i += kThreads / kWarp) {
-      const Span span = span_of(args, base + i);
+      const Span span = span_of(args.rows, args.max_context, base + i);
       if (args.all_decode || span.num_tokens == 1) {
         int unit = before[i].units, weight = before[i].weight;
         for (int j = 0; j < span.num_tokens; ++j) {
           const int context = max(0, span.context - span.num_tokens + 1 + j), chunks = num_chunks(context);
           for (int chunk = lane; chunk < chunks; chunk += kWarp) {
-            plan.units[unit + chunk] = {span.first_token + j, base + i, context, chunk};
-            plan.weights[unit + chunk] = weight + chunk * (kChunk + kUnitWeight);
+            const int at = unit + chunk;
+            if (at < args.num_units) plan.units[at] = {span.first_token + j, base + i, context, chunk};
+            if (at <= args.num_units) plan.weights[at] = weight + chunk * (kChunk + kUnitWeight);
           }
-          if (lane == 0)
-            plan.merged[args.all_decode ? span.first_token + j : base + i] = {span.first_token + j, unit, chunks};
+          if (lane == 0) {
+            plan.merged[args.all_decode ? span.first_token + j : base + i] = {
+                span.first_token + j, unit, max(0, min(chunks, args.num_units - unit))};
+          }
           unit += chunks;
           weight += context + kUnitWeight * chunks;
         }
       } else {
         const int tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
-        if (lane == 0) plan.merged[base + i] = {0, 0, 0};
         // The last tile sees most and so should start first.
         for (int tile = lane; tile < tiles; tile += kWarp) {
-          plan.tiles[before[i].tiles + tile] = {base + i, tiles - 1 - tile};
+          const int at = before[i].tiles + tile;
+          if (at < args.num_tiles) plan.tiles[at] = {base + i, tiles - 1 - tile};
         }
       }
     }
     __syncthreads();
   }
+  const int num_units = min(total.units, args.num_units);
   if (thread == 0) {
-    *plan.num_tiles = total.tiles;
-    plan.weights[total.units] = total.weight;
+    *plan.num_tiles = min(total.tiles, args.num_tiles);
+    if (total.units == num_units) plan.weights[num_units] = total.weight;
   }
   __syncthreads();
 
   // Each block begins with the first item that has its share of the weight before it. Parts of a unit weigh the same.
-  const int64_t parts = args.parts, all = total.weight * parts;
+  const int64_t parts = args.parts, all = plan.weights[num_units] * parts;
   for (int block = thread; block <= args.num_blocks; block += kThreads) {
     const int64_t target = (all * block + args.num_blocks - 1) / args.num_blocks;
-    int low = 0, high = total.units;  // the last unit with at most the target before it
+    int low = 0, high = num_units;  // the last unit with at most the target before it
     while (low < high) {
       const int middle = (low + high + 1) / 2;
       if (plan.weights[middle] * parts <= target) {
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
       }
     }
     int64_t item = low * parts;
-    if (low < total.units) {
+    if (low < num_units) {
       const int64_t weight = plan.weights[low + 1] - plan.weights[low];
       item += (target - plan.weights[low] * parts + weight - 1) / weight;
     }
@@ -157,28 +156,36 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
     share.begin = static_cast<int>(item);
     share.unit_index = static_cast<int>(item / parts);
     share.part = static_cast<int>(item % parts);
-    if (share.unit_index < total.units) share.unit = plan.units[share.unit_index];
+    if (share.unit_index < num_units) share.unit = plan.units[share.unit_index];
   }
 }
 
 }  // namespace
 
-AttentionSizes attention_sizes(const AttentionShape& shape, int num_sequences, int num_tokens, int table_width,
-                               std::int64_t total_context, int num_multiprocessors) {
-  const std::int64_t max_context = static_cast<std::int64_t>(table_width) * shape.block_size;
+AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows& rows, const AttentionBounds& bounds,
+                               int num_multiprocessors) {
+  const std::int64_t max_context = static_cast<std::int64_t>(rows.table_width) * shape.block_size;
   const std::int64_t chunks = (max_context + kChunk - 1) / kChunk;
   const int parts = parts_of(shape);
   AttentionSizes sizes{};
-  sizes.num_merged = std::min(num_sequences, num_tokens);
-  sizes.num_units = sizes.num_merged * chunks;
-  if (total_context >= 0) sizes.num_units = std::min(sizes.num_units, total_context / kChunk + sizes.num_merged);
-  if (num_tokens > num_sequences) {
-    const int chunked = std::min(num_sequences, num_tokens / 2);  // sequences that may have more than one token
-    sizes.num_tiles = static_cast<std::int64_t>(num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;
+  sizes.all_decode = bounds.num_chunked < 0 ? rows.num_tokens <= rows.num_sequences : bounds.num_chunked == 0;
+  sizes.num_merged = sizes.all_decode ? rows.num_tokens : rows.num_sequences;
+  const std::int64_t num_decoding = std::min(rows.num_sequences, rows.num_tokens);
+  sizes.num_units = num_decoding * chunks;
+  sizes.merges = chunks > 1 && num_decoding > 0;
+  if (bounds.total_context >= 0) {
+    sizes.num_units = std::min(sizes.num_units, bounds.total_context / kChunk + num_decoding);
+    sizes.merges = sizes.merges && bounds.total_context > kChunk;
+  }
+  if (!sizes.all_decode) {
+    int chunked = std::min(rows.num_sequences, rows.num_tokens / 2);
+    if (bounds.num_chunked >= 0) chunked = std::min(chunked, bounds.num_chunked);
+    sizes.num_tiles =
+        static_cast<std::int64_t>(rows.num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;
   }
   sizes.num_blocks = std::max<std::int64_t>(
       1, std::min<std::int64_t>(sizes.num_units * parts, decode_blocks(shape.head_dim) * num_multiprocessors));
-  sizes.plan_words = words_of_plan(sizes);
+  sizes.plan_words = words_of_plan(sizes, std::max(rows.num_tokens, rows.num_sequences));
   sizes.state_words = sizes.num_units * shape.num_heads * (shape.head_dim + 2);
   return sizes;
 }
@@ -197,14 +204,16 @@ void plan_attention(const AttentionShape& shape, const AttentionRows& rows, cons
                     Stream stream) {
   PlanArguments args{rows,
                      view_of_plan(sizes, plan),
+                     static_cast<int>(sizes.num_units),
+                     static_cast<int>(sizes.num_tiles),
+                     static_cast<int>(sizes.num_merged),
                      static_cast<int>(sizes.num_blocks),
                      parts_of(shape),
                      group_of(shape),
                      tile_rows(shape.head_dim),
                      rows.table_width * shape.block_size,
-                     rows.num_tokens <= rows.num_sequences};
-  plan_kernel<<<1, kThreads, 0, stream>>>(args);
-  check_launch("plan_attention");
+                     sizes.all_decode};
+  launch_behind(plan_kernel, dim3(1), kThreads, 0, stream, args, "plan_attention");
 }
 
 }  // namespace tercet::cuda

@@ -56,6 +56,18 @@ struct Plan {
   MergedToken* merged;  // [num_merged]
 };
 
+// The query tokens of a sequence. Lengths that do not fit the step are the caller's mistake; they must not become wild
+// reads.
+struct Span {
+  int first_token, num_tokens, context;
+};
+
+__device__ inline Span span_of(const AttentionRows& rows, int max_context, int sequence) {
+  const int first = min(max(rows.query_starts[sequence], 0), rows.num_tokens);
+  const int end = min(rows.query_starts[sequence + 1], rows.num_tokens);
+  return {first, max(0, end - first), min(rows.context_lens[sequence], max_context)};
+}
+
 inline int group_of(const AttentionShape& shape) { return shape.num_heads / shape.num_kv_heads; }
 
 inline int parts_of_group(int group) { return (group + kPartHeads - 1) / kPartHeads; }
@@ -72,9 +84,11 @@ inline int log2_of(int power) {
   return exponent;
 }
 
-inline std::int64_t words_of_plan(const AttentionSizes& sizes) {
-  return 4 + 4 * sizes.num_units + 8 * sizes.num_blocks + 2 * sizes.num_tiles + (sizes.num_units + 1) +
-         3 * sizes.num_merged;
+// With room for whatever may be merged, so that smaller steps never need more.
+inline std::int64_t words_of_plan(const AttentionSizes& sizes, std::int64_t most_merged) {
+  const std::int64_t words =
+      4 + 4 * sizes.num_units + 8 * sizes.num_blocks + 2 * sizes.num_tiles + (sizes.num_units + 1) + 3 * most_merged;
+  return (words + 3) / 4 * 4;
 }
 
 inline Plan view_of_plan(const AttentionSizes& sizes, int* words) {

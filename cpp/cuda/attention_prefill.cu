@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   constexpr int kRowTiles = S::kRowTiles, kKeyTiles = S::kKeys / 8;
   extern __shared__ __align__(1024) unsigned char shared[];
   wait_for_kernel_before();
+  let_next_kernel_start();
   if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
   const PrefillTile tile(args, blockIdx.y, blockIdx.x, S::kRows);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, matrix = lane / 8;

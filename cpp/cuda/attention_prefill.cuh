@@ -29,11 +29,11 @@ struct PrefillTile {
 
   __device__ PrefillTile(const PrefillArguments& args, int index, int kv_head, int num_rows) : kv_head(kv_head) {
     const Tile tile = args.plan.tiles[index];
-    first_token = args.rows.query_starts[tile.sequence];
-    const int num_tokens = args.rows.query_starts[tile.sequence + 1] - first_token;
-    before = min(args.rows.context_lens[tile.sequence], args.max_context) - num_tokens;
+    const Span span = span_of(args.rows, args.max_context, tile.sequence);
+    first_token = span.first_token;
+    before = span.context - span.num_tokens;
     first_row = tile.index * num_rows;
-    last_row = min(first_row + num_rows, num_tokens * args.group) - 1;
+    last_row = min(first_row + num_rows, span.num_tokens * args.group) - 1;
     end = max(0, before + last_row / args.group + 1);
     table = args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width;
   }

@@ -287,6 +287,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   using L = Layout<D>;
   extern __shared__ unsigned char shared[];
   wait_for_kernel_before();
+  let_next_kernel_start();
   if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
   const PrefillTile tile(args, blockIdx.y, blockIdx.x, kRows);
   const uint32_t base = (shared_address(shared) + L::kAlignment - 1) / L::kAlignment * L::kAlignment;

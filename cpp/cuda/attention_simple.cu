@@ -16,7 +16,7 @@ struct SimpleArguments {
   AttentionTensors tensors;
 };
 
-// The sequence that `token` belongs to: the last that starts at or before it.
+// The sequence that `token` belongs to, if any: the last that starts at or before it.
 __device__ int sequence_of(const AttentionRows& rows, int token) {
   int low = 0, high = rows.num_sequences - 1;
   while (low < high) {
@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) simple_kernel(SimpleArguments a
   const int* table = args.rows.block_tables + static_cast<int64_t>(sequence) * args.rows.table_width;
   const int context = min(args.rows.context_lens[sequence], args.rows.table_width * slots) -
                       (args.rows.query_starts[sequence + 1] - 1 - token);
+  if (args.rows.query_starts[sequence + 1] <= token || context <= 0) return;  // padding
   const auto offset_of = [&](int position) {
     const int64_t block =
         min(static_cast<unsigned>(table[position / slots]), static_cast<unsigned>(args.shape.num_blocks - 1));

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
   const int half = args.head_dim / 2;
   if (token >= args.num_tokens) return;
   wait_for_kernel_before();
+  let_next_kernel_start();
   const T *from, *norm = nullptr;
   T* to;
   T* cache = nullptr;

@@ -202,6 +202,23 @@ def test_sequences_without_queries_and_no_tokens_at_all(isa: str) -> None:
     assert paged_attention(q, sequences.k_cache, sequences.v_cache, batch, 1.0).shape == (0, 2, 16)
 
 
+def test_the_twin_takes_padding() -> None:
+    """As steps of a fixed size have it: empty sequences with a token or none, tokens that no sequence has."""
+    sequences = make_sequences([30, 50], (4, 2), 16, 8, torch.float64)
+    q, batch = sequences.batch([(0, 29, 30), (0, 30, 30), (1, 40, 50)])
+    batch.context_lens[1] = 0
+    padded = AttentionBatch(
+        torch.cat((batch.query_starts, torch.tensor([12, 12], dtype=torch.int32))),
+        torch.cat((batch.context_lens, torch.zeros(2, dtype=torch.int32))),
+        torch.cat((batch.block_tables, torch.full_like(batch.block_tables[:2], 10**6))),
+        torch.cat((batch.slots, torch.full((4,), -1))),
+    )
+    more = torch.cat((q, torch.full_like(q[:4], NAN)))
+    got = paged_attention(more, sequences.k_cache, sequences.v_cache, padded, 0.25)
+    for want, chunk in zip((got[:1], got[1:11]), [(0, 29, 30), (1, 40, 50)], strict=True):
+        assert torch.equal(sequences.attend([chunk])[0], want)
+
+
 def test_other_dtypes_take_the_twin() -> None:
     sequences = make_sequences([30], (4, 2), 16, 8, torch.float64)
     q, batch = sequences.batch([(0, 3, 30)])
@@ -231,12 +248,13 @@ def test_write_kv_equals_the_twin_and_writes_nothing_else(num_threads: int, dtyp
 
 
 def test_slots_outside_the_cache_are_refused_before_any_write() -> None:
-    cache = torch.zeros(4, 1, 8, 8)
-    k = torch.ones(2, 1, 8)
-    for bad in (-1, 32):
-        with pytest.raises(IndexError, match=f"slot {bad}"):
-            write_kv(k, k, cache, cache, torch.tensor([3, bad]))
-    assert not cache.any()
+    for dtype in (torch.float32, torch.float64):
+        cache = torch.zeros(4, 1, 8, 8, dtype=dtype)
+        k = torch.ones(2, 1, 8, dtype=dtype)
+        for bad in (-1, 32):
+            with pytest.raises(IndexError, match=f"slot {bad}"):
+                write_kv(k, k, cache, cache, torch.tensor([3, bad]))
+        assert not cache.any()
 
 
 def test_what_does_not_fit_is_refused() -> None:

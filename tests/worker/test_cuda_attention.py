@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.worker.cuda import needs_cuda
 from tests.worker.test_attention import NAN, Sequences, make_sequences
 from worker.ops.attention import AttentionBatch, paged_attention, paged_attention_reference
+from worker.ops.step_attention import attention_workspace
 
 pytestmark = needs_cuda
 
@@ -20,14 +21,14 @@ Chunk = tuple[int, int, int]  # sequence, first position, position past the last
 
 
 def on_gpu(batch: AttentionBatch) -> AttentionBatch:
-    # As the executor does: what it knows bounds the memory. A step with idle sequences has no such bound.
-    idle = bool((batch.query_starts.diff() == 0).any())
+    # As the executor does: what it knows bounds memory and launches.
     return AttentionBatch(
         batch.query_starts.cuda(),
         batch.context_lens.cuda(),
         batch.block_tables.cuda(),
         batch.slots.cuda(),
-        None if idle else int(batch.context_lens.sum()),
+        int(batch.context_lens.sum()),
+        int((batch.query_starts.diff() > 1).sum()),
     )
 
 
@@ -181,25 +182,125 @@ def test_strided_queries(dtype: torch.dtype) -> None:
     assert torch.equal(paged_attention(other_order, *arguments), want)
 
 
-def test_a_graph_plans_anew_with_each_replay() -> None:
-    lengths = [40, 700, 1300]
-    sequences = make(lengths, (8, 2), 128, 64, torch.bfloat16)
-    q, batch = sequences.sequences.batch(decodes(lengths))
-    query, held = q.cuda(), on_gpu(batch)
+def padded(q: Tensor, batch: AttentionBatch, num_sequences: int, num_tokens: int) -> tuple[Tensor, AttentionBatch]:
+    """The step with this many sequences and tokens: empty sequences at its end have a token each if all have one."""
+    held, more = batch.context_lens.shape[0], num_tokens - q.shape[0]
+    each = int(num_tokens == num_sequences)
+    last = batch.query_starts[-1] + each * torch.arange(1, num_sequences - held + 1)
+    return torch.cat((q, torch.full((more, *q.shape[1:]), NAN, dtype=q.dtype))), AttentionBatch(
+        torch.cat((batch.query_starts, last.to(torch.int32))),
+        torch.cat((batch.context_lens, torch.zeros(num_sequences - held, dtype=torch.int32))),
+        torch.cat((batch.block_tables, torch.full_like(batch.block_tables[:1], -7).repeat(num_sequences - held, 1))),
+        torch.cat((batch.slots, torch.full((more,), -1))),
+    )
 
-    def layers() -> list[Tensor]:
-        step = AttentionBatch(held.query_starts, held.context_lens, held.block_tables, held.slots)
-        return [paged_attention(query, sequences.k_cache, sequences.v_cache, step, 0.1) for _ in range(2)]
 
-    layers()  # loads the kernels
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = layers()
+@pytest.mark.parametrize(("heads", "dim"), [((8, 2), 128), ((8, 2), 64), ((4, 1), 96), ((4, 2), 256), ((4, 2), 80)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_changes_nothing(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
+    lengths = [300, 1, 513, 64, 700]
+    sequences = make(lengths, heads, dim, 64, dtype)
+    mixed = [(0, 100, 300), (1, 0, 1), (2, 512, 513), (3, 0, 64)]
+    for chunks, sizes in (
+        (decodes(lengths), [(8, 8), (64, 64), (6, 20)]),
+        (mixed, [(4, 300), (7, 512), (64, 268)]),
+        ([(2, 0, 513)], [(1, 600), (3, 513), (9, 1024)]),
+    ):
+        q, batch = sequences.sequences.batch(chunks)
+        want = paged_attention(q.cuda(), sequences.k_cache, sequences.v_cache, on_gpu(batch), 0.1)
+        for num_sequences, num_tokens in sizes:
+            more, step = padded(q, batch, num_sequences, num_tokens)
+            poison(more)
+            got = paged_attention(more.cuda(), sequences.k_cache, sequences.v_cache, on_gpu(step), 0.1)
+            assert torch.equal(got[: len(q)], want)
+
+
+class Captured:
+    """A step of fixed sizes in a graph, two layers of it, filled anew before each replay."""
+
+    def __init__(self, sequences: OnGpu, num_sequences: int, num_tokens: int, bounds: tuple[int, int]) -> None:
+        _, num_heads, dim = sequences.sequences.q[0].shape
+        width = max(map(len, sequences.sequences.tables)) + 1
+        dtype = sequences.k_cache.dtype
+        self.sequences, self.bounds, self.shape = sequences, bounds, (num_sequences, num_tokens, width)
+        self.q = torch.zeros(num_tokens, num_heads, dim, dtype=dtype, device="cuda")
+        self.starts = torch.zeros(num_sequences + 1, dtype=torch.int32, device="cuda")
+        self.context_lens = torch.zeros(num_sequences, dtype=torch.int32, device="cuda")
+        self.tables = torch.zeros(num_sequences, width, dtype=torch.int32, device="cuda")
+        self.slots = torch.full((num_tokens,), -1, device="cuda")
+        self.graph = torch.cuda.CUDAGraph()
+
+    def attend(self, workspace: Tensor | None) -> list[Tensor]:
+        step = AttentionBatch(self.starts, self.context_lens, self.tables, self.slots, *self.bounds, workspace)
+        caches = self.sequences.k_cache, self.sequences.v_cache
+        return [paged_attention(self.q, *caches, step, 0.1) for _ in range(2)]
+
+    def capture(self, workspace: Tensor) -> None:
+        with torch.cuda.graph(self.graph):
+            self.outputs = self.attend(workspace)
+
+    def assert_replay_equals_twin(self, chunks: list[Chunk]) -> None:
+        q, batch = self.sequences.sequences.batch(chunks)
+        more, step = padded(q, batch, *self.shape[:2])
+        for held, now in (
+            (self.q, more),
+            (self.starts, step.query_starts),
+            (self.context_lens, step.context_lens),
+            (self.tables, step.block_tables),
+            (self.slots, step.slots),
+        ):
+            held.copy_(now)
+        for out in self.outputs:
+            out.fill_(NAN)
+        self.graph.replay()
+        caches = self.sequences.sequences.k_cache.double(), self.sequences.sequences.v_cache.double()
+        want = paged_attention_reference(q.double(), *caches, batch, 0.1)
+        for out in self.outputs:
+            torch.testing.assert_close(out[: len(q)].cpu().double(), want, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_graphs_plan_anew_with_each_replay_and_share_a_workspace(dim: int) -> None:
+    lengths = [40, 700, 1300, 257, 1]
+    sequences = make(lengths, (8, 2), dim, 64, torch.bfloat16)
+    total = sum(lengths)
+    sizes = [((8, 8), (total, 0)), ((8, 512), (total, 3)), ((64, 64), (total, 0))]
+    graphs = [Captured(sequences, *size, bounds) for size, bounds in sizes]
+    workspace = attention_workspace(torch.bfloat16, 8, sequences.k_cache, 64, 512, graphs[0].shape[2], total, 3)
+    for graph in graphs:
+        graph.attend(workspace)  # loads the kernels
+        graph.capture(workspace)
     for shorter in (0, 1, 39):
-        held.context_lens.copy_(torch.tensor(lengths, dtype=torch.int32) - shorter)
-        graph.replay()
-        for got, want in zip(outputs, layers(), strict=True):
-            assert torch.equal(got, want)
+        decode, mixed, wide = graphs
+        chunks = [(b, max(0, n - shorter - 1), max(1, n - shorter)) for b, n in enumerate(lengths)]
+        decode.assert_replay_equals_twin(chunks)
+        mixed.assert_replay_equals_twin([chunks[1], (2, 800 + shorter, 1300), chunks[3]])
+        mixed.assert_replay_equals_twin(chunks)
+        wide.assert_replay_equals_twin(chunks[::-1])
+        # Sequences that ended on the way.
+        decode.assert_replay_equals_twin(chunks[2:4])
+
+
+def test_a_workspace_that_is_too_small_is_refused() -> None:
+    sequences = make([40, 700], (8, 2), 128, 64, torch.bfloat16)
+    graph = Captured(sequences, 2, 2, (740, 0))
+    with pytest.raises(ValueError, match="the workspace must have"):
+        graph.attend(torch.empty(100, dtype=torch.int32, device="cuda"))
+    with pytest.raises(ValueError, match="on cpu"):
+        graph.attend(torch.empty(1 << 20, dtype=torch.int32))
+
+
+def test_bounds_that_are_too_low_leave_the_tensors_alone() -> None:
+    """Some results are missing then; compute-sanitizer sees whether anything was written where it should not be."""
+    lengths = [40, 700, 1300, 2000]
+    sequences = make(lengths, (8, 2), 128, 64, torch.bfloat16)
+    for chunks in (decodes(lengths), [(b, 0, n) for b, n in enumerate(lengths)]):
+        q, batch = sequences.sequences.batch(chunks)
+        held = on_gpu(batch)
+        low = AttentionBatch(held.query_starts, held.context_lens, held.block_tables, held.slots, 300, 1)
+        out = paged_attention(q.cuda(), sequences.k_cache, sequences.v_cache, low, 0.1)
+        torch.cuda.synchronize()
+        assert out.shape == q.shape
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -25,16 +25,25 @@ class AttentionBatch:
 
     Query token i of sequence b is token query_starts[b] + i of the batch and stands at position
     context_lens[b] - (query_starts[b + 1] - query_starts[b]) + i; it sees positions up to its own.
-    Raises ValueError on other dtypes or shapes, or more than one device.
+
+    On a GPU a batch may be padded, as steps that are captured are: by sequences of context 0 with a token or without,
+    and by tokens behind the last sequence's. Nothing is read for these, what comes out for them is of no meaning, and
+    their slots are -1. Raises ValueError on other dtypes or shapes, or more than one device.
     """
 
     query_starts: Tensor  # int32 [B + 1], cumulative query tokens
     context_lens: Tensor  # int32 [B], tokens in the KV cache, this step's included
     block_tables: Tensor  # int32 [B, max_blocks]; entries past a sequence's context are not read
     slots: Tensor  # int64 [T], block * S + offset of each token
-    # The sum of context_lens where the host knows it, or more: bounds the memory that a GPU's kernels take, else the
-    # widest table for every sequence does. Only for steps in which no sequence is without a token.
+    # Upper bounds where the host knows them, for a GPU. A result that they are too low for is of no meaning. The sum of
+    # context_lens bounds the memory for what is merged, else the widest table for every sequence does; only for steps
+    # of more tokens than sequences, or at most one token in each. The sequences with more than one token bound the
+    # launch for these, which is left out at 0; None: any in steps of more tokens than sequences, else none.
     total_context: int | None = None
+    num_chunked: int | None = None
+    # What the step's attention works in (`attention_workspace`), for steps that follow each other on one stream, so
+    # that captured ones do not each hold their own; None: memory of its own.
+    workspace: Tensor | None = None
     # For `_core.paged_attention`, which is called once a layer: num_sequences to table_width.
     core_arguments: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
     # On a GPU, by dtype, H and the cache's shape: what the layers share. Made by the first.
@@ -204,7 +213,7 @@ def paged_attention_reference(
     starts = batch.query_starts.tolist()
     for b, context_len in enumerate(batch.context_lens.tolist()):
         begin, end = starts[b], starts[b + 1]
-        if begin == end:
+        if begin == end or context_len == 0:  # padding
             continue
         blocks = batch.block_tables[b, : -(-context_len // block_size)].long()
 
@@ -222,8 +231,12 @@ def paged_attention_reference(
 
 
 def write_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """The twin of `write_kv`."""
-    block_size = k_cache.shape[2]
+    """The twin of `write_kv`: on a CPU an IndexError, too, for a slot outside the cache."""
+    num_blocks, _, block_size, _ = k_cache.shape
+    present = (slots >= 0) & (slots < num_blocks * block_size)
+    if slots.is_cpu and not present.all():
+        raise IndexError(f"slot {int(slots[~present][0])} is not one of {num_blocks * block_size}")
+    k, v, slots = k[present], v[present], slots[present]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots - blocks * block_size
     k_cache[blocks, :, offsets] = k

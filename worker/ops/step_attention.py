@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, stream_of
+from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, on_kernels, stream_of
 
 if KERNELS_BUILT:
     from .. import _kernels
@@ -22,6 +22,33 @@ _ALIGNMENT = 16
 MAX_HEAD_DIM = 256
 
 
+def attention_workspace(
+    dtype: torch.dtype, num_heads: int, cache: Tensor, num_sequences: int, num_tokens: int, table_width: int,
+    total_context: int | None, num_chunked: int | None,
+) -> Tensor:  # fmt: skip
+    """Memory for steps of at most so many sequences, tokens, blocks a table and tokens of context: int32, on the
+    device of `cache` [N, G, S, D]; empty where attention needs none. q is [T, `num_heads`, D] of `dtype`.
+    """
+    words = 0
+    if on_kernels(cache):
+        step = _step(dtype, num_heads, cache.shape, cache.device, (0, 0, 0), num_sequences, num_tokens, table_width,
+                     total_context, num_chunked)  # fmt: skip
+        words = step.workspace_words
+    return torch.empty(words, dtype=torch.int32, device=cache.device)
+
+
+def _step(
+    dtype: torch.dtype, num_heads: int, cache_shape: torch.Size, device: torch.device, addresses: tuple[int, int, int],
+    num_sequences: int, num_tokens: int, table_width: int, total_context: int | None, num_chunked: int | None,
+) -> _kernels.StepAttention:  # fmt: skip
+    num_blocks, num_kv_heads, block_size, head_dim = cache_shape
+    return _kernels.StepAttention(
+        KERNEL_DTYPES[dtype], head_dim, num_heads, num_kv_heads, block_size, num_blocks, *addresses, num_sequences,
+        num_tokens, table_width, -1 if total_context is None else total_context,
+        -1 if num_chunked is None else num_chunked, torch.cuda.get_device_properties(device).multi_processor_count,
+    )  # fmt: skip
+
+
 class StepAttention:
     """The plan of a step's attention, made on the device by the first layer's call, and the memory it works in.
 
@@ -31,22 +58,29 @@ class StepAttention:
     """
 
     def __init__(self, batch: AttentionBatch, dtype: torch.dtype, num_heads: int, cache_shape: torch.Size) -> None:
-        """For q [T, H, D] and caches [N, G, S, D] = `cache_shape` of `dtype`, on the device of `batch.slots`."""
-        num_blocks, num_kv_heads, block_size, head_dim = cache_shape
+        """For q [T, H, D] and caches [N, G, S, D] = `cache_shape` of `dtype`, on the device of `batch.slots`.
+
+        Raises ValueError if the batch's workspace is too small or elsewhere.
+        """
         device = batch.slots.device
         # Kept, because the kernels have nothing but their addresses.
         query_starts, context_lens = batch.query_starts.to(device), batch.context_lens.to(device)
         self._rows = query_starts, context_lens, batch.block_tables
-        self._step = _kernels.StepAttention(
-            KERNEL_DTYPES[dtype], head_dim, num_heads, num_kv_heads, block_size, num_blocks,
-            query_starts.data_ptr(), context_lens.data_ptr(), batch.block_tables.data_ptr(), context_lens.shape[0],
-            batch.slots.shape[0], batch.block_tables.shape[1],
-            -1 if batch.total_context is None else batch.total_context,
-            torch.cuda.get_device_properties(device).multi_processor_count,
+        self._step = _step(
+            dtype, num_heads, cache_shape, device,
+            (query_starts.data_ptr(), context_lens.data_ptr(), batch.block_tables.data_ptr()), context_lens.shape[0],
+            batch.slots.shape[0], batch.block_tables.shape[1], batch.total_context, batch.num_chunked,
         )  # fmt: skip
-        self._plan = torch.empty(self._step.plan_words, dtype=torch.int32, device=device)
-        self._states = torch.empty(self._step.state_words, dtype=torch.float32, device=device)
-        self._step.prepare(self._plan.data_ptr(), self._states.data_ptr(), stream_of(batch.slots))
+        words, workspace = self._step.workspace_words, batch.workspace
+        if workspace is None:
+            workspace = torch.empty(words, dtype=torch.int32, device=device)
+        elif workspace.device != device or workspace.dtype is not torch.int32 or workspace.shape[0] < words:
+            raise ValueError(
+                f"the workspace must have {words:,} int32 on {device}, is {workspace.dtype} {list(workspace.shape)} on "
+                f"{workspace.device}"
+            )
+        self._workspace = workspace
+        self._step.prepare(workspace.data_ptr(), stream_of(batch.slots))
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         """q [T, H, D] over contiguous caches of the shape that was planned for -> [T, H, D]. `scale` is above 0."""
