@@ -135,7 +135,7 @@ def check_sizes(submission: Submission, pool: Pool) -> None:
 
 def check_queue(submission: Submission, pool: Pool, bounds: QueueBounds) -> None:
     """Whether the pool has room for it. Raises QueueFullError. An empty queue takes a prompt of any length."""
-    requests, tokens = len(pool.waiting), pool.waiting.num_tokens
+    requests, tokens = pool.waiting.num_requests, pool.waiting.num_tokens
     if requests < bounds.max_requests and (
         not requests or tokens + len(submission.prompt_token_ids) <= bounds.max_tokens
     ):

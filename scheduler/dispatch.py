@@ -27,7 +27,7 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     `lookup` says how much of a sequence a worker's prefix cache has.
     """
     actions: list[Action] = []
-    dealt = deal(pool, policy, lookup) if len(pool.waiting) else {}
+    dealt = deal(pool, policy, lookup) if pool.crowded else {}
     for worker in pool.workers.values():
         newcomers = dealt.get(worker.link, [])
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
@@ -84,7 +84,7 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
         quiet_steps=worker.pace.quiet_steps,
         step_seconds=worker.step_times.predict(running.decoding, worker.context_tokens),
         mixed_tokens=worker.mixed_tokens(policy.max_mixed_step_s, running.decoding),
-        crowded=len(pool.waiting) > 0,
+        crowded=pool.crowded,
     )
     return make_plan(running, candidates, account, worker.limits, policy, forecast)
 

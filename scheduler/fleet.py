@@ -182,6 +182,11 @@ class Pool:
         """Whether there is a worker that it may go to."""
         return any(self.may_go(worker, sequence) for worker in self.workers.values())
 
+    @property
+    def crowded(self) -> bool:
+        """Whether somebody waits for a worker that is there."""
+        return len(self.waiting) > len(self.stranded)
+
     def head(self, count: int) -> list[Sequence]:
         """At most `count` of those that wait for a worker that is there, the next first."""
         if not self.stranded:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 
-from .sequence import Sequence
+from .sequence import Request, Sequence
 
 
 class WaitingQueue:
@@ -19,6 +19,8 @@ class WaitingQueue:
         self._sequences: list[Sequence] = []
         # Tokens of those listed; forks share those of their leader.
         self.num_tokens = 0
+        # How many of each request are listed: outputs that had to give way come back one by one.
+        self._requests: dict[Request, int] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -30,6 +32,11 @@ class WaitingQueue:
         place = self._place(sequence)
         return place < len(self._sequences) and self._sequences[place] is sequence
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of which something waits."""
+        return len(self._requests)
+
     def head(self, count: int) -> list[Sequence]:
         """At most `count` sequences, the next first."""
         return list(islice(self._sequences, count))
@@ -39,6 +46,7 @@ class WaitingQueue:
         place = self._place(sequence)
         self._sequences.insert(place, sequence)
         self.num_tokens += len(sequence.token_ids)
+        self._requests[sequence.request] = self._requests.get(sequence.request, 0) + 1
         return place
 
     def remove(self, sequence: Sequence) -> None:
@@ -47,6 +55,9 @@ class WaitingQueue:
         assert self._sequences[place] is sequence
         del self._sequences[place]
         self.num_tokens -= len(sequence.token_ids)
+        left = self._requests.pop(sequence.request) - 1
+        if left:
+            self._requests[sequence.request] = left
 
     def _place(self, sequence: Sequence) -> int:
         # A new one nearly always goes to the end, and the next one to start nearly always leaves from the front.

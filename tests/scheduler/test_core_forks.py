@@ -9,6 +9,7 @@ import pytest
 from outcomes import judge, prepared, releases, settle
 
 from scheduler.actions import DropWorker, NewSequence, ReleaseCause, ToWorker
+from scheduler.admission import QueueBounds
 from scheduler.events import CancelReason, Ended, EndReason, Event, SequenceStopped, StepReported
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.gateway import Call
@@ -29,8 +30,8 @@ def finished(mesh: VirtualMesh) -> dict[str, object]:
 @pytest.mark.parametrize("length", [1, 3, 4, 50])
 def test_each_output_is_the_text_of_its_seed(length: int) -> None:
     mesh, gateway = prepared(infos=[worker_info(num_blocks=64)])
-    wish = submission(1, [5] * length, 20, n=4, sampling=replace(GREEDY, seed=2**64 - 2))
-    call = mesh.submit(gateway, wish)
+    asked = submission(1, [5] * length, 20, n=4, sampling=replace(GREEDY, seed=2**64 - 2))
+    call = mesh.submit(gateway, asked)
     settle(mesh)
     judge(call)
     assert len({tuple(output.tokens) for output in call.outputs}) == 4
@@ -67,6 +68,20 @@ def test_a_pool_for_little_more_than_the_prompt_preempts_forks_one_by_one() -> N
     victims = [key for release in releases(mesh, ReleaseCause.PREEMPT) for key in release.sequence_ids]
     assert call.sequence_ids[0] not in victims
     assert finished(mesh)["preemptions"] == len(victims)
+
+
+def test_outputs_that_gave_way_are_one_request_to_the_bounds_of_the_queue() -> None:
+    info = worker_info(num_blocks=16, max_num_seqs=4)
+    mesh, gateway = prepared(infos=[info], bounds=QueueBounds(2, 10_000))
+    mesh.submit(gateway, submission(1, [5] * 42, 20, n=4))
+    (pool,) = mesh.core._mesh.fleet.pools.values()
+    while len(pool.waiting) < 2:
+        mesh.run(until=mesh.now + 0.001)
+        assert mesh.now < 10
+    assert pool.waiting.num_requests == mesh.core.view().requests_waiting == 1
+    later = [mesh.submit(gateway, submission(key, [1] * 30)) for key in (2, 3)]
+    assert [call.refused for call in later] == [None, "QUEUE_FULL"]
+    settle(mesh)
 
 
 def test_several_groups_in_a_small_pool() -> None:

@@ -87,6 +87,30 @@ def test_a_fixed_length_is_obeyed() -> None:
     assert {plan.num_steps for plan in plans(mesh)[:-2]} == {16}
 
 
+@pytest.mark.parametrize("stranded", [False, True])
+def test_plans_end_with_the_first_end_for_who_waits_there_but_not_for_who_waits_for_another_worker(
+    stranded: bool,
+) -> None:
+    sizes = {"max_num_seqs": 2, "block_size": 16, "max_model_len": 4096}
+    infos = [worker_info(num_blocks=2000, **sizes), worker_info(num_blocks=90, **sizes)]
+    mesh, gateway = prepared(infos=infos, costs=[StepCost(5e-3)] * 2, policy=ADAPTIVE)
+    mesh.submit(gateway, submission(1, [1] * 20, 1500 if stranded else 1000))
+    mesh.attach_worker(1)
+    mesh.lose_worker(mesh.workers[1])
+    short, long = (mesh.submit(gateway, submission(key, max_tokens=tokens)) for key, tokens in ((2, 150), (3, 1200)))
+    mesh.run(until=0.1)
+    (pool,) = mesh.core._mesh.fleet.pools.values()
+    assert (len(pool.waiting), len(pool.stranded)) == (1, int(stranded))
+    assert bool(long.times) == stranded
+    quiet = len(plans(mesh))
+    while not short.over:
+        mesh.run(until=mesh.now + 0.001)
+        assert mesh.now < 2
+    lengths = [plan.num_steps for plan in plans(mesh)[quiet:]]
+    assert max(lengths) == MAX_STEPS
+    assert (lengths == sorted(lengths)) == stranded
+
+
 @pytest.mark.parametrize("num_steps", [0, 32])
 def test_fewer_tokens_than_steps_end_the_plan(num_steps: int) -> None:
     mesh, gateway = streaming(policy=Policy(num_steps, 0))
@@ -152,8 +176,8 @@ def test_a_prefill_that_others_pass_has_its_turn_when_it_has_waited_long_enough(
     step = GPU_LIKE.seconds(2048, 2048)
     others: list[Call] = []
     for key in range(2, 80):
-        wish = submission(key, [key % 50] * 2047, 1, prefix_salt=bytes([key]))
-        mesh.at(key * step, lambda wish=wish: others.append(mesh.submit(gateway, wish)))  # type: ignore[misc]
+        asked = submission(key, [key % 50] * 2047, 1, prefix_salt=bytes([key]))
+        mesh.at(key * step, lambda asked=asked: others.append(mesh.submit(gateway, asked)))  # type: ignore[misc]
     settle(mesh)
     for call in (patient, *others):
         judge(call)

@@ -38,6 +38,23 @@ def test_order_is_by_urgency_then_arrival(order: list[int], moments: list[int], 
     assert queue.num_tokens == sum(key + 1 for key in left)
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.data())
+def test_a_request_counts_once_however_many_of_its_outputs_wait(outputs: list[int], data: st.DataObject) -> None:
+    queue = WaitingQueue()
+    requests = [Request(1, submission(key, n=n), 0.0, None) for key, n in enumerate(outputs)]
+    waiting = [
+        sequence_of(request, 10 * key + index, [1], 9, urgency=(0.0, 10 * key + index))
+        for key, request in enumerate(requests)
+        for index in range(request.submission.n)
+    ]
+    for sequence in waiting:
+        queue.add(sequence)
+    for sequence in data.draw(st.permutations(waiting)):
+        assert queue.num_requests == len({each.request for each in queue})
+        queue.remove(sequence)
+    assert queue.num_requests == 0
+
+
 def test_a_class_that_can_wait_lets_others_ahead_only_for_so_long() -> None:
     batch, interactive = CLASSES["batch"], CLASSES["interactive"]
     queue = WaitingQueue()
