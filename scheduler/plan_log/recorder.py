@@ -216,7 +216,7 @@ def _marked(round_kept: KeptRound, outside: set[tuple[int, int]]) -> KeptRound:
     for index, event in enumerate(events):
         if type(event) is Copied and event.shape.cls is Submitted:
             data = encode(event)
-            wish = data["submission"]
-            if (data["gateway"], wish["request_key"]) in outside and wish["prompt_token_ids"]["zeros"]:
+            submission = data["submission"]
+            if (data["gateway"], submission["request_key"]) in outside and submission["prompt_token_ids"]["zeros"]:
                 events[index] = {**data, OUTSIDE: True}
     return round_kept._replace(events=tuple(events))

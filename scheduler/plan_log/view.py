@@ -116,13 +116,13 @@ _COMMANDS: dict[type, Callable[[Any], str]] = {
 
 
 def _submitted(event: Submitted) -> str:
-    wish = event.submission
-    outputs = f", {wish.n} outputs" if wish.n > 1 else ""
-    kind = f", {wish.traffic_class}" if wish.traffic_class else ""
-    priority = f", priority {wish.priority}" if wish.priority else ""
+    submission = event.submission
+    outputs = f", {submission.n} outputs" if submission.n > 1 else ""
+    kind = f", {submission.traffic_class}" if submission.traffic_class else ""
+    priority = f", priority {submission.priority}" if submission.priority else ""
     return (
-        f"request {wish.request_id} for {wish.model}: prompt of {len(wish.prompt_token_ids)} tokens, "
-        f"at most {wish.max_tokens} more{outputs}{kind}{priority}"
+        f"request {submission.request_id} for {submission.model}: prompt of {len(submission.prompt_token_ids)} tokens, "
+        f"at most {submission.max_tokens} more{outputs}{kind}{priority}"
     )
 
 

@@ -208,7 +208,7 @@ class Player:
         mesh, gateway = self.mesh, self._gateways[ask.gateway]
         if gateway.lost:
             return
-        wish = submission(
+        asked = submission(
             key,
             ask.prompt,
             ask.max_tokens,
@@ -220,10 +220,10 @@ class Player:
             traffic_class=ask.traffic_class,
             priority=ask.priority,
         )
-        refusals = set().union(*(refusals_for(wish, info) for info in mesh.infos))
+        refusals = set().union(*(refusals_for(asked, info) for info in mesh.infos))
         if all(worker.draining for worker in mesh.workers.values()):
             refusals.add("NO_WORKER")
-        call = mesh.submit(gateway, wish)
+        call = mesh.submit(gateway, asked)
         self._refusals[key] = refusals
         self._calls.append((gateway, call, ask))
         for after in ask.cancels:
@@ -295,7 +295,7 @@ class Player:
                 self.seen[end.failure.reason] += 1
 
     def _lone(self, ask: Ask, index: int) -> Lone:
-        wish = ask.sampling
-        seed = (wish.seed + index) % 2**64
-        sampling = WorkerSampling(wish.temperature, wish.top_p, wish.top_k, wish.min_p, seed)
+        asked = ask.sampling
+        seed = (asked.seed + index) % 2**64
+        sampling = WorkerSampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p, seed)
         return Lone(self.life.workers[0].model, ask.prompt, ask.max_tokens, frozenset(ask.stop_token_ids), sampling)

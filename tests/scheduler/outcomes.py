@@ -50,12 +50,12 @@ def judge(call: Call, *, failures: Container[str] = (), refusals: Container[str]
             assert end.failure.reason in failures, end.failure
 
 
-def refusals_for(wish: Submission, info: WorkerInfo) -> frozenset[str]:
+def refusals_for(asked: Submission, info: WorkerInfo) -> frozenset[str]:
     """Why workers of that size can never run the request; nothing if they can."""
-    length = len(wish.prompt_token_ids) + wish.max_tokens
+    length = len(asked.prompt_token_ids) + asked.max_tokens
     alone = -(-length // info.block_size)
-    forked = -(-min(len(wish.prompt_token_ids) + 1, length) // info.block_size) + wish.n - 1
-    if wish.n > min(info.max_num_seqs, info.max_num_batched_tokens):
+    forked = -(-min(len(asked.prompt_token_ids) + 1, length) // info.block_size) + asked.n - 1
+    if asked.n > min(info.max_num_seqs, info.max_num_batched_tokens):
         return frozenset({"INVALID_FIELD"})
     return frozenset({"KV_NEVER_FITS"} if max(alone, forked) > info.num_blocks else ())
 

@@ -13,7 +13,7 @@ from scheduler.traffic_class import PRIORITY_SECONDS
 def test_class_and_priority_order_the_queue() -> None:
     mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)])
     mesh.submit(gateway, submission(1, max_tokens=20))
-    wishes = [
+    asked = [
         submission(2, traffic_class="batch"),
         submission(3, traffic_class="rag"),
         submission(4, priority=1),
@@ -21,7 +21,7 @@ def test_class_and_priority_order_the_queue() -> None:
         submission(6, priority=-1),
         submission(7, traffic_class="interactive"),
     ]
-    calls = {wish.request_key: mesh.submit(gateway, wish) for wish in wishes}
+    calls = {each.request_key: mesh.submit(gateway, each) for each in asked}
     settle(mesh)
     assert sorted(calls, key=lambda key: calls[key].times[0]) == [6, 5, 7, 3, 4, 2]
     for call in calls.values():

@@ -47,7 +47,7 @@ class Story:
         ranks: dict[str, Any] = {}
         if not self._plain:
             ranks = {"traffic_class": rng.choice(["", "rag", "batch"]), "priority": rng.choice([0, 0, -2, 3])}
-        wish = submission(
+        asked = submission(
             key,
             prompt,
             rng.randrange(1, 24),
@@ -58,13 +58,13 @@ class Story:
             n=rng.randint(1, self._most_outputs),
             **ranks,
         )
-        call = mesh.submit(gateway, wish)
+        call = mesh.submit(gateway, asked)
         self.calls.append((gateway, call))
         if rng.random() < 0.3:
             for _ in range(rng.choice([1, 1, 2])):
                 mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.cancel(gateway, call))
         if rng.random() < 0.3:
-            index = rng.randrange(wish.n)
+            index = rng.randrange(asked.n)
             mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.stop(gateway, call, index))
 
     def crash(self) -> None:
@@ -217,8 +217,8 @@ def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
     for key in range(draw(st.integers(2, 12))):
         length = rng.randrange(1, 20)
         prompt = [rng.randrange(3) for _ in range(length)]
-        wish = submission(key, prompt, rng.randrange(1, 41 - length), n=rng.randint(1, most_outputs))
-        mesh.at(rng.random() * 1.5, lambda wish=wish: mesh.submit(gateway, wish))
+        asked = submission(key, prompt, rng.randrange(1, 41 - length), n=rng.randint(1, most_outputs))
+        mesh.at(rng.random() * 1.5, lambda asked=asked: mesh.submit(gateway, asked))
     settle(mesh)
     for call in gateway.calls.values():
         judge(call)

@@ -205,8 +205,8 @@ def test_tokens_salts_and_keys_are_nowhere_in_the_file() -> None:
     mesh.attach_worker(0)
     mesh.attach_worker(1)
     for key in range(8):
-        wish = submission(key, marks, 8, stop_token_ids=(772001,), prefix_salt=b"secret-of-a-tenant")
-        mesh.core.apply(Submitted(1, wish), 0.0)
+        asked = submission(key, marks, 8, stop_token_ids=(772001,), prefix_salt=b"secret-of-a-tenant")
+        mesh.core.apply(Submitted(1, asked), 0.0)
     sent = [action for action in mesh.core.plan(0.0) if isinstance(action, ToWorker)]
     new = [(each.link, each.command) for each in sent if isinstance(each.command, NewSequence)]
     assert len({link for link, _ in new}) == 2

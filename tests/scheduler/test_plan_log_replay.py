@@ -219,14 +219,14 @@ def test_events_are_rebuilt_as_they_were_but_for_tokens() -> None:
     tape = record(mesh)
     gateway = mesh.attach_gateway()
     worker = mesh.attach_worker()
-    wish = submission(1, (5, 6, 7), 4, stop_token_ids=(9,), prefix_salt=b"salt", deadline_s=2.5, n=2, priority=-3)
-    mesh.submit(gateway, wish)
+    asked = submission(1, (5, 6, 7), 4, stop_token_ids=(9,), prefix_salt=b"salt", deadline_s=2.5, n=2, priority=-3)
+    mesh.submit(gateway, asked)
     mesh.run()
     file = reread(dumped(tape))
     events = [event for each in file.rounds for event in each.events]
     (submitted,) = (event for event in events if isinstance(event, Submitted))
     assert submitted == Submitted(
-        1, dataclasses.replace(wish, prompt_token_ids=(0, 0, 0), stop_token_ids=(0,), prefix_salt=b"")
+        1, dataclasses.replace(asked, prompt_token_ids=(0, 0, 0), stop_token_ids=(0,), prefix_salt=b"")
     )
     (attached,) = (event for event in events if isinstance(event, WorkerAttached))
     assert attached == WorkerAttached(worker.link, "host:1", worker.info)

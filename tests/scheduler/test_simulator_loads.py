@@ -81,7 +81,7 @@ def watch(rng: random.Random) -> int:
     calls: list[Call] = []
 
     def arrive(key: int) -> None:
-        wish = submission(
+        asked = submission(
             key,
             [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))],
             rng.randrange(1, 30),
@@ -90,7 +90,7 @@ def watch(rng: random.Random) -> int:
             priority=rng.choice([-5, 0, 5]),
             sampling=replace(GREEDY, seed=rng.randrange(99)),
         )
-        call = mesh.submit(gateway, wish)
+        call = mesh.submit(gateway, asked)
         calls.append(call)
         if rng.random() < 0.3:
             mesh.at(mesh.now + rng.random() * 0.3, lambda: mesh.cancel(gateway, call))
@@ -126,8 +126,8 @@ def test_long_prompts_do_not_stretch_the_streams_beside_them(policy: Policy, lar
     streams = [mesh.submit(gateway, submission(key, (key, 2, 3), 500)) for key in range(1, 9)]
     long: list[Call] = []
     for key, at in ((20, 0.3), (21, 0.35)):
-        wish = submission(key, [key] * 7000, 3)
-        mesh.at(at, lambda wish=wish: long.append(mesh.submit(gateway, wish)))
+        asked = submission(key, [key] * 7000, 3)
+        mesh.at(at, lambda asked=asked: long.append(mesh.submit(gateway, asked)))
     settle(mesh)
     for call in [*streams, *long]:
         judge(call)

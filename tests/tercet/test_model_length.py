@@ -59,7 +59,7 @@ def test_hugging_face_configs_as_found(tmp_path: Path, config: dict[str, Any], l
     del values["rope_parameters"]
     (path / "config.json").write_text(json.dumps({**values, "max_position_embeddings": 64, **config}))
     assert limits(path) == (length, length)
-    # A wish within the limit is granted by both.
+    # What is asked for within the limit is granted by both.
     assert limits(path, length - 1) == (length - 1, length - 1)
 
 
