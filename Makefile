@@ -18,7 +18,7 @@ READY := $(STAMP_BUILT) $(STAMP_INSTALLED)
 
 PROTOS := $(shell find proto -name '*.proto')
 NATIVE := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py') setup.py
-PYTHON_FILES := tercet gateway scheduler worker tests bench cpp setup.py
+PYTHON_FILES := tercet gateway scheduler worker tests bench cpp offline setup.py
 CXX_FILES := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
