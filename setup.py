@@ -40,9 +40,9 @@ def sources(*patterns: str) -> list[str]:
 
 setup(
     ext_modules=[
-        Extension("worker._core", sources=sources("cpp/*/*.cpp")),
+        Extension("worker._core", sources=sources("cpp/src/*.cpp", "cpp/bind/*.cpp")),
         # Optional: without nvcc there is none. Where there is one, what it refuses is still an error.
-        Extension("worker._kernels", sources=sources("cpp/cuda/*.cu", "cpp/bind/cuda_*.cpp"), optional=True),
+        Extension("worker._kernels", sources=sources("cpp/cuda/*.c*", "cpp/bind/cuda_*.cpp"), optional=True),
     ],
     cmdclass={"build_py": BuildStubs, "build_ext": BuildNative},
 )

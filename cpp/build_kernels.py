@@ -70,7 +70,8 @@ def find_nvcc() -> list[str] | None:
 
 def kernel_sources() -> list[Path]:
     """Everything that is linked into `worker._kernels`."""
-    return sorted([*ROOT.glob("cpp/cuda/*.cu"), *ROOT.glob("cpp/bind/cuda_*.cpp")])
+    patterns = ("cpp/cuda/*.cu", "cpp/cuda/*.cpp", "cpp/bind/cuda_*.cpp")
+    return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 
 def arch_flags(source: Path, archs: list[str]) -> list[str]:

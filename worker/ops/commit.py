@@ -99,9 +99,8 @@ def commit_reference(sampled: Tensor, rows: CommitRows, block_size: int) -> Tens
     column = (positions // block_size).clamp(max=width - 1)  # [R]
     blocks = rows.block_tables.gather(1, column[:, None])[:, 0].long()
     has_block = goes_on & (positions < width * block_size)
-    next_slots = torch.where(has_block, blocks * block_size + positions % block_size, -1)
-    slots.copy_(torch.where(live, next_slots, slots))
-    rows.context_lens.copy_(torch.where(goes_on, rows.context_lens + 1, torch.where(live, 0, rows.context_lens)))
+    slots.copy_(torch.where(has_block, blocks * block_size + positions % block_size, -1))
+    rows.context_lens.copy_(torch.where(goes_on, rows.context_lens + 1, 0))
     rows.status.copy_(torch.where(goes_on, LIVE, EMPTY))
     return torch.where(live, sampled.clamp(min=NOT_FINITE), NO_TOKEN).int()
 

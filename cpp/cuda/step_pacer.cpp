@@ -1,0 +1,103 @@
+#include "step_pacer.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace tercet::cuda {
+namespace {
+
+constexpr std::int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond, kSecond = 1000 * kMillisecond;
+// A thread that sleeps may wake up so much too late.
+constexpr std::int64_t kSpin = 50 * kMicrosecond;
+constexpr std::int64_t kLongestNap = 10 * kMillisecond;
+constexpr std::int64_t kLongestOverdueNap = 50 * kMicrosecond;
+constexpr std::int64_t kCheckDeviceEvery = 100 * kMillisecond;
+constexpr std::int64_t kLongestStep = 60 * kSecond;
+
+}  // namespace
+
+void StepPacer::begin(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps) {
+  if (device_.find(num_launched_ + 1) != nullptr) {
+    throw std::runtime_error("a step was committed that this loop did not launch");
+  }
+  graph_ = std::move(graph);
+  stream_ = stream;
+  first_ = num_launched_ + 1;
+  all_ended_ = false;
+  num_to_launch_ = num_steps;
+  launch();
+}
+
+std::optional<Step> StepPacer::look(bool may_launch) {
+  std::optional<Step> step;
+  if (num_on_their_way() > 0) {
+    if (const StepRecord* record = device_.find(num_done_ + 1)) {
+      step = take(*record);
+    } else {
+      look_at_the_device(device_.now_ns());
+    }
+  }
+  if (may_launch && launch_is_due(device_.now_ns())) launch();
+  return step;
+}
+
+bool StepPacer::launch_is_due(std::int64_t now) const {
+  if (num_to_launch_ == 0) return false;
+  if (num_on_their_way() == 0) return true;
+  return num_on_their_way() == 1 && graph_->step_ns > 0 && now >= expected_end() - lead_ns_;
+}
+
+void StepPacer::launch() {
+  device_.launch(*graph_, stream_);
+  if (num_on_their_way() == 0) began_ns_ = device_seen_ns_ = device_.now_ns();
+  ++num_launched_;
+  --num_to_launch_;
+}
+
+std::optional<Step> StepPacer::take(const StepRecord& record) {
+  const std::int64_t now = device_.now_ns();
+  // From one record to the next by the GPU's clock, but the run's first step may have waited to be launched.
+  std::int64_t took_ns = record.time_ns - last_ended_ns_;
+  if (num_done_ + 1 <= first_) took_ns = std::min(took_ns, now - began_ns_);
+  took_ns = std::max<std::int64_t>(took_ns, 1);
+  last_ended_ns_ = record.time_ns;
+  ++num_done_;
+  began_ns_ = device_seen_ns_ = now;
+  if (num_done_ < first_) return std::nullopt;
+
+  graph_->step_ns = took_ns;
+  if (record.num_live == 0) {
+    all_ended_ = true;
+    num_to_launch_ = 0;
+  }
+  return Step{{record.tokens(), record.tokens() + record.num_rows}, took_ns, record.time_ns};
+}
+
+void StepPacer::look_at_the_device(std::int64_t now) {
+  if (now - device_seen_ns_ < kCheckDeviceEvery) return;
+  device_seen_ns_ = now;
+  if (device_.is_idle() && device_.find(num_done_ + 1) == nullptr) {
+    throw std::runtime_error("a step has ended without leaving its record");
+  }
+  if (now - began_ns_ > kLongestStep) {
+    throw std::runtime_error("a step has not ended in " + std::to_string(kLongestStep / kSecond) + " seconds");
+  }
+}
+
+// Half of what is left, again and again: few wakings, and one that ends sooner than expected is soon seen. What is
+// overdue is looked for ever more seldom.
+std::int64_t StepPacer::nap_ns(bool may_launch) {
+  std::int64_t moment = began_ns_;
+  if (num_on_their_way() > 0 && graph_->step_ns > 0) {
+    const bool launch_comes_first = may_launch && num_to_launch_ > 0 && num_on_their_way() == 1;
+    moment = expected_end() - (launch_comes_first ? lead_ns_ : 0);
+  }
+  const std::int64_t left = moment - device_.now_ns();
+  if (left > kSpin) return std::min(left / 2, kLongestNap);
+  if (left > -kSpin) return 0;
+  return std::min(-left / 8, kLongestOverdueNap);
+}
+
+}  // namespace tercet::cuda
