@@ -5,4 +5,5 @@ PYBIND11_MODULE(_kernels, m) {
   tercet::cuda::bind_attention(m);
   tercet::cuda::bind_elementwise(m);
   tercet::cuda::bind_sampler(m);
+  tercet::cuda::bind_step_loop(m);
 }
