@@ -167,9 +167,10 @@ class _FirstStep:
     """The first step of a plan, as it is filled in order of service."""
 
     limits: Limits
-    # Tokens that nobody has a claim on, and how many tokens may still be prefill.
+    # Tokens that nobody has a claim on, and how many may still be prefill; `short`: beside a token that is waited for.
     budget: int
     cap: int
+    short: int
     # Blocks that nobody has a claim on once all that run have grown by a step.
     blocks: int
     # Sequences that run or start; the same with those being released.
@@ -181,26 +182,29 @@ class _FirstStep:
     backlog: bool = False
     # A newcomer found no room: nobody who is less urgent takes what it waits for.
     full: bool = False
+    # The last to arrive of those whose prefill is complete with this step.
+    newest: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)
     join: list[int] = field(default_factory=list)
     start: list[Candidate] = field(default_factory=list)
 
     def advance(self, prefill: Prefill) -> None:
         """Gives a running prefill its share. It has a token of its own in the step."""
+        self._note_turn(prefill)
         count = min(prefill.left, self.budget + 1, self.cap)
         if count < prefill.left:
             self.backlog = True
         else:
-            self.last_end = max(self.last_end, prefill.steps_left)
+            self._completes(prefill, prefill.steps_left)
         if count > 0:
-            self.chunks.append((prefill.sequence_id, count))
+            self._add_chunk(prefill, count)
             self.budget -= count - 1
-            self.cap -= count
         if not prefill.joined and (count > 0 or not prefill.left):
             self.join.append(prefill.sequence_id)
 
     def admit(self, candidate: Candidate) -> None:
         """Starts a newcomer if it has room."""
+        self._note_turn(candidate)
         if self.running + candidate.members > self.limits.max_running:
             self.full = True
             return
@@ -221,12 +225,26 @@ class _FirstStep:
         self.join.append(candidate.sequence_id)
         self.budget = room - count
         if not candidate.swapped:
-            self.chunks.append((candidate.sequence_id, count))
-            self.cap -= count
+            self._add_chunk(candidate, count)
         if candidate.swapped or count == candidate.tokens:
-            self.last_end = max(self.last_end, candidate.max_length - candidate.tokens)
+            self._completes(candidate, candidate.max_length - candidate.tokens)
         else:
             self.backlog = True
+
+    def _note_turn(self, each: Prefill | Candidate) -> None:
+        """One that others pass, who get their first token now, does not make the step long for them."""
+        if each.urgency[1] < self.newest:
+            self.cap = min(self.cap, self.short)
+
+    def _add_chunk(self, each: Prefill | Candidate, count: int) -> None:
+        self.chunks.append((each.sequence_id, count))
+        self.cap -= count
+        self.short -= count
+
+    def _completes(self, each: Prefill | Candidate, steps_left: int) -> None:
+        """It decodes after this step."""
+        self.newest = max(self.newest, each.urgency[1])
+        self.last_end = max(self.last_end, steps_left)
 
 
 def make_plan(
@@ -241,17 +259,20 @@ def make_plan(
 
     `waiting` is in order of service. The plan's worst case fits `credits`, unless what runs is alone on the worker.
     Decodes come first, then prefills and newcomers by urgency. A newcomer that finds no room holds up those behind it,
-    but no prefill: that has its place already.
+    but no prefill: that has its place already. Beside a token that somebody more urgent waits for, be it of a decode or
+    of one that came later and passed, prefill is capped.
     """
     left = credits.available - running.growth(1, limits.block_size)
     if left < 0 and len(running) and not running.lone:
         return Decision(shortage=-left) if credits.settled else NOTHING
 
+    short = prefill_cap(policy, forecast.mixed_tokens)
     step = _FirstStep(
         limits=limits,
         # One token is set aside for everyone: a prefill that hits the prefix cache may decode sooner than believed.
         budget=limits.max_num_batched_tokens - len(running),
-        cap=prefill_cap(policy, forecast.mixed_tokens) if running.decoding else limits.max_num_batched_tokens,
+        cap=short if running.decoding else limits.max_num_batched_tokens,
+        short=short,
         blocks=left,
         running=len(running),
         accounts=credits.sequences,

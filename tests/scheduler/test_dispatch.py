@@ -163,9 +163,9 @@ def test_a_long_prefill_that_can_wait_lets_an_urgent_newcomer_pass(num_steps: in
     settle(mesh)
     for call in (batch, *urgent):
         judge(call)
-    # The step that runs, its own, and the messages: not the fifteen that the long one needs.
+    # The step that runs, its own short one, and the messages: not the fifteen that the long one needs.
     for call, at in zip(urgent, (0.25, 0.65), strict=True):
-        assert call.times[0] - at <= 2 * GPU_LIKE.seconds(2048, 30_000) + 3 * 0.0002
+        assert call.times[0] - at <= GPU_LIKE.seconds(2048, 30_000) + 1.1 * ADAPTIVE.max_mixed_step_s + 3 * 0.0002
         assert call.times[-1] < batch.times[0]
 
 

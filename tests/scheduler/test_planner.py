@@ -155,6 +155,23 @@ def test_without_a_fixed_cap_prefill_takes_what_the_forecast_leaves() -> None:
     assert alone.chunks == ((2, 3000),)
 
 
+def test_what_is_passed_does_not_make_the_step_long_for_who_passes() -> None:
+    wide = Limits(max_num_seqs=8, max_num_batched_tokens=2048, block_size=4)
+
+    def chunks(*rows: Row, newcomer: int, forecast: Forecast, urgency: float = -1.0) -> tuple[tuple[int, int], ...]:
+        waiting = [Candidate(9, (urgency, 9), newcomer, newcomer + 50)]
+        return make_plan(columns(*rows), waiting, credits_for(PLENTY, 1), wide, POLICY, forecast).chunks
+
+    known = Forecast(mixed_tokens=500)
+    assert chunks(prefill(2, 9000), newcomer=100, forecast=known) == ((9, 100), (2, 400))
+    assert chunks(prefill(2, 9000), newcomer=100, forecast=UNKNOWN) == ((9, 100), (2, CAUTIOUS_TOKENS - 100))
+    # No room is left for it in a short step: it has its turn in the next one.
+    assert chunks(prefill(2, 9000), newcomer=600, forecast=known) == ((9, 600),)
+    # The newcomer has no token to wait for yet, or passes nobody.
+    assert chunks(prefill(2, 9000), newcomer=3000, forecast=known) == ((9, 2047), (2, 1))
+    assert chunks(prefill(2, 1000), newcomer=100, forecast=known, urgency=5.0) == ((2, 1000), (9, 100))
+
+
 def test_a_lost_join_is_sent_again_with_the_chunk() -> None:
     decision = make_plan(columns(prefill(2, 40, joined=False)), [], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert decision.join == (2,)
@@ -364,10 +381,10 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     deciding += sum(each.members - (each.sequence_id in chunks) for each in starts.values())
     assert sum(chunks.values()) + deciding <= limits.max_num_batched_tokens
     assert count + started <= limits.max_running
+    known = CAUTIOUS_TOKENS if forecast.mixed_tokens is None else max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens)
+    cap = policy.max_prefill_tokens or known
     if any(not row.left for row in rows):
-        cap = policy.max_prefill_tokens or max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens or 0)
-        if policy.max_prefill_tokens or forecast.mixed_tokens is not None:
-            assert sum(chunks.values()) <= cap
+        assert sum(chunks.values()) <= cap
     for key, tokens in chunks.items():
         assert 1 <= tokens <= (by_key[key].left if key in by_key else starts[key].tokens)
         assert key in by_key or not starts[key].swapped
@@ -392,6 +409,18 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     for key in missing:
         behind = [each for each in served[served.index(key) + 1 :] if each in chunks]
         assert all(each in by_key and chunks[each] == 1 for each in behind)
+    # From the first that is passed by one that gets a token now, prefill is capped; so is what it leaves to newcomers.
+    turns = {key: each for key, each in urgency.items() if key not in by_key or by_key[key].left}
+    turns |= {each.sequence_id: each.urgency for each in waiting}
+    newest, before, passed = 0, 0, False
+    for key, (_, arrival) in sorted(turns.items(), key=lambda turn: turn[1]):
+        if arrival < newest:
+            passed = True
+            assert sum(chunks.values()) <= max(before, cap)
+            break
+        before += chunks.get(key, 0)
+        if key in served and key not in missing:
+            newest = max(newest, arrival)
     # A newcomer that was left behind lacks a slot, a token of the step, or blocks.
     if len(waiting) > len(starts):
         left_out = waiting[len(starts)]
@@ -399,5 +428,5 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         size_now = left_out.blocks(1, size) + count + started
         spare = account.available - growth - sum(each.blocks(1, size) for each in starts.values())
         full = sum(chunks.values()) + deciding + left_out.members > limits.max_num_batched_tokens
-        capped = not left_out.swapped and any(not row.left for row in rows)
+        capped = not left_out.swapped and (passed or any(not row.left for row in rows))
         assert left_out.members > slots or full or capped or size_now > spare
