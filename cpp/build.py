@@ -40,8 +40,8 @@ AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512v
 # Where the interpreter that runs this file looks for the extension.
 IN_PLACE = ROOT / "worker" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 SANITIZED_NOUNS = (
-    "activation", "attention", "block_copy", "block_pool", "block_table", "block_table_random", "linear", "norm",
-    "rope", "sampler", "thread_pool",
+    "activation", "attention", "block_copy", "block_pool", "block_table", "block_table_random", "linear", "logprobs",
+    "norm", "penalties", "rope", "sampler", "thread_pool",
 )  # fmt: skip
 SANITIZED_TESTS = [
     *(f"tests/worker/test_{noun}.py" for noun in SANITIZED_NOUNS),

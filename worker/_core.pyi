@@ -79,6 +79,11 @@ class BlockTable:
         Raises RuntimeError and changes nothing if room was not reserved, or if a fork shares the written block because
         `reserve` was not called since.
         """
+    def trim(self, num_tokens: int) -> int:
+        """Gives back the blocks behind those of the first `num_tokens` tokens; how many.
+
+        Raises RuntimeError and changes nothing if more tokens are committed.
+        """
     def fork(self) -> BlockTable:
         """A table with the same committed tokens, sharing their blocks. Reserved room beyond them is not shared."""
     def release(self) -> int:
@@ -112,12 +117,34 @@ def place_rows(
 def blake2s(data: bytes, person: bytes, digest_size: int) -> bytes:
     """BLAKE2s (RFC 7693), the hash of prefixes. `person` is 8 bytes, `digest_size` 1 to 32; else ValueError."""
 
-# --- Sampling: cpp/include/tercet/sampler.h, philox.h ----------------------------------------------------------------
+# --- Sampling: cpp/include/tercet/{sampler,philox,penalties,logprobs}.h ----------------------------------------------
 
 def sample(logits: int, num_rows: int, vocab_size: int, params: int, token_ids: int) -> None:
     """Chooses a token per row; `worker.ops.sampler.sample_packed` is the checked face. Releases the GIL.
 
     Addresses of float32 logits [B, V], of SamplingParams [B], of int64 token ids [B].
+    """
+
+def penalize(logits: int, num_rows: int, vocab_size: int, rows: int, tokens: int, masks: int) -> None:
+    """Changes logits in place; `worker.ops.penalties.penalize` is the checked face. Releases the GIL.
+
+    Addresses of float32 logits [B, V], of PenaltyRow [B], of PenaltyTokens and of masks.
+    """
+
+def count_drawn(token_ids: int, num_rows: int, rows: int, tokens: int) -> None:
+    """Takes note of what was drawn; `worker.ops.penalties.count_drawn` is the checked face. Releases the GIL.
+
+    Addresses of int64 token ids [B], of PenaltyRow [B], of PenaltyTokens.
+    """
+
+def logprobs(
+    logits: int, num_rows: int, vocab_size: int, chosen_ids: int, num_top: int, width: int, chosen: int, top_ids: int,
+    top_logprobs: int,
+) -> None:  # fmt: skip
+    """Logprobs of each row; `worker.ops.logprobs.logprobs` is the checked face. Releases the GIL.
+
+    Addresses of float32 logits [B, V], int64 chosen ids [B], int32 num_top [B]; results float32 [B], int64 [B, width],
+    float32 [B, width].
     """
 
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:

@@ -23,4 +23,20 @@ SampleRow row_sampler() {
   }
 }
 
+LogprobsOfRow row_logprobs() {
+  switch (detect_isa()) {
+#ifdef TERCET_HAVE_AVX512
+    case Isa::avx512bf16:
+    case Isa::avx512:
+      return logprobs_of_row_avx512;
+#endif
+#ifdef TERCET_HAVE_AVX2
+    case Isa::avx2:
+      return logprobs_of_row_avx2;
+#endif
+    default:
+      return logprobs_of_row_portable;
+  }
+}
+
 }  // namespace tercet

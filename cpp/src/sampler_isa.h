@@ -1,8 +1,9 @@
-// The instruction sets that sample_row is compiled for.
+// The instruction sets that rows of logits are sampled and measured with.
 #pragma once
 
 #include <cstdint>
 
+#include "tercet/logprobs.h"
 #include "tercet/sampler.h"
 
 namespace tercet {
@@ -20,5 +21,13 @@ constexpr int sampler_scratch_size(int vocab_size) {
 std::int64_t sample_row_portable(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);
 std::int64_t sample_row_avx2(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);
 std::int64_t sample_row_avx512(const float* logits, int vocab_size, const SamplingParams& params, float* scratch);
+
+// Each a LogprobsOfRow.
+void logprobs_of_row_portable(const float* logits, int vocab_size, const LogprobsWanted& wanted, int width,
+                              const LogprobsFound& found);
+void logprobs_of_row_avx2(const float* logits, int vocab_size, const LogprobsWanted& wanted, int width,
+                          const LogprobsFound& found);
+void logprobs_of_row_avx512(const float* logits, int vocab_size, const LogprobsWanted& wanted, int width,
+                            const LogprobsFound& found);
 
 }  // namespace tercet

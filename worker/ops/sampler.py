@@ -74,7 +74,7 @@ _PARAMS = np.dtype(list(_COLUMNS.items()), align=True)
 # Bytes of a row's SamplingParams, and where in them its position is: what a step advances by one.
 PARAMS_BYTES = _PARAMS.itemsize
 POSITION_OFFSET = 24
-_MAX_VOCABULARY = 1 << 22  # of the CUDA kernel
+MAX_VOCABULARY = 1 << 22  # of the CUDA kernel
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -98,7 +98,7 @@ def sample_packed(logits: Tensor, params: Tensor) -> Tensor:
     if params.data_ptr() % _PARAMS.alignment:
         raise ValueError(f"params must lie at a multiple of {_PARAMS.alignment} bytes")
     check_one_device(logits=logits, params=params)
-    if on_kernels(logits) and vocab_size <= _MAX_VOCABULARY:
+    if on_kernels(logits) and vocab_size <= MAX_VOCABULARY:
         token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
         _kernels.sample(
             logits.data_ptr(), num_rows, vocab_size, params.data_ptr(), token_ids.data_ptr(), stream_of(logits)
@@ -130,11 +130,11 @@ def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
     top_k = torch.from_numpy(rows.top_k).to(device)[:, None]  # [B, 1]
     kept &= (torch.arange(vocab_size, device=device) < top_k) | (top_k == 0)
 
-    mass = torch.where(kept, _weight(z), 0).cumsum(dim=1)  # [B, V]
+    mass = torch.where(kept, token_weight(z), 0).cumsum(dim=1)  # [B, V]
     total = mass[:, -1:]  # [B, 1]
     top_p = torch.from_numpy(rows.top_p).to(device)[:, None].double()  # [B, 1]
     target = (top_p * total.double()).ceil().long().clamp(min=1)
-    before = mass - _weight(z)
+    before = mass - token_weight(z)
     kept &= (before < torch.minimum(target, total)) | (top_p >= 1)
 
     noise = _gumbel_noise(rows, token_ids)  # [B, V]
@@ -160,7 +160,7 @@ def _first_argmax(values: Tensor) -> Tensor:
     return torch.where(values == values.amax(dim=1, keepdim=True), index, values.shape[1]).amin(dim=1)
 
 
-def _weight(z: Tensor) -> Tensor:
+def token_weight(z: Tensor) -> Tensor:
     """trunc(2^40 * exp(z)) as int64, by the recipe of sampler.h; z [B, V] <= 0 in float32."""
     x = z.clamp(min=-28.0)
     n = (x * float(np.float32(math.log2(math.e)))).round()

@@ -1,0 +1,233 @@
+"""What is done to logits before a token is chosen: biases, bans, penalties for what is in the text already.
+
+cpp/include/tercet/penalties.h defines the result to the bit. Knows no sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .. import _core
+from .dtypes import KERNELS_BUILT, check_one_device, on_kernels, stream_of
+
+if KERNELS_BUILT:
+    from .. import _kernels
+
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_IN_PROMPT, _ENDS = 1, 2
+_TOKEN = np.dtype([("token_id", np.int32), ("num_drawn", np.int32), ("bias", np.float32), ("kind", np.int32)])
+_ROW = np.dtype(
+    [
+        ("repetition", np.float32), ("frequency", np.float32), ("presence", np.float32), ("min_tokens_left", np.int32),
+        ("first_token", np.int32), ("num_tokens", np.int32), ("max_tokens", np.int32), ("mask", np.int32),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyRow:
+    """What changes the logits of one row. Raises ValueError naming a value out of range."""
+
+    repetition: float = 1.0  # finite and above 0, for tokens of the prompt and drawn ones; 1: off
+    frequency: float = 0.0  # finite, for each time a token was drawn
+    presence: float = 0.0  # finite, once for a token that was drawn
+    bias: Mapping[int, float] = field(default_factory=dict)  # of a token; -inf: never chosen
+    allowed_ids: Sequence[int] | None = None  # no other tokens may be chosen; None: all may
+    min_tokens_left: int = 0  # to be drawn before one of `end_ids` may be
+    end_ids: Sequence[int] = ()
+    prompt_ids: Sequence[int] = ()
+    drawn_ids: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if not _SMALLEST <= self.repetition <= _LARGEST:
+            raise ValueError("repetition: must be a float32 above 0")
+        for name in ("frequency", "presence"):
+            if not abs(getattr(self, name)) <= _LARGEST:
+                raise ValueError(f"{name}: must be a float32")
+        if not all(value == -math.inf or abs(value) <= _LARGEST for value in self.bias.values()):
+            raise ValueError("bias: must be float32 or -inf")
+        if self.min_tokens_left < 0:
+            raise ValueError("min_tokens_left: must be at least 0")
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters what is drawn."""
+        return self.repetition != 1 or self.frequency != 0 or self.presence != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties of the rows of a batch, on a device and for a vocabulary, as the kernels read them.
+
+    `penalize` and `count_drawn` read and write them when they run, so that both may be captured in a graph.
+    """
+
+    vocab_size: int
+    rows: Tensor  # [B, 32] uint8, a PenaltyRow each
+    tokens: Tensor  # [N, 16] uint8, PenaltyTokens
+    masks: Tensor  # [M, V / 32 rounded up] int32, a bit for each token that is allowed, low ones first
+
+    @classmethod
+    def of(cls, rows: Sequence[PenaltyRow], vocab_size: int, room: int, device: torch.device) -> Penalties:
+        """With room to count `room` tokens that are drawn in each row. Raises ValueError on ids out of range."""
+        packed = np.zeros(len(rows), _ROW)
+        tokens: list[npt.NDArray[np.void]] = []
+        masks: list[npt.NDArray[np.int32]] = []
+        first = 0
+        for row, to in zip(rows, packed, strict=True):
+            listed = _tokens_of(row, vocab_size)
+            max_tokens = len(listed) + (min(room, vocab_size - len(listed)) if row.counts else 0)
+            to["repetition"], to["frequency"], to["presence"] = row.repetition, row.frequency, row.presence
+            to["min_tokens_left"] = row.min_tokens_left
+            to["first_token"], to["num_tokens"], to["max_tokens"] = first, len(listed), max_tokens
+            to["mask"] = -1
+            if row.allowed_ids is not None:
+                to["mask"] = len(masks)
+                masks.append(_mask_of(row.allowed_ids, vocab_size))
+            tokens += [listed, np.zeros(max_tokens - len(listed), _TOKEN)]
+            first += max_tokens
+        all_tokens = np.concatenate([np.zeros(0, _TOKEN), *tokens])
+        all_masks = np.stack(masks) if masks else np.zeros((0, -(-vocab_size // 32)), np.int32)
+        return cls(
+            vocab_size,
+            torch.from_numpy(packed.view(np.uint8).reshape(-1, _ROW.itemsize)).to(device, non_blocking=True),
+            torch.from_numpy(all_tokens.view(np.uint8).reshape(-1, _TOKEN.itemsize)).to(device, non_blocking=True),
+            torch.from_numpy(all_masks).to(device, non_blocking=True),
+        )
+
+
+def _tokens_of(row: PenaltyRow, vocab_size: int) -> npt.NDArray[np.void]:
+    """The tokens that `row` changes, each once, in ascending order."""
+    prompt, drawn = (_ids(ids, vocab_size) if row.counts else _ids((), 1) for ids in (row.prompt_ids, row.drawn_ids))
+    if row.repetition == 1:
+        prompt = prompt[:0]
+    ends = _ids(row.end_ids if row.min_tokens_left > 0 else (), vocab_size)
+    biased = _ids(list(row.bias), vocab_size)
+    token_ids = np.unique(np.concatenate([prompt, drawn, ends, biased]))
+    tokens = np.zeros(len(token_ids), _TOKEN)
+    tokens["token_id"] = token_ids
+    np.add.at(tokens["num_drawn"], np.searchsorted(token_ids, drawn), 1)
+    tokens["bias"][np.searchsorted(token_ids, biased)] = list(row.bias.values())
+    tokens["kind"][np.searchsorted(token_ids, prompt)] |= _IN_PROMPT
+    tokens["kind"][np.searchsorted(token_ids, ends)] |= _ENDS
+    return tokens
+
+
+def _mask_of(allowed_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[_ids(allowed_ids, vocab_size)] = True
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
+
+
+def _ids(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int64]:
+    ids = np.asarray(token_ids, np.int64).reshape(-1)
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise ValueError(f"token ids must be from 0 to {vocab_size - 1}, are {ids.min()} to {ids.max()}")
+    return ids
+
+
+def penalize(logits: Tensor, penalties: Penalties) -> None:
+    """Changes `logits` [B, V] float32, contiguous, in place. Raises ValueError if they do not fit the penalties.
+
+    Raw logprobs are of what was there before: where both are wanted, this takes a copy.
+    """
+    num_rows, vocab_size = _check(logits, penalties)
+    addresses = (
+        logits.data_ptr(), num_rows, vocab_size, penalties.rows.data_ptr(), penalties.tokens.data_ptr(),
+        penalties.masks.data_ptr(),
+    )  # fmt: skip
+    if on_kernels(logits):
+        _kernels.penalize(*addresses, stream_of(logits))
+    elif logits.is_cpu:
+        _core.penalize(*addresses)
+    else:
+        penalize_reference(logits, penalties)
+
+
+def count_drawn(penalties: Penalties, token_ids: Tensor) -> None:
+    """Takes note of the token drawn for each row, `token_ids` [B] int64; below 0 is none.
+
+    What a row has no room left for is not counted. Raises ValueError if they do not fit the penalties.
+    """
+    _check_drawn(penalties, token_ids)
+    rows, tokens = penalties.rows, penalties.tokens
+    if KERNELS_BUILT and token_ids.is_cuda:
+        _kernels.count_drawn(token_ids.data_ptr(), len(rows), rows.data_ptr(), tokens.data_ptr(), stream_of(token_ids))
+    elif token_ids.is_cpu:
+        _core.count_drawn(token_ids.data_ptr(), len(rows), rows.data_ptr(), tokens.data_ptr())
+    else:
+        count_drawn_reference(penalties, token_ids)
+
+
+def penalize_reference(logits: Tensor, penalties: Penalties) -> None:
+    """The twin of `penalize`, on any device."""
+    _check(logits, penalties)
+    rows, tokens = _columns(penalties.rows, _ROW), _columns(penalties.tokens, _TOKEN)
+    for b, x in enumerate(logits):
+        first = int(rows["first_token"][b])
+        mine = slice(first, first + int(rows["num_tokens"][b]))
+        num_drawn, kind, token_ids = tokens["num_drawn"][mine], tokens["kind"][mine], tokens["token_id"][mine].long()
+        repetition = rows["repetition"][b]
+        y = x[token_ids] + tokens["bias"][mine]
+        there = (num_drawn > 0) | (kind & _IN_PROMPT > 0)
+        y = torch.where(there, torch.where(y > 0, y / repetition, y * repetition), y)
+        y = torch.where(num_drawn > 0, y - rows["frequency"][b] * num_drawn.float() - rows["presence"][b], y)
+        x[token_ids] = torch.where((kind & _ENDS > 0) & (rows["min_tokens_left"][b] > 0), -math.inf, y)
+        mask = int(rows["mask"][b])
+        if mask >= 0:
+            bits = penalties.masks[mask, :, None] >> torch.arange(32, device=x.device)
+            x[bits.flatten()[: len(x)] & 1 == 0] = -math.inf
+
+
+def count_drawn_reference(penalties: Penalties, token_ids: Tensor) -> None:
+    """The twin of `count_drawn`, on any device."""
+    _check_drawn(penalties, token_ids)
+    rows, tokens = _columns(penalties.rows, _ROW), _columns(penalties.tokens, _TOKEN)
+    for b, token_id in enumerate(token_ids.tolist()):
+        if token_id < 0:
+            continue
+        rows["min_tokens_left"][b] = max(0, int(rows["min_tokens_left"][b]) - 1)
+        if rows["repetition"][b] == 1 and rows["frequency"][b] == 0 and rows["presence"][b] == 0:
+            continue
+        first, count = int(rows["first_token"][b]), int(rows["num_tokens"][b])
+        found = (tokens["token_id"][first : first + count] == token_id).nonzero()
+        if len(found):
+            tokens["num_drawn"][first + int(found[0])] += 1
+        elif count < rows["max_tokens"][b]:
+            tokens["token_id"][first + count] = token_id
+            tokens["num_drawn"][first + count] = 1
+            rows["num_tokens"][b] += 1
+
+
+def _columns(packed: Tensor, struct: np.dtype[np.void]) -> dict[str, Tensor]:
+    """Views of [N, bytes] by the names of `struct`, whose fields are all of 4 bytes."""
+    return {
+        name: packed.view(torch.float32 if struct[name] == np.float32 else torch.int32)[:, i]
+        for i, name in enumerate(struct.names or ())
+    }
+
+
+def _check(logits: Tensor, penalties: Penalties) -> tuple[int, int]:
+    if logits.dtype != torch.float32 or logits.ndim != 2 or not logits.is_contiguous():
+        raise ValueError(f"logits must be contiguous float32 [B, V], is {logits.dtype} {list(logits.shape)}")
+    wanted = (len(penalties.rows), penalties.vocab_size)
+    if logits.shape != wanted:
+        raise ValueError(f"penalties of {list(wanted)} do not fit logits {list(logits.shape)}")
+    check_one_device(logits=logits, penalties=penalties.rows)
+    return len(penalties.rows), penalties.vocab_size
+
+
+def _check_drawn(penalties: Penalties, token_ids: Tensor) -> None:
+    num_rows = len(penalties.rows)
+    if token_ids.dtype != torch.int64 or token_ids.shape != (num_rows,) or not token_ids.is_contiguous():
+        raise ValueError(
+            f"token_ids must be contiguous int64 [{num_rows}], is {token_ids.dtype} {list(token_ids.shape)}"
+        )
+    check_one_device(token_ids=token_ids, penalties=penalties.rows)
