@@ -18,6 +18,7 @@ from tercet.model_source import ModelSource
 from . import _core
 from .budget import Budget, plan_budget
 from .executor import Executor
+from .host_steps import HostSteps
 from .kv_cache import KVCache
 from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone, StepResult
 from .model.config import ModelConfig
@@ -108,7 +109,7 @@ def executor_for(
         layout.device,
         settings.enable_prefix_caching,
     )
-    return Executor(model, kv_cache, layout.device, _swap_space(kv_cache, layout.budget), on_death=on_death)
+    return Executor(HostSteps(model, kv_cache), kv_cache, _swap_space(kv_cache, layout.budget), on_death=on_death)
 
 
 def _swap_space(kv_cache: KVCache, budget: Budget) -> SwapSpace:

@@ -1,43 +1,43 @@
 """Runs plans step by step on the thread that owns the device.
 
-Before each step it looks at its mailbox, so that a newer plan, a release or a lost scheduler takes effect at the next
-step boundary whatever a plan's length. It knows neither text nor tenants, and never decides order or priority.
+At each step boundary it looks at its mailbox, so that a newer plan, a release or a lost scheduler takes effect there
+whatever a plan's length. It knows neither text nor tenants, and never decides order or priority.
 """
 
 from __future__ import annotations
 
-import itertools
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 import structlog
 import torch
 
 from . import _core
-from .batch import Row, build_batch
 from .kv_cache import KVCache
+from .mailbox import Mailbox
 from .messages import (
     Attach,
+    BlockCounts,
     Command,
     Detach,
-    Ended,
-    EndReason,
     Event,
     NewSequence,
     Plan,
     PlanDone,
-    PrefillProgress,
     Release,
     Resume,
     Shutdown,
     StepResult,
 )
-from .model.decoder import Model
-from .ops.sampler import sample
+from .mixed_step import missing_chunks, mixed_step
+from .outcome import Outcome
+from .run import Run
+from .sequence import Sequence
 from .sequences import Sequences
+from .steps import Steps
 from .swap_space import SwapSpace
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ _IDLE_CHECK_S = 1.0
 
 
 class Executor:
-    """The one owner of model, KV cache and sequences.
+    """The one owner of the device, KV cache and sequences.
 
     `submit` may be called from any thread; events go to the `emit` of the last Attach, from the executor's thread.
     `check_every_step` verifies the block pool after each step (for tests); otherwise it is verified when idle for a
@@ -57,32 +57,28 @@ class Executor:
 
     def __init__(
         self,
-        model: Model,
+        steps: Steps,
         kv_cache: KVCache,
-        device: torch.device,
         swap_space: SwapSpace | None = None,
         *,
         check_every_step: bool = False,
         on_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._model = model
+        self._steps = steps
         self._kv_cache = kv_cache
-        self._device = device
         self._check_every_step = check_every_step
         self._on_death = on_death
         self._clock = clock
-        self._mailbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        # Of commands that were submitted and not yet obeyed: the mailbox does not count the one in the thread's hands.
-        self._num_unread = 0
-        self._unread_lock = threading.Lock()
+        self._mailbox = Mailbox()
         self._stopped = False
         self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
         self._sequences = Sequences(kv_cache, self.swap_space)
         self._plans: deque[Plan] = deque()
         self._step_us: list[int] = []  # of the steps that the plan at the head has run
+        self._run: Run | None = None
         self._emit: Callable[[Event], None] | None = None
-        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
 
     @property
     def alive(self) -> bool:
@@ -97,7 +93,7 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Whether there is no sequence, no plan and no command left to obey. May be read from any thread."""
-        return not (self._num_unread or self._plans or self.num_sequences)
+        return not (len(self._mailbox) or self._plans or self.num_sequences)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -109,31 +105,35 @@ class Executor:
         self._thread.join(timeout_s)
 
     def submit(self, command: Command) -> None:
-        """Hands over a command; it takes effect before the next step. Commands keep their order."""
-        with self._unread_lock:
-            self._num_unread += 1
+        """Hands over a command; it takes effect at the next step boundary. Commands keep their order."""
         self._mailbox.put(command)
+        only_more = isinstance(command, NewSequence) or (isinstance(command, Plan) and not command.revoke_through)
+        if not only_more:
+            # A guess: what it disturbs is known to the executor's thread alone. A run that ends in vain begins again.
+            self._steps.stop()
 
     def obey(self) -> None:
-        """Obeys all commands that wait. Never blocks. Like `step`, for the thread, or instead of it where none runs."""
-        while not self._stopped:
-            try:
-                command = self._mailbox.get_nowait()
-            except queue.Empty:
-                return
+        """Obeys all commands that wait. Never blocks. Like `step`, for the thread, or instead of it where none runs.
+
+        What the device has computed is told before a command that changes what it computes is obeyed.
+        """
+        while not self._stopped and (command := self._mailbox.first()) is not None:
+            if self._disturbs(command):
+                self._end_run()
             self._obey(command)
+            self._mailbox.take()
 
     def step(self) -> None:
         """Runs one step of the plan at the head, and ends the plan if that was its last or there is nothing to do."""
         if self._plans:
             with torch.inference_mode():
-                self._advance(self._plans[0])
+                self._advance()
 
-    def _run(self) -> None:
+    def _live(self) -> None:
         try:
             while not self._stopped:
                 if not self._plans:
-                    self._obey(self._wait())
+                    self._wait()
                 self.obey()
                 self.step()
         except Exception:
@@ -141,12 +141,22 @@ class Executor:
             log.exception("executor_died")
             self._on_death()
 
-    def _wait(self) -> Command:
-        try:
-            return self._mailbox.get(timeout=_IDLE_CHECK_S)
-        except queue.Empty:
+    def _wait(self) -> None:
+        if not self._mailbox.wait(_IDLE_CHECK_S):
             self._check_pool()
-        return self._mailbox.get()
+            self._mailbox.wait(None)
+
+    def _disturbs(self, command: Command | None) -> bool:
+        """Whether a run must end before a command is obeyed."""
+        match command:
+            case None:
+                return False
+            case NewSequence():
+                return self._sequences.knows(command)
+            case Plan():
+                return bool(self._plans) and self._plans[0].plan_seq <= command.revoke_through
+            case _:
+                return True
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -171,12 +181,13 @@ class Executor:
             case Shutdown():
                 self._forget_all()
                 self._stopped = True
-        with self._unread_lock:
-            self._num_unread -= 1
 
     def _accept(self, plan: Plan) -> None:
         while self._plans and self._plans[0].plan_seq <= plan.revoke_through:
             self._finish_plan(revoked=True)
+        # A run that reaches to the end of all plans goes on into this one.
+        if self._run is not None and plan.goes_on and self._run.num_left == self._num_steps(self._plans):
+            self._run.extend(plan.num_steps)
         self._plans.append(plan)
 
     def _join(self, plan: Plan) -> None:
@@ -192,110 +203,100 @@ class Executor:
         self._plans.clear()
         self._step_us = []
 
-    def _advance(self, plan: Plan) -> None:
+    def _advance(self) -> None:
         started = self._clock()
+        outcome = self._next_of_run() if self._run is not None else self._next()
+        if outcome is None:
+            return
+        self._report(outcome, started)
+        if self._run is not None and self._run.over:
+            self._end_run()
+        # Last: whoever waits for the tokens need not wait for these.
+        self._send(self._kv_cache.changes())
+
+    def _next(self) -> Outcome | None:
+        """The step at the head, where no run is on its way; None if there is none to report."""
+        plan = self._plans[0]
+        chunks: list[tuple[Sequence, int]] = []
         if not self._step_us:
             self._join(plan)
-        ended = self._sequences.take_untold()
-        rows = self._rows(plan, ended)
-        if not rows and not ended:
-            self._finish_plan(revoked=False)
+            chunks = missing_chunks(self._sequences, plan.chunks)
+        rows = list(self._sequences.decoding())
+        if rows and not chunks and self._begin_run(rows):
+            return self._next_of_run()
+        if rows or chunks:
+            return mixed_step(self._steps, self._kv_cache, self._sequences, [*((row, 1) for row in rows), *chunks])
+        if self._sequences.has_untold:
+            return Outcome()
+        self._finish_plan(revoked=False)
+        return None
+
+    def _begin_run(self, rows: list[Sequence]) -> bool:
+        """Begins a run to the end of the plan, and of those behind it that only go on; False if it has no room."""
+        behind = takewhile(lambda plan: plan.goes_on, list(self._plans)[1:])
+        num_steps = self._num_steps([self._plans[0], *behind])
+        try:
+            self._run = Run(self._steps, self._kv_cache, self._sequences, rows, num_steps)
+        except _core.OutOfBlocks:
+            return False
+        self._run.begin()
+        # What was submitted in between found no run to stop.
+        if self._disturbs(self._mailbox.first()):
+            self._run.stop()
+        return True
+
+    def _num_steps(self, plans: Iterable[Plan]) -> int:
+        """The steps that plans have left, the one at the head first."""
+        return sum(plan.num_steps for plan in plans) - len(self._step_us)
+
+    def _next_of_run(self) -> Outcome | None:
+        assert self._run is not None
+        outcome = self._run.next()
+        if outcome is None:
+            self._end_run()
+        return outcome
+
+    def _end_run(self) -> None:
+        """Stops the run, if there is one, and reports what is computed until it has ended."""
+        if self._run is None:
             return
-        tokens, prefills = self._compute(rows, ended)
+        self._run.stop()
+        while (outcome := self._run.next()) is not None:
+            self._report(outcome, self._clock())
+        self._run.close()
+        self._run = None
+        self._send(self._kv_cache.changes())
+
+    def _report(self, outcome: Outcome, started: float) -> None:
+        plan = self._plans[0]
+        ended = (*self._sequences.take_untold(), *outcome.ended)
         if self._check_every_step:
             self._sequences.check()
-        step_us = int((self._clock() - started) * 1e6)
+        took_us = int((self._clock() - started) * 1e6) if outcome.step_us is None else outcome.step_us
         result = StepResult(
             plan_seq=plan.plan_seq,
             step=len(self._step_us),
-            sequence_ids=tuple(tokens),
-            token_ids=tuple(tokens.values()),
-            prefills=tuple(prefills),
-            ended=tuple(ended),
-            blocks=self._kv_cache.counts(),
-            step_us=step_us,
+            sequence_ids=tuple(outcome.sequence_ids),
+            token_ids=tuple(outcome.token_ids),
+            prefills=tuple(outcome.prefills),
+            ended=ended,
+            blocks=self._counts(),
+            step_us=took_us,
         )
-        self._step_us.append(step_us)
+        self._step_us.append(took_us)
         self._send(result)
         if len(self._step_us) >= plan.num_steps:
             self._finish_plan(revoked=False)
-        # Last: whoever waits for the tokens need not wait for these.
-        self._send(self._kv_cache.changes())
-        log.debug("step", plan_seq=result.plan_seq, step=result.step, tokens=len(tokens), step_us=result.step_us)
+        log.debug("step", plan_seq=plan.plan_seq, step=result.step, tokens=len(result.token_ids), step_us=took_us)
 
-    def _rows(self, plan: Plan, ended: list[Ended]) -> list[Row]:
-        """What this step computes, decodes first; blocks are reserved. A sequence without room goes to `ended`."""
-        wanted = [(sequence, 1) for sequence in self._sequences.decoding()]
-        if not self._step_us:
-            for chunk in plan.chunks:
-                sequence = self._sequences.get(chunk.sequence_id)
-                # A prefix hit may have completed the prefill earlier than the scheduler could know.
-                if sequence is None or sequence.prefill_complete or chunk.num_tokens == 0:
-                    continue
-                if sequence.num_computed == 0:
-                    sequence.find_prefix()
-                wanted.append((sequence, min(chunk.num_tokens, sequence.num_missing)))
-        rows = []
-        for sequence, count in wanted:
-            try:
-                self._kv_cache.reserve(sequence.table, sequence.num_computed + count)
-            except _core.OutOfBlocks as error:
-                # Credits make this impossible; a scheduler that breaks them must not take the others down.
-                ended += self._sequences.fail(sequence, str(error))
-                continue
-            rows.append(Row(sequence, count))
-        return rows
-
-    def _compute(self, rows: list[Row], ended: list[Ended]) -> tuple[dict[int, int], list[PrefillProgress]]:
-        """Runs the forward pass and sampling; returns the token of each sequence that got one, and prefill progress."""
-        if not rows:
-            return {}, []
-        try:
-            chosen = self._forward(rows)
-        except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
-            log.exception("step_failed", sequences=len(rows))
-            for row in rows:
-                ended += self._sequences.fail(row.sequence, f"the step failed: {type(error).__name__}")
-            return {}, []
-        tokens: dict[int, int] = {}
-        prefills: list[PrefillProgress] = []
-        next_token = iter(chosen)
-        for row in rows:
-            sequence, in_prefill = row.sequence, not row.sequence.prefill_complete
-            drawn = list(itertools.islice(next_token, 1 + len(sequence.forks))) if row.gets_token else []
-            if drawn and min(drawn) < 0:
-                # Before its blocks are published: what made the logits so must not be found by the next prompt.
-                ended += self._sequences.fail(sequence, "the model's logits are not finite")
-                continue
-            sequence.advance(row.count)
-            if in_prefill:
-                progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
-                prefills.append(progress)
-            if not drawn:
-                continue
-            members = [sequence, *self._sequences.begin_forks(sequence)] if sequence.forks else [sequence]
-            for member, token_id in zip(members, drawn, strict=True):
-                tokens[member.spec.sequence_id] = token_id
-                if reason := member.append(token_id):
-                    stop_token_id = token_id if reason is EndReason.STOP else 0
-                    ended.append(self._sequences.end(member, reason, stop_token_id=stop_token_id))
-        return tokens, prefills
-
-    def _forward(self, rows: list[Row]) -> list[int]:
-        batch = build_batch(rows, self._device)
-        logits = self._model.forward(
-            batch.token_ids, batch.positions, self._kv_cache.layers, batch.attention, batch.logit_rows
-        )  # [R, V]
-        if logits.shape[0] == 0:
-            return []
-        if batch.sampled_rows is not None:
-            logits = logits.index_select(0, batch.sampled_rows)
-        return sample(logits, batch.sampling).tolist()
+    def _counts(self) -> BlockCounts:
+        """The pool, as if nothing were reserved ahead: those who lend blocks count what is in use."""
+        counts, run = self._kv_cache.counts(), self._run
+        return counts if run is None else counts.without(run.num_ahead)
 
     def _finish_plan(self, *, revoked: bool) -> None:
         plan = self._plans.popleft()
-        counts = self._kv_cache.counts()
-        self._send(PlanDone(plan.plan_seq, len(self._step_us), revoked, counts, tuple(self._step_us)))
+        self._send(PlanDone(plan.plan_seq, len(self._step_us), revoked, self._counts(), tuple(self._step_us)))
         self._step_us = []
 
     def _send(self, event: Event | None) -> None:

@@ -80,6 +80,11 @@ class Plan:
     join: tuple[int, ...] = ()
     revoke_through: int = 0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it changes nothing of what decodes: its steps are more of the same."""
+        return not (self.chunks or self.join)
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -125,6 +130,10 @@ class BlockCounts:
     free: int
     cached: int
     used: int
+
+    def without(self, num_blocks: int) -> BlockCounts:
+        """As if so many of the used ones were free."""
+        return BlockCounts(self.free + num_blocks, self.cached, self.used - num_blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from . import _core
-from .messages import EndReason, Fork, NewSequence
+from .messages import EndReason, Fork, NewSequence, Sampling
+from .ops.commit import NUM_STOP_IDS
+from .ops.sampler import SamplingRows
 from .sequence_group import SequenceGroup
+
+_MAX_INT32 = 2**31 - 1
 
 
 class Sequence:
     """A sequence between NewSequence and its end. Its KV cache holds the first `num_computed` of `token_ids`.
 
-    A leader has `forks` until its prefill is complete and they begin. While a sequence is swapped out its table is
-    empty, and blocks of host memory hold what its KV cache held.
+    The block table is behind until `settle`: what a run computes is entered at its end. A leader has `forks` until its
+    prefill is complete and they begin. While a sequence is swapped out its table is empty, and blocks of host memory
+    hold what its KV cache held.
     """
 
     __slots__ = (
-        "forks", "group", "host_blocks", "in_decode_set", "num_cached", "num_computed", "spec", "table", "token_ids",
+        "forks", "group", "host_blocks", "in_decode_set", "num_cached", "num_computed", "params", "spec", "stop_ids",
+        "table", "token_ids",
     )  # fmt: skip
 
     def __init__(self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup) -> None:
@@ -31,11 +39,24 @@ class Sequence:
         self.in_decode_set = False
         self.forks: tuple[Fork, ...] = spec.forks
         self.host_blocks: list[int] = []
+        # As steps take them: a row of `SamplingRows.packed` (its position is filled in), and of stop ids.
+        self.params = packed_params(spec.sampling, spec.sampling.seed)
+        self.stop_ids = _packed_stop_ids(spec.stop_token_ids)
 
     @property
     def num_missing(self) -> int:
         """Known tokens that are not in the KV cache."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens it may still get."""
+        return self.spec.max_length - len(self.token_ids)
+
+    @property
+    def stops_on_device(self) -> bool:
+        """Whether `stop_ids` has all of its stop ids, so that a device ends it where the host does."""
+        return len(self.spec.stop_token_ids) <= NUM_STOP_IDS
 
     @property
     def prefill_complete(self) -> bool:
@@ -57,7 +78,11 @@ class Sequence:
         return child
 
     def leave(self) -> tuple[int, int]:
-        """Gives its blocks back for good: how many it had that no sibling has, and how many had no other user."""
+        """Gives its blocks back for good: how many it had that no sibling has, and how many had no other user.
+
+        Room that was reserved in vain is not counted.
+        """
+        self.table.trim(self.num_computed)
         return self.group.leave(self.spec.sequence_id)
 
     def find_prefix(self) -> None:
@@ -65,10 +90,11 @@ class Sequence:
         self.num_cached = self.table.match_prefix(self.token_ids[:-1])
         self.num_computed = self.num_cached
 
-    def advance(self, count: int) -> None:
-        """`count` more tokens are in the KV cache; publishes the blocks that became full."""
-        self.table.commit(self.token_ids[self.num_computed : self.num_computed + count])
-        self.num_computed += count
+    def settle(self) -> None:
+        """Enters what was computed into the block table, which publishes the blocks that became full, and gives back
+        the room that was reserved beyond."""
+        self.table.commit(self.token_ids[self.table.num_tokens : self.num_computed])
+        self.table.trim(self.num_computed)
 
     def append(self, token_id: int) -> EndReason | None:
         """Takes the next token; says why the sequence ends with it, if it does. Stop beats length."""
@@ -78,3 +104,25 @@ class Sequence:
         if len(self.token_ids) >= self.spec.max_length:
             return EndReason.LENGTH
         return None
+
+
+def packed_params(sampling: Sampling, seed: int) -> bytes:
+    """A row of `SamplingRows.packed` for this seed, at position 0."""
+    return (
+        SamplingRows(
+            temperature=np.array([sampling.temperature], np.float32),
+            top_k=np.array([sampling.top_k], np.int32),
+            top_p=np.array([sampling.top_p], np.float32),
+            min_p=np.array([sampling.min_p], np.float32),
+            seed=np.array([seed], np.uint64),
+            position=np.zeros(1, np.int64),
+        )
+        .packed()
+        .tobytes()
+    )
+
+
+def _packed_stop_ids(token_ids: frozenset[int]) -> bytes:
+    # What is no token in any vocabulary never comes.
+    known = sorted(token_id for token_id in token_ids if token_id <= _MAX_INT32)[:NUM_STOP_IDS]
+    return np.array(known + [-1] * (NUM_STOP_IDS - len(known)), np.int32).tobytes()

@@ -45,6 +45,16 @@ class Sequences:
         """One that runs; None also for a fork that has not begun, and for a swapped one."""
         return self._running.get(sequence_id)
 
+    def knows(self, spec: NewSequence) -> bool:
+        """Whether the sequence's id, or that of one of its forks, is taken."""
+        members = {spec.sequence_id, *(fork.sequence_id for fork in spec.forks)}
+        return any(members & ids.keys() for ids in (self._running, self._leaders, self._swapped))
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether `take_untold` has something."""
+        return bool(self._untold)
+
     def decoding(self) -> Iterator[Sequence]:
         """Those that take part in every step."""
         return (sequence for sequence in self._running.values() if sequence.decodes)
@@ -166,15 +176,11 @@ class Sequences:
         leader.forks = ()
 
     def _can_swap(self, sequence: Sequence) -> bool:
-        return sequence.prefill_complete and len(self._written(sequence)) <= self._swap_space.num_free
-
-    def _written(self, sequence: Sequence) -> list[int]:
-        """The blocks that have content, without room that was reserved ahead."""
-        return sequence.table.blocks()[: -(-sequence.num_computed // self._kv_cache.pool.block_size)]
+        return sequence.prefill_complete and sequence.table.num_blocks <= self._swap_space.num_free
 
     def _swap_out(self, sequence: Sequence) -> Released:
         sequence_id = sequence.spec.sequence_id
-        sequence.host_blocks = self._swap_space.save(self._written(sequence))
+        sequence.host_blocks = self._swap_space.save(sequence.table.blocks())
         sequence.in_decode_set = False
         used = sequence.table.num_blocks
         freed = sequence.table.release()

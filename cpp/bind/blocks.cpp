@@ -129,6 +129,7 @@ void bind_blocks(py::module_& m) {
           py::arg("token_ids"))
       .def("fork", &BlockTable::fork)
       .def("release", &BlockTable::release)
+      .def("trim", &BlockTable::trim, py::arg("num_tokens"))
       .def_property_readonly("num_blocks", &BlockTable::num_blocks)
       .def_property_readonly("num_tokens", &BlockTable::num_tokens)
       .def("blocks", &BlockTable::blocks)

@@ -109,6 +109,17 @@ int BlockTable::release() {
   return freed;
 }
 
+int BlockTable::trim(int num_tokens) {
+  if (num_tokens < num_tokens_) {
+    throw std::logic_error("trim to " + std::to_string(num_tokens) + " tokens of " + std::to_string(num_tokens_) +
+                           " that are committed");
+  }
+  const int kept = blocks_for(num_tokens, pool_->block_size());
+  int freed = 0;
+  for (; num_blocks() > kept; blocks_.pop_back()) freed += pool_->release(blocks_.back()) ? 1 : 0;
+  return freed;
+}
+
 void BlockTable::slots(std::int64_t first, std::int64_t count, std::int64_t* out) const {
   const int block_size = pool_->block_size();
   const std::int64_t room = static_cast<std::int64_t>(num_blocks()) * block_size;

@@ -29,6 +29,7 @@ from tercet.config import SchedulerSettings
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
+from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.service import WorkerService
 
@@ -110,7 +111,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.kv_cache = KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
-        self.executor = Executor(SlowRecallModel(), self.kv_cache, CPU, check_every_step=True)  # type: ignore[arg-type]
+        steps = HostSteps(SlowRecallModel(), self.kv_cache)  # type: ignore[arg-type]
+        self.executor = Executor(steps, self.kv_cache, check_every_step=True)
         self.service = WorkerService()
         self.server = rpc.Server()
         self.tokens: dict[int, list[int]] = {}

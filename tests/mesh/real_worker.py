@@ -22,6 +22,7 @@ from tests.mesh.models import CPU, MAX_MODEL_LEN, model_of, poison
 from worker import _core
 from worker.codec import decode_command, encode_event
 from worker.executor import Executor
+from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import Attach, Detach, Event, StepResult
 from worker.swap_space import SwapSpace
@@ -74,9 +75,8 @@ class Device:
         ticks = itertools.count()
         self.swap_space = SwapSpace(self.kv_cache, setup.num_swap_blocks)
         self.executor = Executor(
-            self.model,  # type: ignore[arg-type]
+            HostSteps(self.model, self.kv_cache),  # type: ignore[arg-type]
             self.kv_cache,
-            CPU,
             self.swap_space,
             check_every_step=True,
             clock=lambda: next(ticks) * setup.step_s,

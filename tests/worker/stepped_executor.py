@@ -8,6 +8,7 @@ import torch
 
 from tests.worker.recall_model import CONFIG, RecallModel
 from worker.executor import Executor
+from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import (
     Attach,
@@ -38,9 +39,8 @@ class SteppedExecutor:
         self.kv_cache = KVCache(CONFIG, num_blocks, block_size, torch.float32, CPU, caching)
         self.swap_space = SwapSpace(self.kv_cache, num_swap_blocks)
         self.executor = Executor(
-            self.model,  # type: ignore[arg-type]
+            HostSteps(self.model, self.kv_cache),  # type: ignore[arg-type]
             self.kv_cache,
-            CPU,
             self.swap_space,
             check_every_step=True,
         )

@@ -13,6 +13,7 @@ from tercet.model_source import ModelFormat, ModelSource
 from tests.worker.models import CASES, random_prompts, reference_greedy, save_tiny
 from tests.worker.smollm2 import COUNT, SmolLM2
 from worker.executor import Executor
+from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import Attach, Chunk, Event, NewSequence, Plan, PlanDone, StepResult
 from worker.model.decoder import Model
@@ -28,7 +29,7 @@ class Runs:
 
     def __init__(self, model: Model) -> None:
         kv_cache = KVCache(model.config, 256, BLOCK_SIZE, torch.float32, CPU)
-        self._executor = Executor(model, kv_cache, CPU, check_every_step=True)
+        self._executor = Executor(HostSteps(model, kv_cache), kv_cache, check_every_step=True)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._executor.submit(Attach(self._events.put))
         self._executor.start()

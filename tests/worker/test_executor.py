@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
+from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import (
     Attach,
@@ -40,7 +41,8 @@ class Bench:
         self.model = model or RecallModel()
         self.num_blocks = num_blocks
         kv_cache = KVCache(CONFIG, num_blocks, block_size, torch.float32, torch.device("cpu"))
-        self.executor = Executor(self.model, kv_cache, torch.device("cpu"), check_every_step=True)  # type: ignore[arg-type]
+        steps = HostSteps(self.model, kv_cache)  # type: ignore[arg-type]
+        self.executor = Executor(steps, kv_cache, check_every_step=True)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.executor.submit(Attach(self.events.put))
         self.executor.start()
@@ -242,7 +244,7 @@ def test_a_detach_that_comes_late_does_not_touch_the_next_scheduler(bench: Bench
 def test_a_bug_ends_the_executor_and_is_told() -> None:
     died = threading.Event()
     kv_cache = KVCache(CONFIG, 8, 8, torch.float32, torch.device("cpu"))
-    executor = Executor(RecallModel(), kv_cache, torch.device("cpu"), on_death=died.set)  # type: ignore[arg-type]
+    executor = Executor(HostSteps(RecallModel(), kv_cache), kv_cache, on_death=died.set)  # type: ignore[arg-type]
     executor.start()
     executor.submit(Attach(lambda _: 1 // 0))  # type: ignore[arg-type, return-value]
     executor.submit(Plan(1, 1))

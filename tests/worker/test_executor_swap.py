@@ -64,7 +64,8 @@ def test_every_byte_comes_back(num_computed: int, caching: bool) -> None:
     assert sequence is not None
     # More room than what is written, which is not worth saving.
     kv_cache.reserve(sequence.table, num_computed + 2 * S)
-    sequence.advance(num_computed)
+    sequence.num_computed = num_computed
+    sequence.settle()
     sequence.append(7)
     num_blocks = -(-num_computed // S)
 

@@ -16,6 +16,7 @@ from tercet import rpc
 from tercet.mesh.v1 import sequence_pb2, worker_pb2, worker_pb2_grpc
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
+from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.service import WorkerService
 
@@ -75,7 +76,8 @@ class Bench:
     def __init__(self) -> None:
         self.service = WorkerService()
         self.kv_cache = KVCache(CONFIG, NUM_BLOCKS, 8, torch.float32, CPU)
-        self.executor = Executor(RecallModel(), self.kv_cache, CPU, check_every_step=True)  # type: ignore[arg-type]
+        steps = HostSteps(RecallModel(), self.kv_cache)  # type: ignore[arg-type]
+        self.executor = Executor(steps, self.kv_cache, check_every_step=True)
         self.executor.start()
         self.server = rpc.Server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server.grpc_server)

@@ -41,6 +41,10 @@ class BlockTable {
   // std::logic_error, and changes nothing, if room was not reserved or a fork shares the block that was written.
   void commit(const std::int32_t* token_ids, std::size_t count);
 
+  // Gives back the blocks behind those of the first num_tokens tokens, which were reserved in vain; returns how many.
+  // Throws std::logic_error, and changes nothing, if more tokens are committed.
+  int trim(int num_tokens);
+
   // A table with the same committed tokens that shares their blocks. Room reserved beyond them is not shared.
   std::unique_ptr<BlockTable> fork() const;
 

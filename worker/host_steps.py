@@ -1,0 +1,106 @@
+"""Steps computed one by one, operation by operation, on any device: the host knows the rows and moves them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from .kv_cache import KVCache
+from .model.decoder import Model
+from .ops.commit import LIVE, NO_TOKEN, commit_reference
+from .ops.sampler import sample_packed
+from .sequence import Sequence
+from .step_rows import StepRows, StepShape
+from .steps import Computed, Row
+
+# As many tokens and rows as there is room for at first.
+_FEW = 64
+
+
+class HostSteps:
+    """`Steps` for a CPU, for what no graph was made for, and in tests the twin of what a GPU does by itself."""
+
+    def __init__(self, model: Model, kv_cache: KVCache) -> None:
+        self._model = model
+        self._kv = kv_cache.layers
+        self._block_size = kv_cache.pool.block_size
+        self._table_width = -(-model.config.max_model_len // self._block_size)
+        self._device = kv_cache.blocks.device
+        self._rows = self._new_rows(_FEW, _FEW)
+        # Of the run, if there is one: where its rows were that are still live.
+        self._sequences: Seq[Sequence] = ()
+        self._places = torch.empty(0, dtype=torch.int64)
+        self._num_left = 0
+        self._stopped = False
+
+    def step(self, rows: Seq[Row]) -> Computed:
+        """See Steps."""
+        num_draws = sum(row.num_draws for row in rows)
+        self._make_room(sum(row.count for row in rows), max(len(rows), num_draws))
+        return Computed(self._forward(self._rows.fill(rows)).tolist())
+
+    def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
+        """See Steps."""
+        self._make_room(len(sequences), len(sequences))
+        self._rows.fill_run(sequences, num_steps)
+        self._sequences = sequences
+        self._places = torch.arange(len(sequences))
+        self._num_left = num_steps
+        self._stopped = False
+
+    def next(self) -> Computed | None:
+        """See Steps. A step is computed here."""
+        num_live, num_left = len(self._places), self._num_left
+        if self._stopped or num_live == 0 or num_left == 0:
+            return None
+        # Until the step is there: whatever fails ends the run.
+        self._num_left = 0
+        rows = self._rows.host.commit_rows(num_live)
+        shape = StepShape(num_live, num_live, num_live, int(rows.context_lens.sum()))
+        recorded = commit_reference(self._forward(shape), rows, self._block_size)
+        tokens = torch.full((len(self._sequences),), NO_TOKEN, dtype=torch.int32)
+        tokens[self._places] = recorded
+        live = rows.status == LIVE
+        if not live.all():
+            self._rows.keep(live)
+            self._places = self._places[live]
+        self._num_left = num_left - 1
+        return Computed(tokens.tolist())
+
+    def extend(self, num_steps: int) -> bool:
+        """See Steps. After the last step the next position has been looked up in the tables as they were."""
+        if self._stopped or self._num_left == 0:
+            return False
+        self._rows.fill_tables([self._sequences[place] for place in self._places.tolist()])
+        self._num_left += num_steps
+        return True
+
+    def stop(self) -> None:
+        """See Steps. At once."""
+        self._stopped = True
+
+    def _forward(self, shape: StepShape) -> Tensor:
+        """The tokens int64 [D] of the first rows, on the host."""
+        rows = self._rows
+        rows.upload(shape.num_rows)
+        logits = self._model.forward(
+            rows.device.token_ids[: shape.num_tokens],
+            rows.device.positions[: shape.num_tokens],
+            self._kv,
+            rows.attention(shape),
+            rows.device.logit_rows[: shape.num_draws],
+        )  # [D, V]
+        if shape.num_draws == 0:
+            return torch.empty(0, dtype=torch.int64)
+        return sample_packed(logits, rows.device.params[: shape.num_draws]).cpu()
+
+    def _make_room(self, num_tokens: int, num_rows: int) -> None:
+        rows = self._rows
+        if num_tokens > rows.max_tokens or num_rows > rows.max_rows:
+            # Twice as many, so that it does not happen often.
+            self._rows = self._new_rows(max(2 * num_tokens, rows.max_tokens), max(2 * num_rows, rows.max_rows))
+
+    def _new_rows(self, max_tokens: int, max_rows: int) -> StepRows:
+        return StepRows(max_tokens, max_rows, self._table_width, self._device)

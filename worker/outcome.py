@@ -1,0 +1,18 @@
+"""What a step did to its sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .messages import Ended, PrefillProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Tokens by sequence, progress of prefills, and who ended; `step_us` in microseconds where the device told it."""
+
+    sequence_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prefills: list[PrefillProgress] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    step_us: int | None = None

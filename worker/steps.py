@@ -1,0 +1,63 @@
+"""What computes steps: the face that the executor sees, whatever the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from .ops.commit import NO_TOKEN, NOT_FINITE
+from .sequence import Sequence
+
+__all__ = ["NOT_FINITE", "NO_TOKEN", "Computed", "Row", "Steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`count` tokens of a sequence to compute in a step, from its num_computed on; blocks are reserved."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens that the step chooses: none before the end of the known ones, else one for it and each fork."""
+        return 1 + len(self.sequence.forks) if self.count == self.sequence.num_missing else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The tokens of a step; NOT_FINITE in place of one whose logits were not.
+
+    `step_us` is how long the step took, in microseconds, where the device knows that better than who waited for it.
+    """
+
+    tokens: list[int]
+    step_us: int | None = None
+
+
+class Steps(Protocol):
+    """Computes steps on a device. One thread calls it, but for `stop`.
+
+    A *run* is several decode steps over the same rows, a token of each, for which nobody is asked in between. A row
+    ends in mid-run with its last token or at a stop id, or where its logits are not finite; it stays, and is empty.
+    Blocks are reserved by the caller. Whatever fails raises: then nothing is known of the step, and the run is over.
+    """
+
+    def step(self, rows: Seq[Row]) -> Computed:
+        """One step, not in a run: the tokens drawn by `rows`, one row behind the other."""
+
+    def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
+        """Begins a run of at most `num_steps` steps; every table has room for as many of its sequence's tokens."""
+
+    def next(self) -> Computed | None:
+        """The run's next step: a token for each sequence, NO_TOKEN for one that had ended. None: the run is over."""
+
+    def extend(self, num_steps: int) -> bool:
+        """Makes the run longer, for the tables have grown; False, and nothing is changed, if that comes too late."""
+
+    def stop(self) -> None:
+        """Ends the run, if there is one, with the step that is being computed, at the latest with the one after it.
+
+        From any thread.
+        """
