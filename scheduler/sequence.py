@@ -67,6 +67,7 @@ class Request:
     # Seconds on the scheduler's clock.
     arrived_at: float
     deadline_at: float | None
+    # None any more once it has ended.
     sequences: tuple[Sequence, ...] = ()
     # Cancels of the gateway that wait for their answer.
     cancels: int = 0

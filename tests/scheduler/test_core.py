@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from outcomes import judge, plans, prepared, settle
 
@@ -13,6 +15,7 @@ from scheduler.events import (
     DrainStarted,
     EndReason,
 )
+from scheduler.sequence import Sequence
 from scheduler.simulator.gateway import Call
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
@@ -264,3 +267,30 @@ def test_losing_a_gateway_cancels_only_its_requests() -> None:
     judge(kept)
     ended = [log.fields for log in mesh.logs if log.event == "request_finished"]
     assert sorted(str(fields["reason"]) for fields in ended) == ["", CancelReason.LINK_LOST.name]
+
+
+def test_what_ended_does_not_wait_for_the_garbage_collector() -> None:
+    """A scheduler collects seldom: it would stand still for it."""
+    # Too small for all: some have ended, and a leader waits with its forks, when the worker is lost for good.
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=24)])
+    calls = [mesh.submit(gateway, submission(key, (key,) * 20, 20, n=key % 3 + 1)) for key in range(1, 7)]
+    mesh.submit(gateway, submission(7, n=3, deadline_s=0.001))
+    mesh.at(0.05, lambda: mesh.cancel(gateway, calls[0]))
+    mesh.at(0.299, lambda: calls.append(mesh.submit(gateway, submission(8, n=3))))
+    mesh.at(0.3, lambda: mesh.lose_worker(next(iter(mesh.workers.values()))))
+    gc.collect()
+    gc.disable()
+    try:
+        assert _num_sequences() >= 15
+        settle(mesh)
+        reasons = {output.ends[0].reason for call in calls[1:] for output in call.outputs}
+        assert reasons == {EndReason.LENGTH, EndReason.FAILED}
+        left = _num_sequences()
+        gc.collect()
+        assert _num_sequences() == left
+    finally:
+        gc.enable()
+
+
+def _num_sequences() -> int:
+    return sum(isinstance(each, Sequence) for each in gc.get_objects())
