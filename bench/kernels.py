@@ -19,16 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker import _kernels
 from worker.model.config import RopeConfig
 from worker.model.rope import cos_sin_table
 from worker.ops.activation import silu_mul, silu_mul_reference
 from worker.ops.attention import write_kv_reference
 from worker.ops.block_copy import BlockTensors, copy_blocks, copy_blocks_reference
 from worker.ops.heads import place_heads
+from worker.ops.logprobs import logprobs
 from worker.ops.norm import rms_norm, rms_norm_reference
+from worker.ops.penalties import Penalties, PenaltyRow, count_drawn, penalize, penalize_reference
 from worker.ops.rope import apply_rope_reference
-from worker.ops.sampler import SamplingRows, sample_reference
+from worker.ops.sampler import SamplingRows, sample_packed, sample_reference
 
 Call = Callable[[], object]
 
@@ -189,7 +190,6 @@ def bench_sampler(roof: float) -> list[Row]:
     for num_rows in (1, 8, 32, 128):
         num_bytes = 4 * num_rows * VOCABULARY
         sets = [torch.randn(num_rows, VOCABULARY, device=GPU) * 3 for _ in range(min(8, num_sets(num_bytes)))]
-        chosen = torch.empty(num_rows, dtype=torch.int64, device=GPU)
         for name, temperature, top_k, top_p in (
             ("greedy", 0.0, 0, 1.0),
             ("plain", 1.0, 0, 1.0),
@@ -204,18 +204,51 @@ def bench_sampler(roof: float) -> list[Row]:
                 seed=np.arange(num_rows, dtype=np.uint64), position=np.arange(num_rows, dtype=np.int64),
             )  # fmt: skip
             params = torch.from_numpy(settings.packed()).to(GPU)
-
-            def ours(logits: Tensor, params: Tensor = params, out: Tensor = chosen) -> None:
-                _kernels.sample(
-                    logits.data_ptr(), len(logits), VOCABULARY, params.data_ptr(), out.data_ptr(),
-                    torch.cuda.current_stream().cuda_stream,
-                )  # fmt: skip
-
-            us = microseconds([lambda x=x, ours=ours: ours(x) for x in sets])  # type: ignore[misc]
+            us = microseconds([lambda x=x, p=params: sample_packed(x, p) for x in sets])  # type: ignore[misc]
             torch_us = timed(lambda x=sets[0], s=settings: sample_reference(x, s), 3)  # type: ignore[misc]
             rows.append(
                 memory_row(f"sample {name}", f"B={num_rows} V={VOCABULARY}", num_bytes, us, roof, torch=torch_us)
             )
+    return rows
+
+
+def bench_penalties(roof: float) -> list[Row]:
+    """Penalties of rows that list 1,200 tokens, or allow ten alone; then counting what was drawn."""
+    rows, rng = [], np.random.default_rng(0)
+    for num_rows in (1, 128):
+        listed = rng.integers(0, VOCABULARY, (num_rows, 1200)).tolist()
+        settings = [PenaltyRow(1.2, 0.5, 0.1, prompt_ids=ids[200:], drawn_ids=ids[:200]) for ids in listed]
+        penalties = Penalties.of(settings, VOCABULARY, 1, GPU)
+        masked = Penalties.of([PenaltyRow(allowed_ids=range(10))] * num_rows, VOCABULARY, 0, GPU)
+        sets = [torch.randn(num_rows, VOCABULARY, device=GPU) for _ in range(4)]
+        token_ids = torch.tensor([ids[0] for ids in listed], device=GPU)
+        shape = f"B={num_rows} V={VOCABULARY}"
+        for name, which, num_bytes in (
+            ("penalize", penalties, num_rows * 1200 * 24),
+            ("penalize, mask", masked, num_rows * VOCABULARY * 4),
+        ):
+            us = microseconds([lambda x=x, which=which: penalize(x, which) for x in sets])  # type: ignore[misc]
+            torch_us = timed(lambda x=sets[0], which=which: penalize_reference(x, which), 3)  # type: ignore[misc]
+            rows.append(memory_row(name, shape, num_bytes, us, roof, torch=torch_us))
+        us = microseconds([lambda p=penalties, t=token_ids: count_drawn(p, t)] * 4)  # type: ignore[misc]
+        rows.append(memory_row("count_drawn", shape, num_rows * 1200 * 16, us, roof))
+    return rows
+
+
+def bench_logprobs(roof: float) -> list[Row]:
+    """Logprobs of the chosen token and the likeliest ones; the floor is one read of the logits."""
+    rows = []
+    for num_rows in (1, 8, 32, 128):
+        num_bytes = 4 * num_rows * VOCABULARY
+        sets = [torch.randn(num_rows, VOCABULARY, device=GPU) * 3 for _ in range(min(8, num_sets(num_bytes)))]
+        chosen = torch.arange(num_rows, device=GPU)
+        for count in (0, 20):
+            num_top = torch.full((num_rows,), count, dtype=torch.int32, device=GPU)
+            args = (chosen, num_top, count)
+            us = microseconds([lambda x=x, args=args: logprobs(x, *args) for x in sets])  # type: ignore[misc]
+            torch_us = microseconds([lambda x=x, n=count: x.log_softmax(1).topk(n) for x in sets])  # type: ignore[misc]
+            shape = f"B={num_rows} V={VOCABULARY}"
+            rows.append(memory_row(f"logprobs, top {count}", shape, num_bytes, us, roof, torch=torch_us))
     return rows
 
 
@@ -225,6 +258,8 @@ SUITES: dict[str, Callable[[float], list[Row]]] = {
     "activation": bench_activation,
     "block_copy": bench_block_copy,
     "sampler": bench_sampler,
+    "penalties": bench_penalties,
+    "logprobs": bench_logprobs,
 }
 
 
