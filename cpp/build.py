@@ -2,9 +2,9 @@
 
     python cpp/build.py                  build worker/_core.*.so in place
     python cpp/build.py --output FILE    build it elsewhere
-    python cpp/build.py --sanitize       build with sanitizers and run the checks: the drivers of cpp/tests, the thread
-                                         pool's with that for threads, then over the extension with those for addresses
-                                         and undefined behaviour the tests of everything in it
+    python cpp/build.py --sanitize       build with sanitizers and run the checks: the drivers of cpp/tests (those with
+                                         threads with that for threads), then over the extension with those for
+                                         addresses and undefined behaviour the tests of everything in it
 
 A file is compiled for the baseline of the architecture unless its name says more: `*_avx2.cpp`, `*_avx512.cpp` and
 `*_avx512bf16.cpp` are compiled for these, and only run after `tercet::detect_isa()` found them.
@@ -52,7 +52,7 @@ SANITIZED_TESTS = [
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A program of cpp/tests, with the sources of cpp/src that it needs (as patterns) and how it is built and run."""
+    """A program of cpp/tests, with the sources of cpp that it needs (as patterns) and how it is built and run."""
 
     name: str
     sources: tuple[str, ...]
@@ -62,11 +62,12 @@ class Driver:
 
 DRIVERS = (
     Driver(
-        "random_operations", ("blake2s", "block_*", "cpu", "prefix_hash", "sampler*"), SANITIZE_FLAGS,
-        {"UBSAN_OPTIONS": "print_stacktrace=1"},
+        "random_operations", ("src/blake2s", "src/block_*", "src/cpu", "src/prefix_hash", "src/sampler*"),
+        SANITIZE_FLAGS, {"UBSAN_OPTIONS": "print_stacktrace=1"},
     ),
     # It asks for more memory than there is.
-    Driver("thread_pool", ("thread_pool",), THREAD_SANITIZE_FLAGS, {"TSAN_OPTIONS": "allocator_may_return_null=1"}),
+    Driver("thread_pool", ("src/thread_pool",), THREAD_SANITIZE_FLAGS, {"TSAN_OPTIONS": "allocator_may_return_null=1"}),
+    Driver("step_loop", ("cuda/step_loop", "cuda/step_pacer"), THREAD_SANITIZE_FLAGS, {}),
 )  # fmt: skip
 # File suffix -> flags of its instruction set. Longest suffix first.
 ISA_FLAGS = {
@@ -244,12 +245,12 @@ def install(built: Path, output: Path) -> None:
 def run_driver(driver: Driver, toolchain: Toolchain) -> int:
     """Builds and runs `driver`; returns its exit status. Raises BuildError."""
     folder = ROOT / "build" / f"driver-{driver.name}"
-    sources = sorted(path for noun in driver.sources for path in ROOT.glob(f"cpp/src/{noun}.cpp"))
+    sources = sorted(path for noun in driver.sources for path in ROOT.glob(f"cpp/{noun}.cpp"))
     sources.append(ROOT / "cpp" / "tests" / f"{driver.name}.cpp")
     with locked(folder):
         write_ninja(
-            folder, toolchain, sources, "driver", [f"-I{ROOT / 'cpp/include'}"], [*COMPILE_FLAGS, *driver.flags],
-            ["-pthread", *driver.flags],
+            folder, toolchain, sources, "driver", [f"-I{ROOT / 'cpp/include'}", f"-I{ROOT / 'cpp/cuda'}"],
+            [*COMPILE_FLAGS, *driver.flags], ["-pthread", *driver.flags],
         )  # fmt: skip
         run_ninja(folder)
     command = [*_without_address_randomisation(), str(folder / "driver")]

@@ -61,10 +61,11 @@ void StepLoop::work() {
   std::unique_lock lock(mutex_);
   try {
     device_->begin_thread();
-    while (!closed_) {
+    for (;;) {
       changed_.wait(lock, [this] { return running_ || closed_; });
       // After a close as well: what was launched uses memory that goes with the device.
-      while (running_ || (closed_ && pacer_.num_on_their_way() > 0)) look(lock);
+      if (!running_ && pacer_.num_on_their_way() == 0) return;
+      look(lock);
     }
   } catch (const std::exception& error) {
     if (!lock.owns_lock()) lock.lock();
@@ -87,8 +88,12 @@ void StepLoop::look(std::unique_lock<std::mutex>& lock) {
   const bool news = has_step || running_ != was_running;
   const std::int64_t nap_ns = news ? 0 : pacer_.nap_ns(may_launch);
   lock.unlock();
-  if (news) changed_.notify_all();
-  device_->sleep(nap_ns);
+  // After the run's end the device is no longer the thread's.
+  if (news) {
+    changed_.notify_all();
+  } else {
+    device_->sleep(nap_ns);
+  }
   lock.lock();
 }
 

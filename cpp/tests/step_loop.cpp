@@ -1,0 +1,367 @@
+// The step loop under the thread sanitizer, on a GPU that is a clock: python cpp/build.py --sanitize.
+//
+// First the pacer by hand: when it launches, to the microsecond of a clock that only sleeping moves. Then the loop with
+// its thread, whose runs are stopped, extended, left waiting and closed at any moment.
+#include "step_loop.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <stdexcept>
+
+namespace tercet::cuda {
+namespace {
+
+constexpr std::int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond, kSecond = 1000 * kMillisecond;
+constexpr std::int64_t kLead = 150 * kMicrosecond, kLaunch = 8 * kMicrosecond;
+constexpr int kNumRecords = 4;
+
+void expect(bool holds, const std::string& what) {
+  if (!holds) throw std::logic_error(what);
+}
+
+template <typename Error, typename F>
+void expect_throws(F&& f, const std::string& what) {
+  try {
+    f();
+  } catch (const Error&) {
+    return;
+  }
+  expect(false, what + " was not refused");
+}
+
+// Runs one step behind the other. Step s has two rows, whose tokens are s and s + 1.
+class FakeGpu : public StepDevice {
+ public:
+  struct Launched {
+    std::int64_t at, starts, ends;
+  };
+
+  std::function<std::int64_t(std::size_t)> duration = [](std::size_t) { return kMillisecond; };
+  std::function<int(std::size_t)> num_live = [](std::size_t) { return 2; };
+  bool broken = false;  // says so when it is asked
+  bool loses_records = false;
+  std::vector<Launched> steps;
+  std::int64_t now = kSecond;
+  std::int64_t awake_ns = 0;       // that the thread was
+  std::int64_t oversleeps_ns = 0;  // when it is to sleep
+
+  void begin_thread() override {}
+  void launch(const StepGraph&, Stream) override {
+    if (broken) throw std::runtime_error("the fake GPU is broken");
+    const std::int64_t free = steps.empty() ? 0 : steps.back().ends, starts = std::max(now + kLaunch, free);
+    expect(num_unfinished() < 2, "three steps on their way");
+    const std::int64_t took = duration(steps.size());
+    steps.push_back({now, starts, starts + took});
+  }
+  const StepRecord* find(std::uint64_t sequence) override {
+    awake_ns += 100;
+    now += 100;
+    const std::size_t step = sequence - 1;
+    if (loses_records || step >= steps.size() || steps[step].ends > now) return nullptr;
+    Record& record = records_[step % kNumRecords];
+    const auto token = static_cast<std::int32_t>(step);
+    record = {{sequence, steps[step].ends - kSecond / 2, 2, num_live(step)}, {token, token + 1}};
+    return &record.header;
+  }
+  bool is_idle() override {
+    if (broken) throw std::runtime_error("the fake GPU is broken");
+    return num_unfinished() == 0;
+  }
+  std::int64_t now_ns() override { return now; }
+  void sleep(std::int64_t ns) override {
+    if (ns == 0) awake_ns += kMicrosecond;
+    now += ns == 0 ? kMicrosecond : ns + oversleeps_ns;
+    std::this_thread::yield();
+  }
+
+  int num_unfinished() const {
+    return static_cast<int>(std::count_if(steps.begin(), steps.end(), [&](const Launched& s) { return s.ends > now; }));
+  }
+
+ private:
+  struct Record {
+    StepRecord header;
+    std::int32_t tokens[2];
+  };
+
+  Record records_[kNumRecords];
+};
+
+// What the loop's thread does with a run, on the caller's; returns the first token of each step that came.
+std::vector<int> drive(StepPacer& pacer, FakeGpu& gpu, const std::function<bool()>& may_launch,
+                       const std::function<bool()>& stops) {
+  std::vector<int> tokens;
+  while (!pacer.is_over()) {
+    if (stops()) pacer.stop();
+    const bool may = may_launch();
+    if (const std::optional<Step> step = pacer.look(may)) {
+      expect(step->tokens.size() == 2 && step->tokens[1] == step->tokens[0] + 1, "a record is not its step's");
+      tokens.push_back(step->tokens[0]);
+    } else if (!pacer.is_over()) {
+      gpu.sleep(pacer.nap_ns(may));
+    }
+  }
+  return tokens;
+}
+
+bool always() { return true; }
+bool never() { return false; }
+
+std::shared_ptr<StepGraph> graph() { return std::make_shared<StepGraph>(); }
+
+void expect_in_order(const std::vector<int>& tokens, int first, std::size_t count) {
+  expect(tokens.size() == count, std::to_string(tokens.size()) + " steps came, not " + std::to_string(count));
+  for (std::size_t i = 0; i < count; ++i) expect(tokens[i] == first + static_cast<int>(i), "steps are out of order");
+}
+
+// From the third step on, when it is known how long they take, each is launched the lead before the one before ends,
+// so that the GPU never waits; and the thread sleeps nearly all the time.
+void launches_late(std::int64_t step_ns) {
+  FakeGpu gpu;
+  gpu.duration = [=](std::size_t) { return step_ns; };
+  gpu.oversleeps_ns = 20 * kMicrosecond;
+  StepPacer pacer(gpu, kLead);
+  pacer.begin(graph(), nullptr, 50);
+  expect_in_order(drive(pacer, gpu, always, never), 0, 50);
+  for (std::size_t s = 3; s < 50; ++s) {
+    const std::int64_t lead = gpu.steps[s - 1].ends - gpu.steps[s].at;
+    expect(gpu.steps[s].starts == gpu.steps[s - 1].ends, "the GPU waited before step " + std::to_string(s));
+    expect(lead <= kLead + 10 * kMicrosecond, "step " + std::to_string(s) + " was launched too early");
+  }
+  const std::int64_t per_step = gpu.awake_ns / 50;
+  expect(per_step < 140 * kMicrosecond, std::to_string(per_step / 1000) + " us awake in a step");
+}
+
+// A graph that has run before is expected to take as long again.
+void second_run_knows_its_steps() {
+  FakeGpu gpu;
+  StepPacer pacer(gpu, kLead);
+  const std::shared_ptr<StepGraph> same = graph();
+  for (const int first : {0, 5}) {
+    pacer.begin(same, nullptr, 5);
+    expect_in_order(drive(pacer, gpu, always, never), first, 5);
+    gpu.now += kSecond;
+  }
+  const std::int64_t lead = gpu.steps[5].ends - gpu.steps[6].at;
+  expect(lead > kLead / 2 && lead < 2 * kLead, "the second step of a known graph was not launched ahead");
+}
+
+void any_durations(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  FakeGpu gpu;
+  gpu.duration = [&](std::size_t) { return static_cast<std::int64_t>(random() % (3 * kMillisecond)) + 1; };
+  gpu.oversleeps_ns = static_cast<std::int64_t>(random() % (100 * kMicrosecond));
+  StepPacer pacer(gpu, static_cast<std::int64_t>(random() % (300 * kMicrosecond)));
+  int first = 0;
+  for (int run = 0; run < 20; ++run) {
+    const int num_steps = 1 + static_cast<int>(random() % 40);
+    pacer.begin(graph(), nullptr, num_steps);
+    expect_in_order(
+        drive(pacer, gpu, [&] { return random() % 4 != 0; }, never), first, static_cast<std::size_t>(num_steps));
+    first += num_steps;
+  }
+}
+
+// Whenever it comes: nothing is launched after it, and what was launched still comes.
+void stops_at_a_boundary(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  FakeGpu gpu;
+  StepPacer pacer(gpu, kLead);
+  pacer.begin(graph(), nullptr, 1000);
+  const std::int64_t stop_at = gpu.now + static_cast<std::int64_t>(random() % (20 * kMillisecond));
+  std::size_t launched_before = 0;
+  const auto stops = [&] {
+    if (gpu.now < stop_at) launched_before = gpu.steps.size();
+    return gpu.now >= stop_at;
+  };
+  const std::vector<int> tokens = drive(pacer, gpu, [&] { return gpu.now < stop_at; }, stops);
+  expect_in_order(tokens, 0, gpu.steps.size());
+  expect(gpu.steps.size() <= std::max<std::size_t>(launched_before + 1, 1), "a step was launched after the stop");
+  const std::int64_t late = gpu.steps.back().ends - stop_at;
+  expect(late <= kMillisecond + kLead + 20 * kMicrosecond, "a stop took more than a step and the lead");
+}
+
+// The step that was queued when the last row ended is nobody's, also if the next run begins before it is done.
+void ends_with_the_last_row(bool at_once) {
+  FakeGpu gpu;
+  gpu.num_live = [](std::size_t step) { return step == 7 ? 0 : 2; };
+  StepPacer pacer(gpu, kLead);
+  const std::shared_ptr<StepGraph> same = graph();
+  pacer.begin(same, nullptr, 100);
+  expect_in_order(drive(pacer, gpu, always, never), 0, 8);
+  expect(gpu.steps.size() == 9 && pacer.num_on_their_way() == 1, "one step was to be on its way");
+  pacer.extend(5);
+  expect(pacer.is_over(), "a run was extended that no row was left of");
+  if (!at_once) gpu.now += kSecond;
+  pacer.begin(same, nullptr, 3);
+  expect_in_order(drive(pacer, gpu, always, never), 9, 3);
+}
+
+void is_extended() {
+  FakeGpu gpu;
+  StepPacer pacer(gpu, kLead);
+  pacer.begin(graph(), nullptr, 4);
+  bool extended = false;
+  const auto extend = [&] {
+    if (!extended && gpu.steps.size() == 4) {
+      pacer.extend(3);
+      extended = true;
+    }
+    return false;
+  };
+  expect_in_order(drive(pacer, gpu, always, extend), 0, 7);
+  for (std::size_t s = 3; s < 7; ++s) expect(gpu.steps[s].starts == gpu.steps[s - 1].ends, "the GPU waited");
+}
+
+void a_device_that_fails_is_noticed() {
+  const auto fails_after = [](const std::function<void(FakeGpu&)>& harm) {
+    FakeGpu gpu;
+    StepPacer pacer(gpu, kLead);
+    pacer.begin(graph(), nullptr, 10);
+    harm(gpu);
+    const std::int64_t began = gpu.now;
+    expect_throws<std::runtime_error>([&] { drive(pacer, gpu, always, never); }, "a device that fails");
+    return gpu.now - began;
+  };
+  const auto hang = [](std::size_t) { return 1000 * kSecond; };
+  expect(fails_after([](FakeGpu& gpu) { gpu.broken = true; }) < kSecond, "an error was noticed late");
+  expect(fails_after([](FakeGpu& gpu) { gpu.loses_records = true; }) < kSecond, "a lost record was noticed late");
+  expect(fails_after([&](FakeGpu& gpu) { gpu.duration = hang; }) < 100 * kSecond, "a hang was not noticed");
+
+  FakeGpu gpu;
+  StepPacer pacer(gpu, kLead);
+  gpu.launch({}, nullptr);  // by somebody else
+  gpu.now += kSecond;
+  expect_throws<std::runtime_error>([&] { pacer.begin(graph(), nullptr, 1); }, "a step of somebody else's");
+}
+
+// --- with the thread
+
+struct Threaded {
+  FakeGpu* gpu;
+  StepLoop loop;
+
+  explicit Threaded(std::unique_ptr<FakeGpu> made) : gpu(made.get()), loop(std::move(made), kNumRecords, kLead) {}
+  Threaded() : Threaded(std::make_unique<FakeGpu>()) {}
+};
+
+// Takes a run's steps to its end; returns how many there were.
+int take_all(StepLoop& loop, int& next_token) {
+  int num_steps = 0;
+  while (const std::optional<Step> step = loop.next()) {
+    expect(step->tokens[0] >= next_token, "a step came twice");
+    expect(num_steps == 0 || step->tokens[0] == next_token, "a step is missing");
+    next_token = step->tokens[0] + 1;
+    ++num_steps;
+  }
+  return num_steps;
+}
+
+void runs_stop_and_go_on(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  auto gpu = std::make_unique<FakeGpu>();
+  gpu->num_live = [](std::size_t step) { return step % 37 == 36 ? 0 : 2; };
+  Threaded with(std::move(gpu));
+  const std::shared_ptr<StepGraph> same = graph();
+  std::atomic<bool> done{false};
+  std::thread stopper([&] {
+    for (std::mt19937_64 when(seed + 1); !done;) {
+      std::this_thread::sleep_for(std::chrono::microseconds(when() % 300));
+      with.loop.stop();
+    }
+  });
+  int next_token = 0;
+  for (int run = 0; run < 300; ++run) {
+    const int num_steps = 1 + static_cast<int>(random() % 20);
+    with.loop.run(same, nullptr, num_steps);
+    if (random() % 8 == 0) expect_throws<std::logic_error>([&] { with.loop.run(same, nullptr, 1); }, "a second run");
+    const bool extended = random() % 2 == 0 && with.loop.extend(5);
+    if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+    const int taken = take_all(with.loop, next_token);
+    expect(taken >= 1 && taken <= num_steps + (extended ? 5 : 0), std::to_string(taken) + " steps came");
+    expect(!with.loop.next() && !with.loop.extend(1), "a run that was over went on");
+  }
+  done = true;
+  stopper.join();
+}
+
+// Whoever does not take steps gets no more of them than there is room for, and all of them later.
+void waits_for_the_taker() {
+  Threaded with;
+  with.loop.run(graph(), nullptr, 100);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  int next_token = 0;
+  expect(with.loop.next()->tokens[0] == next_token++, "the first step is another");
+  expect(take_all(with.loop, next_token) == 99, "steps were lost");
+}
+
+void closes_in_the_middle(std::uint64_t seed) {
+  Threaded with;
+  with.loop.run(graph(), nullptr, 1000000);
+  std::thread taker([&] {
+    expect_throws<std::logic_error>(
+        [&] {
+          while (with.loop.next()) {
+          }
+          throw std::runtime_error("the run was over");
+        },
+        "taking from a closed loop");
+  });
+  std::this_thread::sleep_for(std::chrono::microseconds(seed * 100));
+  with.loop.close();
+  with.loop.close();
+  taker.join();
+  expect(with.gpu->num_unfinished() == 0, "the loop was closed before its steps were done");
+  expect_throws<std::logic_error>([&] { with.loop.run(graph(), nullptr, 1); }, "a run after the close");
+}
+
+void a_failure_reaches_the_taker() {
+  auto gpu = std::make_unique<FakeGpu>();
+  gpu->duration = [it = gpu.get()](std::size_t step) {
+    it->broken = step == 5;
+    return step == 5 ? 1000 * kSecond : kMillisecond;
+  };
+  Threaded with(std::move(gpu));
+  with.loop.run(graph(), nullptr, 10);
+  for (int step = 0; step < 5; ++step) expect(with.loop.next()->tokens[0] == step, "a step before the failure is gone");
+  for (int again = 0; again < 2; ++again) {
+    expect_throws<std::runtime_error>([&] { with.loop.next(); }, "taking from a loop that failed");
+    expect_throws<std::runtime_error>([&] { with.loop.run(graph(), nullptr, 1); }, "a run after the failure");
+  }
+}
+
+void check_all() {
+  for (const std::int64_t step_us : {200, 350, 1000, 4000, 30000}) launches_late(step_us * kMicrosecond);
+  second_run_knows_its_steps();
+  is_extended();
+  a_device_that_fails_is_noticed();
+  for (const bool at_once : {false, true}) ends_with_the_last_row(at_once);
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    any_durations(seed);
+    stops_at_a_boundary(seed);
+  }
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    runs_stop_and_go_on(seed);
+    closes_in_the_middle(seed);
+  }
+  waits_for_the_taker();
+  a_failure_reaches_the_taker();
+  expect_throws<std::invalid_argument>([] { Threaded().loop.run(graph(), nullptr, 0); }, "a run of no steps");
+}
+
+}  // namespace
+}  // namespace tercet::cuda
+
+int main() {
+  try {
+    tercet::cuda::check_all();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "step loop: %s\n", error.what());
+    return 1;
+  }
+  std::printf("step loop: no fault\n");
+  return 0;
+}
