@@ -34,14 +34,14 @@ class CommitRows:
     positions: Tensor  # where it stands,
     slots: Tensor  # and where its K and V go: block * S + offset, -1: nowhere
     context_lens: Tensor  # int32 [R], that token included; 0 of an empty row
-    block_tables: Tensor  # int32 [R, W]
+    block_tables: Tensor  # int32 [R, W], W >= 1
     params: Tensor  # uint8 [R, PARAMS_BYTES], by which the token is sampled
     status: Tensor  # int32 [R]: LIVE or EMPTY
     remaining: Tensor  # int32 [R], tokens that the row may still get; at least 1 if it is live
     stop_ids: Tensor  # int32 [R, NUM_STOP_IDS], filled up with -1
 
     def __post_init__(self) -> None:
-        num_rows, width = len(self.status), self.block_tables.shape[-1]
+        num_rows, width = len(self.status), max(1, self.block_tables.shape[-1])
         for name, (dtype, row_shape) in _COLUMNS.items():
             column: Tensor = getattr(self, name)
             length = max(num_rows, len(column)) if name in _OF_TOKENS else num_rows
