@@ -27,7 +27,7 @@ from worker.ops.block_copy import BlockTensors, copy_blocks, copy_blocks_referen
 from worker.ops.heads import place_heads
 from worker.ops.logprobs import logprobs
 from worker.ops.norm import rms_norm, rms_norm_reference
-from worker.ops.penalties import Penalties, PenaltyRow, count_drawn, penalize, penalize_reference
+from worker.ops.penalties import Penalties, PenaltyCounts, PenaltyRow, count_drawn, penalize, penalize_reference
 from worker.ops.rope import apply_rope_reference
 from worker.ops.sampler import SamplingRows, sample_packed, sample_reference
 
@@ -218,8 +218,9 @@ def bench_penalties(roof: float) -> list[Row]:
     for num_rows in (1, 128):
         listed = rng.integers(0, VOCABULARY, (num_rows, 1200)).tolist()
         settings = [PenaltyRow(1.2, 0.5, 0.1, prompt_ids=ids[200:], drawn_ids=ids[:200]) for ids in listed]
-        penalties = Penalties.of(settings, VOCABULARY, 1, GPU)
-        masked = Penalties.of([PenaltyRow(allowed_ids=range(10))] * num_rows, VOCABULARY, 0, GPU)
+        penalties = Penalties.of([PenaltyCounts(row, VOCABULARY) for row in settings], VOCABULARY, 1, GPU)
+        few = PenaltyCounts(PenaltyRow(allowed_ids=range(10)), VOCABULARY)
+        masked = Penalties.of([few] * num_rows, VOCABULARY, 0, GPU)
         sets = [torch.randn(num_rows, VOCABULARY, device=GPU) for _ in range(4)]
         token_ids = torch.tensor([ids[0] for ids in listed], device=GPU)
         shape = f"B={num_rows} V={VOCABULARY}"

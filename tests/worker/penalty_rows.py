@@ -1,10 +1,20 @@
-"""Random penalties, for the tests of every device."""
+"""Penalties for the tests of every device."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from worker.ops.penalties import PenaltyRow
+import numpy as np
+import torch
+
+from worker.ops.penalties import Penalties, PenaltyCounts, PenaltyRow
+
+
+def penalties_of(
+    rows: Sequence[PenaltyRow], vocab_size: int, room: int = 0, device: torch.device | str = "cpu"
+) -> Penalties:
+    """Rows on a device."""
+    return Penalties.of([PenaltyCounts(row, vocab_size) for row in rows], vocab_size, room, torch.device(device))
 
 
 def random_row(rng: np.random.Generator, vocab_size: int) -> PenaltyRow:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.worker.cuda import needs_cuda
-from tests.worker.penalty_rows import random_row
-from worker.ops.penalties import Penalties, PenaltyRow, count_drawn, penalize
+from tests.worker.penalty_rows import penalties_of, random_row
+from worker.ops.penalties import PenaltyRow, count_drawn, penalize
 
 pytestmark = needs_cuda
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+GPU = torch.device("cuda")
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 5, 31, 32, 33, 1000, 4099, 50257, 128256])
@@ -20,7 +20,7 @@ def test_the_same_as_on_the_cpu(vocab_size: int) -> None:
     rows = [random_row(rng, vocab_size) for _ in range(24)]
     logits = torch.from_numpy(rng.standard_normal((24, vocab_size)).astype(np.float32)) * 5
     logits[0, 0], logits[1, -1] = torch.nan, -torch.inf
-    on_cpu, on_gpu = (Penalties.of(rows, vocab_size, 3, device) for device in (CPU, GPU))
+    on_cpu, on_gpu = (penalties_of(rows, vocab_size, 3, device) for device in ("cpu", "cuda"))
     for _ in range(4):
         want, got = logits.clone(), logits.cuda()
         penalize(want, on_cpu)
@@ -38,17 +38,17 @@ def test_logits_that_are_not_aligned_and_no_rows() -> None:
     rows = [random_row(rng, 1000) for _ in range(12)]
     flat = torch.randn(12 * 1000 + 1, generator=torch.Generator().manual_seed(2))
     on_gpu = flat.cuda()
-    penalize(flat[1:].view(12, 1000), Penalties.of(rows, 1000, 0, CPU))
-    penalize(on_gpu[1:].view(12, 1000), Penalties.of(rows, 1000, 0, GPU))
+    penalize(flat[1:].view(12, 1000), penalties_of(rows, 1000, 0))
+    penalize(on_gpu[1:].view(12, 1000), penalties_of(rows, 1000, 0, GPU))
     assert torch.equal(on_gpu.cpu(), flat)
-    nothing = Penalties.of([], 1000, 0, GPU)
+    nothing = penalties_of([], 1000, 0, GPU)
     penalize(on_gpu[:0].view(0, 1000), nothing)
     count_drawn(nothing, torch.empty(0, dtype=torch.int64, device=GPU))
 
 
 def test_a_captured_graph_counts_as_it_goes() -> None:
     row = PenaltyRow(presence=1.0, min_tokens_left=2, end_ids=[3])
-    penalties = Penalties.of([row], 64, 3, GPU)
+    penalties = penalties_of([row], 64, 3, GPU)
     logits, drawn = torch.zeros(1, 64, device=GPU), torch.zeros(1, dtype=torch.int64, device=GPU)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

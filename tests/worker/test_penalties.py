@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.penalty_rows import random_row
+from tests.worker.penalty_rows import penalties_of, random_row
 from worker.ops.penalties import (
     Penalties,
+    PenaltyCounts,
     PenaltyRow,
     count_drawn,
     count_drawn_reference,
@@ -21,15 +22,13 @@ from worker.ops.penalties import (
     penalize_reference,
 )
 
-CPU = torch.device("cpu")
-
 
 def penalized(logits: list[float], row: PenaltyRow, drawn: list[int] | None = None) -> list[float]:
     """The logits of one row after `drawn` was counted; the twin must agree to the bit."""
     results = []
     for count, change in ((count_drawn, penalize), (count_drawn_reference, penalize_reference)):
         x = torch.tensor([logits], dtype=torch.float32)
-        penalties = Penalties.of([row], len(logits), room=len(drawn or []), device=CPU)
+        penalties = penalties_of([row], len(logits), room=len(drawn or []))
         for token_id in drawn or []:
             count(penalties, torch.tensor([token_id]))
         change(x, penalties)
@@ -84,7 +83,7 @@ class TestPenalize:
         got = penalized([-math.inf, -math.inf, 0], row)
         assert got == [-math.inf, -math.inf, 0]
         x = torch.tensor([[math.nan, 1.0]])
-        penalize(x, Penalties.of([row], 2, 0, CPU))
+        penalize(x, penalties_of([row], 2, 0))
         assert x.isnan().tolist() == [[True, False]]
 
 
@@ -95,11 +94,18 @@ class TestCount:
         logits = [1.0, 2, -3, 4, 5, 6]
         how: dict[str, Any] = {"repetition": 1.5, "frequency": 0.5, "presence": 0.25, "prompt_ids": [1, 3]}
         drawn = [1, 1, 4, 0, 4, 4]
-        assert penalized(logits, PenaltyRow(**how), drawn) == penalized(logits, PenaltyRow(**how, drawn_ids=drawn))
+        want = penalized(logits, PenaltyRow(**how), drawn)
+        assert penalized(logits, PenaltyRow(**how, drawn_ids=drawn)) == want
+        counts = PenaltyCounts(PenaltyRow(**how), len(logits))
+        counts.count(drawn[:2])
+        counts.count(drawn[2:])
+        x = torch.tensor([logits])
+        penalize(x, Penalties.of([counts], len(logits), 0, torch.device("cpu")))
+        assert x[0].tolist() == want
 
     def test_rows_count_apart(self) -> None:
         row = PenaltyRow(presence=1)
-        penalties = Penalties.of([row, row, PenaltyRow(), row], 5, 2, CPU)
+        penalties = penalties_of([row, row, PenaltyRow(), row], 5, 2)
         count_drawn(penalties, torch.tensor([0, 1, 2, -1]))
         count_drawn(penalties, torch.tensor([3, 1, 2, -2]))
         x = torch.zeros(4, 5)
@@ -108,7 +114,7 @@ class TestCount:
 
     def test_without_room_nothing_else_is_overwritten(self) -> None:
         row = PenaltyRow(presence=1, drawn_ids=[0])
-        penalties = Penalties.of([row, row], 4, 1, CPU)
+        penalties = penalties_of([row, row], 4, 1)
         for token_id in (1, 2, 3):
             count_drawn(penalties, torch.tensor([token_id, 0]))
         x = torch.zeros(2, 4)
@@ -123,15 +129,20 @@ def test_equals_its_twin(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows = [random_row(rng, vocab_size) for _ in range(data.draw(st.integers(0, 4)))]
     logits = torch.from_numpy(rng.standard_normal((len(rows), vocab_size)).astype(np.float32)) * 5
-    ours, twins = (Penalties.of(rows, vocab_size, 3, CPU) for _ in range(2))
-    for _ in range(4):
-        x, y = logits.clone(), logits.clone()
+    ours, twins = (penalties_of(rows, vocab_size, 3) for _ in range(2))
+    on_host = [PenaltyCounts(row, vocab_size) for row in rows]
+    for _ in range(3):
+        x, y, z = logits.clone(), logits.clone(), logits.clone()
+        penalize(z, Penalties.of(on_host, vocab_size, 0, torch.device("cpu")))
         penalize(x, ours)
         penalize_reference(y, twins)
         assert torch.equal(x, y)
+        assert torch.equal(x, z)
         drawn = torch.from_numpy(rng.integers(-2, vocab_size, len(rows)))
         count_drawn(ours, drawn)
         count_drawn_reference(twins, drawn)
+        for row, token_id in zip(on_host, drawn.tolist(), strict=True):
+            row.count([token_id] if token_id >= 0 else [])
         assert torch.equal(ours.rows, twins.rows)
         assert torch.equal(ours.tokens, twins.tokens)
 
@@ -161,10 +172,10 @@ class TestContract:
             PenaltyRow(min_tokens_left=1, end_ids=[token_id]),
         ):
             with pytest.raises(ValueError, match="token ids must be from 0 to 9"):
-                Penalties.of([row], 10, 0, CPU)
+                penalties_of([row], 10, 0)
 
     def test_tensors_that_do_not_fit(self) -> None:
-        penalties = Penalties.of([PenaltyRow(), PenaltyRow()], 4, 0, CPU)
+        penalties = penalties_of([PenaltyRow(), PenaltyRow()], 4, 0)
         for logits in (
             torch.zeros(3, 4), torch.zeros(2, 5), torch.zeros(8), torch.zeros(2, 4, dtype=torch.float64),
             torch.zeros(2, 8)[:, ::2], torch.zeros(2, 4, device="meta"),

@@ -56,10 +56,48 @@ class PenaltyRow:
         if self.min_tokens_left < 0:
             raise ValueError("min_tokens_left: must be at least 0")
 
+
+class PenaltyCounts:
+    """A PenaltyRow for a vocabulary, packed on the host, where it counts what is drawn from then on.
+
+    Raises ValueError on ids out of range.
+    """
+
+    __slots__ = ("_places", "_tokens", "mask", "num_tokens", "row")
+
+    def __init__(self, row: PenaltyRow, vocab_size: int) -> None:
+        self._tokens = _tokens_of(row, vocab_size)
+        self._places = {token_id: place for place, token_id in enumerate(self._tokens["token_id"].tolist())}
+        self.num_tokens = len(self._tokens)
+        self.mask = None if row.allowed_ids is None else _mask_of(row.allowed_ids, vocab_size)
+        self.row = np.zeros(1, _ROW)
+        for name in ("repetition", "frequency", "presence", "min_tokens_left"):
+            self.row[name] = getattr(row, name)
+
+    @property
+    def tokens(self) -> npt.NDArray[np.void]:
+        """The tokens it changes, each once."""
+        return self._tokens[: self.num_tokens]
+
     @property
     def counts(self) -> bool:
         """Whether it matters what is drawn."""
-        return self.repetition != 1 or self.frequency != 0 or self.presence != 0
+        row = self.row[0]
+        return bool(row["repetition"] != 1 or row["frequency"] != 0 or row["presence"] != 0)
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """Takes note of tokens that were drawn, as `count_drawn` does on a device."""
+        self.row["min_tokens_left"] = max(0, int(self.row["min_tokens_left"][0]) - len(token_ids))
+        if not self.counts:
+            return
+        for token_id in token_ids:
+            place = self._places.setdefault(token_id, self.num_tokens)
+            if place == self.num_tokens:
+                if place == len(self._tokens):
+                    self._tokens = np.concatenate([self._tokens, np.zeros(place + 64, _TOKEN)])
+                self._tokens[place] = (token_id, 0, 0, 0)
+                self.num_tokens += 1
+            self._tokens["num_drawn"][place] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +113,32 @@ class Penalties:
     masks: Tensor  # [M, V / 32 rounded up] int32, a bit for each token that is allowed, low ones first
 
     @classmethod
-    def of(cls, rows: Sequence[PenaltyRow], vocab_size: int, room: int, device: torch.device) -> Penalties:
-        """With room to count `room` tokens that are drawn in each row. Raises ValueError on ids out of range."""
-        packed = np.zeros(len(rows), _ROW)
-        tokens: list[npt.NDArray[np.void]] = []
-        masks: list[npt.NDArray[np.int32]] = []
-        first = 0
-        for row, to in zip(rows, packed, strict=True):
-            listed = _tokens_of(row, vocab_size)
-            max_tokens = len(listed) + (min(room, vocab_size - len(listed)) if row.counts else 0)
-            to["repetition"], to["frequency"], to["presence"] = row.repetition, row.frequency, row.presence
-            to["min_tokens_left"] = row.min_tokens_left
-            to["first_token"], to["num_tokens"], to["max_tokens"] = first, len(listed), max_tokens
-            to["mask"] = -1
-            if row.allowed_ids is not None:
-                to["mask"] = len(masks)
-                masks.append(_mask_of(row.allowed_ids, vocab_size))
-            tokens += [listed, np.zeros(max_tokens - len(listed), _TOKEN)]
-            first += max_tokens
-        all_tokens = np.concatenate([np.zeros(0, _TOKEN), *tokens])
+    def of(cls, rows: Sequence[PenaltyCounts], vocab_size: int, room: int, device: torch.device) -> Penalties:
+        """A copy of rows for this vocabulary, with room to count `room` tokens that are drawn in each."""
+        packed = np.concatenate([np.zeros(0, _ROW), *(row.row for row in rows)])
+        num_tokens = np.array([row.num_tokens for row in rows], np.int64)
+        spare = np.array([min(room, vocab_size - row.num_tokens) if row.counts else 0 for row in rows], np.int64)
+        firsts = np.cumsum(np.concatenate([[0], num_tokens + spare]))
+        packed["first_token"], packed["num_tokens"], packed["max_tokens"] = firsts[:-1], num_tokens, num_tokens + spare
+        tokens = np.zeros(int(firsts[-1]), _TOKEN)
+        masks = [row.mask for row in rows if row.mask is not None]
+        packed["mask"] = -1
+        packed["mask"][[row.mask is not None for row in rows]] = np.arange(len(masks))
+        for row, first in zip(rows, firsts.tolist(), strict=False):
+            tokens[first : first + row.num_tokens] = row.tokens
         all_masks = np.stack(masks) if masks else np.zeros((0, -(-vocab_size // 32)), np.int32)
         return cls(
             vocab_size,
             torch.from_numpy(packed.view(np.uint8).reshape(-1, _ROW.itemsize)).to(device, non_blocking=True),
-            torch.from_numpy(all_tokens.view(np.uint8).reshape(-1, _TOKEN.itemsize)).to(device, non_blocking=True),
+            torch.from_numpy(tokens.view(np.uint8).reshape(-1, _TOKEN.itemsize)).to(device, non_blocking=True),
             torch.from_numpy(all_masks).to(device, non_blocking=True),
         )
 
 
 def _tokens_of(row: PenaltyRow, vocab_size: int) -> npt.NDArray[np.void]:
     """The tokens that `row` changes, each once, in ascending order."""
-    prompt, drawn = (_ids(ids, vocab_size) if row.counts else _ids((), 1) for ids in (row.prompt_ids, row.drawn_ids))
-    if row.repetition == 1:
-        prompt = prompt[:0]
+    prompt = _ids(row.prompt_ids if row.repetition != 1 else (), vocab_size)
+    drawn = _ids(row.drawn_ids if (row.repetition, row.frequency, row.presence) != (1, 0, 0) else (), vocab_size)
     ends = _ids(row.end_ids if row.min_tokens_left > 0 else (), vocab_size)
     biased = _ids(list(row.bias), vocab_size)
     token_ids = np.unique(np.concatenate([prompt, drawn, ends, biased]))
