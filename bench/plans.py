@@ -28,6 +28,7 @@ import uvloop
 from bench.plan_mesh import Simulated
 from bench.plan_parts import first_tokens, prefix_caching, revocations, throughput, token_gaps
 from bench.scheduler_cost import SEQUENCES, carried, memory, round_cost
+from tercet.collector import settle
 
 Figures = dict[str, Any]
 SHORT = Simulated(2.0, token_us=10.0)
@@ -106,6 +107,7 @@ def main(part: str, seconds: float, out: Path | None) -> None:
     letters = [letter.strip() for letter in part.split(",")]
     if unknown := [letter for letter in letters if letter not in PARTS]:
         raise click.BadParameter(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    settle()
     result: dict[str, Figures] = {}
     for letter in letters:
         for name, figures in PARTS[letter](seconds):

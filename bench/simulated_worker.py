@@ -28,6 +28,7 @@ from scheduler.events import Event, WorkerInfo
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.worker import SimulatedWorker
 from tercet import ids, rpc
+from tercet.collector import settle
 from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig, load_config
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tercet.mesh_processes import die_with_parent
@@ -116,6 +117,7 @@ def main(step_ms: float, token_us: float, trace: Path | None) -> None:
     config = load_config(env=os.environ)
     cost = StepCost(step_ms / 1e3, token_us / 1e6)
     service = SimulatedService(info_of(config, f"simulated, {step_ms:g} ms a step"), cost)
+    settle()
     uvloop.run(_serve(config, service))
     if trace is not None:
         name = os.environ.get(PROCESS_NAME_VARIABLE, "worker")
