@@ -4,23 +4,15 @@
 // its thread, whose runs are stopped, extended, left waiting and closed at any moment.
 #include "step_loop.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <functional>
 #include <random>
-#include <stdexcept>
+
+#include "fake_gpu.h"
 
 namespace tercet::cuda {
 namespace {
 
-constexpr std::int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond, kSecond = 1000 * kMillisecond;
-constexpr std::int64_t kLead = 150 * kMicrosecond, kLaunch = 8 * kMicrosecond;
-constexpr int kNumRecords = 4;
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::logic_error(what);
-}
+constexpr std::int64_t kLead = 150 * kMicrosecond;
 
 template <typename Error, typename F>
 void expect_throws(F&& f, const std::string& what) {
@@ -31,64 +23,6 @@ void expect_throws(F&& f, const std::string& what) {
   }
   expect(false, what + " was not refused");
 }
-
-// Runs one step behind the other. Step s has two rows, whose tokens are s and s + 1.
-class FakeGpu : public StepDevice {
- public:
-  struct Launched {
-    std::int64_t at, starts, ends;
-  };
-
-  std::function<std::int64_t(std::size_t)> duration = [](std::size_t) { return kMillisecond; };
-  std::function<int(std::size_t)> num_live = [](std::size_t) { return 2; };
-  bool broken = false;  // says so when it is asked
-  bool loses_records = false;
-  std::vector<Launched> steps;
-  std::int64_t now = kSecond;
-  std::int64_t awake_ns = 0;       // that the thread was
-  std::int64_t oversleeps_ns = 0;  // when it is to sleep
-
-  void begin_thread() override {}
-  void launch(const StepGraph&, Stream) override {
-    if (broken) throw std::runtime_error("the fake GPU is broken");
-    const std::int64_t free = steps.empty() ? 0 : steps.back().ends, starts = std::max(now + kLaunch, free);
-    expect(num_unfinished() < 2, "three steps on their way");
-    const std::int64_t took = duration(steps.size());
-    steps.push_back({now, starts, starts + took});
-  }
-  const StepRecord* find(std::uint64_t sequence) override {
-    awake_ns += 100;
-    now += 100;
-    const std::size_t step = sequence - 1;
-    if (loses_records || step >= steps.size() || steps[step].ends > now) return nullptr;
-    Record& record = records_[step % kNumRecords];
-    const auto token = static_cast<std::int32_t>(step);
-    record = {{sequence, steps[step].ends - kSecond / 2, 2, num_live(step)}, {token, token + 1}};
-    return &record.header;
-  }
-  bool is_idle() override {
-    if (broken) throw std::runtime_error("the fake GPU is broken");
-    return num_unfinished() == 0;
-  }
-  std::int64_t now_ns() override { return now; }
-  void sleep(std::int64_t ns) override {
-    if (ns == 0) awake_ns += kMicrosecond;
-    now += ns == 0 ? kMicrosecond : ns + oversleeps_ns;
-    std::this_thread::yield();
-  }
-
-  int num_unfinished() const {
-    return static_cast<int>(std::count_if(steps.begin(), steps.end(), [&](const Launched& s) { return s.ends > now; }));
-  }
-
- private:
-  struct Record {
-    StepRecord header;
-    std::int32_t tokens[2];
-  };
-
-  Record records_[kNumRecords];
-};
 
 // What the loop's thread does with a run, on the caller's; returns the first token of each step that came.
 std::vector<int> drive(StepPacer& pacer, FakeGpu& gpu, const std::function<bool()>& may_launch,
@@ -244,7 +178,8 @@ struct Threaded {
   FakeGpu* gpu;
   StepLoop loop;
 
-  explicit Threaded(std::unique_ptr<FakeGpu> made) : gpu(made.get()), loop(std::move(made), kNumRecords, kLead) {}
+  explicit Threaded(std::unique_ptr<FakeGpu> made)
+      : gpu(made.get()), loop(std::move(made), FakeGpu::kNumRecords, kLead) {}
   Threaded() : Threaded(std::make_unique<FakeGpu>()) {}
 };
 
@@ -288,11 +223,12 @@ void runs_stop_and_go_on(std::uint64_t seed) {
   stopper.join();
 }
 
-// Whoever does not take steps gets no more of them than there is room for, and all of them later.
+// While steps are not taken, no more are launched than there is room for; nothing is lost.
 void waits_for_the_taker() {
   Threaded with;
   with.loop.run(graph(), nullptr, 100);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  expect(with.gpu->num_launched <= FakeGpu::kNumRecords + 2, "steps were launched for which there is no room");
   int next_token = 0;
   expect(with.loop.next()->tokens[0] == next_token++, "the first step is another");
   expect(take_all(with.loop, next_token) == 99, "steps were lost");
