@@ -19,6 +19,7 @@ inline Stream stream_of(std::uintptr_t handle) { return reinterpret_cast<Stream>
 
 void bind_attention(pybind11::module_& m);
 void bind_elementwise(pybind11::module_& m);
+void bind_linear(pybind11::module_& m);
 void bind_sampler(pybind11::module_& m);
 void bind_step_loop(pybind11::module_& m);
 

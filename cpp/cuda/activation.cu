@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const Arguments args
   constexpr int kSize = sizeof(V) / sizeof(T);
   const int i = blockIdx.y * kThreads + threadIdx.x, num_vectors = args.num_vectors;
   if (i >= num_vectors) return;
+  let_next_kernel_start();
   wait_for_kernel_before();
   const auto* row = reinterpret_cast<const V*>(static_cast<const T*>(args.gate_up) + blockIdx.x * args.row_stride);
   V gates = row[i];

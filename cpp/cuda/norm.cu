@@ -2,7 +2,8 @@
 //
 // A row belongs to one group of threads: a warp for short rows (heads, D <= 512), up to 1024 threads for long ones
 // (hidden states). How many depends on D alone, and sums are taken in a fixed order, so that a row's result does not
-// depend on the rows beside it. 16 bytes a thread; the second pass finds its row in L1.
+// depend on the rows beside it. 16 bytes a thread: of usual rows a thread keeps its part, of longer ones the second
+// pass finds the rest in L1.
 #include "dependent_launch.cuh"
 #include "kernel.cuh"
 #include "norm.h"
@@ -34,6 +35,11 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
                                 inner * args.residual_inner_stride);
   }
 
+  let_next_kernel_start();
+  const V* weight = static_cast<const V*>(args.weight);
+  V first, first_factors;  // of the thread's vectors, most often its only one; weights need no waiting
+  if (thread < num_vectors) first_factors = weight[thread];
+
   wait_for_kernel_before();
   float sum = 0.0f;
   for (int i = thread; i < num_vectors; i += args.num_threads) {
@@ -48,6 +54,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
     }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) sum += widen(values[j]) * widen(values[j]);
+    if (i == thread) first = here;
   }
   sum = warp_sum(sum);
   if (args.num_threads > kWarp) {
@@ -60,11 +67,10 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
   const float scale = rsqrtf(sum / static_cast<float>(args.dim) + args.eps);
 
   const V* from = sums != nullptr ? sums : x;
-  const V* weight = static_cast<const V*>(args.weight);
   V* out = reinterpret_cast<V*>(static_cast<T*>(args.out) + static_cast<std::int64_t>(row) * args.dim);
   for (int i = thread; i < num_vectors; i += args.num_threads) {
-    V here = from[i];
-    const V factors = weight[i];
+    V here = i == thread ? first : from[i];
+    const V factors = i == thread ? first_factors : weight[i];
     T* values = reinterpret_cast<T*>(&here);
     const T* weights = reinterpret_cast<const T*>(&factors);
 #pragma unroll

@@ -8,6 +8,7 @@ namespace tercet::cuda {
 
 // RMSNorm of rows x [num_outer, num_inner, D], strided but for the last dimension, times weight [D] -> out, contiguous.
 // With a residual: residual += x, rounded, and that sum is what is normalised.
+// The weight may be read before work ahead on the stream is done.
 struct RmsNorm {
   Dtype dtype;
   const void* x;

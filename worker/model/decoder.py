@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.activation import silu_mul
 from ..ops.attention import AttentionBatch, paged_attention
 from ..ops.heads import place_heads
 from ..ops.linear import Linear
@@ -96,7 +95,7 @@ class Model:
             q = place_heads(q, k, v, norms, eps, positions, cos_sin, k_cache, v_cache, slots)
             attended = paged_attention(q, k_cache, v_cache, batch, scale)  # [T, H, D]
             x = rms_norm(layer.output(attended.view(flat_heads)), layer.mlp_norm, eps, residual)
-            branch = layer.down(silu_mul(layer.gate_up(x)))
+            branch = layer.down(layer.gate_up.gated(x))
 
         residual = residual.index_select(0, logit_rows)  # [R, E]
         if branch is None:
