@@ -21,6 +21,7 @@ class Budget:
     num_blocks: int
     max_model_len: int
     num_swap_blocks: int = 0
+    graph_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -52,6 +53,8 @@ class Budget:
             f"tokens in cache   {self.num_tokens:10,}      = {self.full_length_sequences:.1f} sequences of "
             f"max_model_len {self.max_model_len:,}",
         ]
+        if self.graph_bytes:
+            lines.insert(2, f"graphs            {self.graph_bytes / _MIB:10,.0f} MiB  = captured steps")
         if self.num_swap_blocks:
             blocks = f"{self.num_swap_blocks:,} blocks for preempted sequences"
             lines.append(f"swap space        {self.swap_bytes / _MIB:10,.0f} MiB  = {blocks}, in host memory")
@@ -71,6 +74,7 @@ def plan_budget(
     host_available: int | None = None,
     device_is_host: bool = True,
     memory_fraction: float = 1.0,
+    graph_bytes: int = 0,
 ) -> Budget:
     """Divides `kv_cache_memory` bytes of the device and `swap_space` bytes of its host into blocks.
 
@@ -91,9 +95,12 @@ def plan_budget(
             f"{kv_block_bytes:,} bytes: raise it, or set it to 0 to recompute preempted sequences"
         )
     budget = Budget(
-        weight_bytes, workspace_bytes, kv_block_bytes, block_size, num_blocks, max_model_len, num_swap_blocks
-    )
+        weight_bytes, workspace_bytes, kv_block_bytes, block_size, num_blocks, max_model_len, num_swap_blocks,
+        graph_bytes,
+    )  # fmt: skip
     parts = {"weights": weight_bytes, "workspace": workspace_bytes, "KV cache": budget.kv_bytes}
+    if graph_bytes:
+        parts["graphs"] = graph_bytes
     settings = "worker.kv_cache_memory or worker.max_num_batched_tokens"
     if num_swap_blocks and device_is_host:
         parts["swap space"] = budget.swap_bytes

@@ -18,17 +18,23 @@ from tercet.model_source import ModelSource
 from . import _core
 from .budget import Budget, plan_budget
 from .executor import Executor
+from .graph_steps import capture_steps
 from .host_steps import HostSteps
 from .kv_cache import KVCache
 from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone, StepResult
 from .model.config import ModelConfig
 from .model.decoder import Model
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
-from .ops.dtypes import KERNELS_PROBLEM
+from .ops.dtypes import KERNEL_DTYPES, KERNELS_BUILT, KERNELS_PROBLEM
+from .step_sizes import MAX_TOKENS, mixed_sizes, run_sizes
+from .steps import Steps
 from .swap_space import SwapSpace
 from .weights.loader import load_config, load_model, random_model
 
 log = structlog.get_logger()
+
+# Of a layer in a captured step, on the device: a dozen kernels and their arguments.
+_GRAPH_LAYER_BYTES = 12 << 10
 
 _DTYPES = {
     "auto": torch.bfloat16,
@@ -68,6 +74,7 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
         kv_cache_memory=settings.kv_cache_memory,
         available=_available_bytes(device),
         memory_fraction=settings.memory_fraction,
+        graph_bytes=_graph_bytes(model, dtype, device, settings.max_num_seqs),
         max_model_len=model.max_model_len,
         swap_space=settings.swap_space,
         host_available=_available_bytes(torch.device("cpu")),
@@ -100,7 +107,10 @@ def build_executor(
 def executor_for(
     model: Model, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None] = lambda: None
 ) -> Executor:
-    """An executor for a model that is already in memory. Raises StartupError if the host refuses the swap space."""
+    """An executor for a model that is already in memory.
+
+    Raises StartupError if the host refuses the swap space, or the device the memory of captured steps.
+    """
     kv_cache = KVCache(
         layout.model,
         layout.budget.num_blocks,
@@ -109,7 +119,22 @@ def executor_for(
         layout.device,
         settings.enable_prefix_caching,
     )
-    return Executor(HostSteps(model, kv_cache), kv_cache, _swap_space(kv_cache, layout.budget), on_death=on_death)
+    swap_space = _swap_space(kv_cache, layout.budget)
+    return Executor(_steps(model, kv_cache, settings), kv_cache, swap_space, on_death=on_death)
+
+
+def _steps(model: Model, kv_cache: KVCache, settings: WorkerSettings) -> Steps:
+    if not _captures(model.device, model.dtype):
+        return HostSteps(model, kv_cache)
+    try:
+        return capture_steps(model, kv_cache, settings.max_num_seqs)
+    except torch.OutOfMemoryError as error:
+        raise StartupError(f"no memory is left to capture steps; lower worker.kv_cache_memory: {error}") from error
+
+
+def _captures(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether steps are captured as graphs, which takes kernels that never ask the host."""
+    return device.type == "cuda" and KERNELS_BUILT and dtype in KERNEL_DTYPES
 
 
 def _swap_space(kv_cache: KVCache, budget: Budget) -> SwapSpace:
@@ -149,6 +174,15 @@ def _next_event(executor: Executor, events: queue.SimpleQueue[Event]) -> Event:
         except queue.Empty:
             if not executor.alive:
                 raise StartupError("the model's first step ended the executor; see the log above") from None
+
+
+def _graph_bytes(model: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> int:
+    """What captured steps take: the memory of the largest, which all share, and their nodes on the device."""
+    if not _captures(device, dtype):
+        return 0
+    num_graphs = len(run_sizes(max_num_seqs)) + len(mixed_sizes(max_num_seqs))
+    shared = workspace_bytes(model, dtype, max(MAX_TOKENS, max_num_seqs), max_num_seqs)
+    return shared + num_graphs * model.num_layers * _GRAPH_LAYER_BYTES
 
 
 def _device(name: str) -> torch.device:

@@ -222,7 +222,8 @@ class Executor:
             self._join(plan)
             chunks = missing_chunks(self._sequences, plan.chunks)
         rows = list(self._sequences.decoding())
-        if rows and not chunks and self._begin_run(rows):
+        penalized = any(row.penalized for row in rows)
+        if rows and not chunks and not penalized and self._begin_run(rows):
             return self._next_of_run()
         if rows or chunks:
             return mixed_step(self._steps, self._kv_cache, self._sequences, [*((row, 1) for row in rows), *chunks])

@@ -10,6 +10,7 @@ from torch import Tensor
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.commit import LIVE, NO_TOKEN, commit_reference
+from .ops.penalties import Penalties, PenaltyCounts, PenaltyRow, penalize
 from .ops.sampler import sample_packed
 from .sequence import Sequence
 from .step_rows import StepRows, StepShape
@@ -39,12 +40,12 @@ class HostSteps:
         """See Steps."""
         num_draws = sum(row.num_draws for row in rows)
         self._make_room(sum(row.count for row in rows), max(len(rows), num_draws))
-        return Computed(self._forward(self._rows.fill(rows)).tolist())
+        return Computed(self._forward(self._rows.fill(rows), self._penalties(rows)).tolist())
 
     def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
         """See Steps."""
         self._make_room(len(sequences), len(sequences))
-        self._rows.fill_run(sequences, num_steps)
+        self._rows.fill_run(sequences)
         self._sequences = sequences
         self._places = torch.arange(len(sequences))
         self._num_left = num_steps
@@ -81,7 +82,17 @@ class HostSteps:
         """See Steps. At once."""
         self._stopped = True
 
-    def _forward(self, shape: StepShape) -> Tensor:
+    def _penalties(self, rows: Seq[Row]) -> Penalties | None:
+        """Of a step's draws, if any has some."""
+        drawing = [row for row in rows if row.num_draws]
+        if not any(row.sequence.penalized for row in drawing):
+            return None
+        vocab_size = self._model.config.vocab_size
+        none = PenaltyCounts(PenaltyRow(), vocab_size)
+        counts = [row.sequence.penalties(vocab_size) or none for row in drawing for _ in range(row.num_draws)]
+        return Penalties.of(counts, vocab_size, 0, self._device)
+
+    def _forward(self, shape: StepShape, penalties: Penalties | None = None) -> Tensor:
         """The tokens int64 [D] of the first rows, on the host."""
         rows = self._rows
         rows.upload(shape.num_rows)
@@ -94,6 +105,8 @@ class HostSteps:
         )  # [D, V]
         if shape.num_draws == 0:
             return torch.empty(0, dtype=torch.int64)
+        if penalties is not None:
+            penalize(logits, penalties)
         return sample_packed(logits, rows.device.params[: shape.num_draws]).cpu()
 
     def _make_room(self, num_tokens: int, num_rows: int) -> None:

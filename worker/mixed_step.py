@@ -13,7 +13,7 @@ from .messages import Chunk, EndReason, PrefillProgress
 from .outcome import Outcome
 from .sequence import Sequence
 from .sequences import Sequences
-from .steps import Computed, Row, Steps
+from .steps import Computed, DeviceLost, Row, Steps
 
 log = structlog.get_logger()
 
@@ -50,6 +50,8 @@ def mixed_step(
         return outcome
     try:
         computed = steps.step(rows)
+    except DeviceLost:
+        raise
     except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
         log.exception("step_failed", sequences=len(rows))
         for row in rows:

@@ -16,7 +16,7 @@ from .ops.commit import NO_TOKEN
 from .outcome import Outcome
 from .sequence import Sequence
 from .sequences import Sequences
-from .steps import Steps
+from .steps import DeviceLost, Steps
 
 log = structlog.get_logger()
 
@@ -38,12 +38,13 @@ class Run:
         self._sequences = sequences
         self._rows: list[Sequence | None] = list(rows)  # None: ended
         self._begun_with = rows
-        self._failed: Exception | None = None
+        self._failed: Exception | None = None  # to begin
         self._disturbed = False
+        self._may_grow = False
         self.num_left = num_steps
         try:
             self._reserve(num_steps)
-        except Exception:
+        except _core.OutOfBlocks:
             self._settle()
             raise
 
@@ -51,7 +52,7 @@ class Run:
     def num_ahead(self) -> int:
         """Blocks that are reserved and hold nothing yet."""
         size = self._kv_cache.pool.block_size
-        return sum(row.table.num_blocks + -row.num_computed // size for row in self._live)
+        return sum(row.table.num_blocks - -(-row.num_computed // size) for row in self._live)
 
     @property
     def over(self) -> bool:
@@ -66,20 +67,23 @@ class Run:
         """Lets the device begin. A failure shows with the first step."""
         try:
             self._steps.begin(self._begun_with, self.num_left)
-        except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
+        except DeviceLost:
+            raise
+        except Exception as error:
             self._failed = error
 
     def next(self) -> Outcome | None:
-        """Waits for the next step; None if the run has ended. If the device fails, all its sequences do."""
-        if self._disturbed and self._failed is not None:
+        """Waits for the next step; None if the run has ended. If the step fails, all its sequences do."""
+        if not self._rows:
             return None
         try:
             if self._failed is not None:
                 raise self._failed
             computed = self._steps.next()
-        except Exception as error:
+        except DeviceLost:
+            raise
+        except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
             log.exception("step_failed", sequences=len(self._live))
-            self._failed, self._disturbed = error, True
             ended: list[Ended] = []
             for row in self._live:
                 ended += self._sequences.fail(row, f"the step failed: {type(error).__name__}")
@@ -92,11 +96,13 @@ class Run:
 
     def extend(self, num_steps: int) -> bool:
         """Makes it longer, if there are blocks for that and the device has not ended it already."""
+        if self.over or not self._may_grow:
+            return False
         try:
             self._reserve(self.num_left + num_steps)
         except _core.OutOfBlocks:
             return False
-        if self.over or not self._steps.extend(num_steps):
+        if not self._steps.extend(num_steps):
             return False
         self.num_left += num_steps
         return True
@@ -111,8 +117,20 @@ class Run:
         self._rows = []
 
     def _reserve(self, num_steps: int) -> None:
+        """Where the step after the last goes is looked up by the last, if the run is made longer meanwhile: so there is
+        room for one more, if the pool has that."""
+        try:
+            self._reserve_for(num_steps + 1)
+            self._may_grow = True
+        except _core.OutOfBlocks:
+            for row in self._live:
+                row.table.trim(_reach(row, num_steps))
+            self._reserve_for(num_steps)
+            self._may_grow = False
+
+    def _reserve_for(self, num_steps: int) -> None:
         for row in self._live:
-            self._kv_cache.reserve(row.table, row.num_computed + min(num_steps, row.num_remaining))
+            self._kv_cache.reserve(row.table, _reach(row, num_steps))
 
     def _settle(self) -> None:
         for row in self._live:
@@ -141,3 +159,8 @@ class Run:
                 ended.append(self._sequences.end(row, reason, stop_token_id=stop_token_id))
                 self._rows[place] = None
         return outcome
+
+
+def _reach(row: Sequence, num_steps: int) -> int:
+    """Tokens in the KV cache after so many more steps."""
+    return row.num_computed + min(num_steps, row.num_remaining)

@@ -9,6 +9,7 @@ import numpy as np
 from . import _core
 from .messages import EndReason, Fork, NewSequence, Sampling
 from .ops.commit import NUM_STOP_IDS
+from .ops.penalties import PenaltyCounts, PenaltyRow
 from .ops.sampler import SamplingRows
 from .sequence_group import SequenceGroup
 
@@ -24,8 +25,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "forks", "group", "host_blocks", "in_decode_set", "num_cached", "num_computed", "params", "spec", "stop_ids",
-        "table", "token_ids",
+        "_num_counted", "_penalties", "forks", "group", "host_blocks", "in_decode_set", "num_cached", "num_computed",
+        "params", "spec", "stop_ids", "table", "token_ids",
     )  # fmt: skip
 
     def __init__(self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup) -> None:
@@ -42,6 +43,8 @@ class Sequence:
         # As steps take them: a row of `SamplingRows.packed` (its position is filled in), and of stop ids.
         self.params = packed_params(spec.sampling, spec.sampling.seed)
         self.stop_ids = _packed_stop_ids(spec.stop_token_ids)
+        self._penalties: PenaltyCounts | None = None
+        self._num_counted = len(self.token_ids)
 
     @property
     def num_missing(self) -> int:
@@ -67,6 +70,35 @@ class Sequence:
     def decodes(self) -> bool:
         """Whether it takes part in every step."""
         return self.in_decode_set and self.prefill_complete
+
+    @property
+    def penalized(self) -> bool:
+        """Whether something is done to its logits before a token is chosen."""
+        return self.spec.sampling.penalties is not None
+
+    def penalties(self, vocab_size: int) -> PenaltyCounts | None:
+        """What is done to its logits for the next token, if anything."""
+        asked = self.spec.sampling.penalties
+        if asked is None:
+            return None
+        if self._penalties is None:
+            ends = [token_id for token_id in self.spec.stop_token_ids if token_id < vocab_size]
+            known = self.token_ids[: self._num_counted]
+            row = PenaltyRow(
+                repetition=asked.repetition,
+                frequency=asked.frequency,
+                presence=asked.presence,
+                bias=dict(asked.bias),
+                allowed_ids=asked.allowed_ids,
+                min_tokens_left=max(0, asked.prompt_tokens + asked.min_tokens - len(known)),
+                end_ids=ends,
+                prompt_ids=known[: asked.prompt_tokens],
+                drawn_ids=known[asked.prompt_tokens :],
+            )
+            self._penalties = PenaltyCounts(row, vocab_size)
+        self._penalties.count(self.token_ids[self._num_counted :])
+        self._num_counted = len(self.token_ids)
+        return self._penalties
 
     def fork(self, fork: Fork) -> Sequence:
         """One that goes on from here with its own seed, and shares all blocks until it writes."""

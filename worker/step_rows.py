@@ -59,6 +59,15 @@ class StepShape:
     num_draws: int
     total_context: int
 
+    def takes(self, other: StepShape) -> bool:
+        """Whether `other` can be filled up to this."""
+        return (
+            other.num_tokens <= self.num_tokens
+            and other.num_rows <= self.num_rows
+            and other.num_draws <= self.num_draws
+            and other.total_context <= self.total_context
+        )
+
 
 class StepRows:
     """Columns for so many tokens and rows (and as many draws), filled on the host; `upload` gives them to the device.
@@ -70,13 +79,14 @@ class StepRows:
     def __init__(self, max_tokens: int, max_rows: int, table_width: int, device: torch.device) -> None:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
+        self.table_width = table_width
         shapes = _shapes(max_tokens, max_rows, table_width)
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes.values()]
         offsets = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(offsets[-1], dtype=torch.uint8, pin_memory=on_gpu)
         self._device = torch.zeros(offsets[-1], dtype=torch.uint8, device=device) if on_gpu else self._host
-        self._copied = torch.cuda.Event() if on_gpu else None
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self._tables_offset, self._row_bytes = offsets[-2], table_width * 4
 
         def columns(memory: Tensor) -> Columns:
@@ -128,8 +138,8 @@ class StepRows:
         arrays["remaining"][:num_draws] = 1
         return StepShape(num_tokens, num_rows, num_draws, int(contexts.sum()))
 
-    def fill_run(self, sequences: Seq[Sequence], num_steps: int) -> StepShape:
-        """The rows of a run of `num_steps` steps. They must not be empty, and each has one token to compute."""
+    def fill_run(self, sequences: Seq[Sequence]) -> StepShape:
+        """The first step of a run. Its rows must not be empty, and each has one token to compute."""
         self._wait()
         arrays, num_rows = self._arrays, len(sequences)
         firsts = np.array([sequence.num_computed for sequence in sequences], np.int64)  # [R]
@@ -145,7 +155,7 @@ class StepRows:
         arrays["remaining"][:num_rows] = [sequence.num_remaining for sequence in sequences]
         stop_ids = np.frombuffer(b"".join([sequence.stop_ids for sequence in sequences]), np.int32)
         arrays["stop_ids"][:num_rows] = stop_ids.reshape(num_rows, NUM_STOP_IDS)
-        return StepShape(num_rows, num_rows, num_rows, int(firsts.sum()) + num_rows * num_steps)
+        return StepShape(num_rows, num_rows, num_rows, int(firsts.sum()) + num_rows)
 
     def fill_tables(self, sequences: Seq[Sequence]) -> None:
         """The tables of a run's rows once more, for they have grown."""
@@ -194,8 +204,8 @@ class StepRows:
             self._device[used].copy_(self._host[used], non_blocking=True)
             self._copied.record()
 
-    def attention(self, shape: StepShape) -> AttentionBatch:
-        """Where the tokens stand, on the device."""
+    def attention(self, shape: StepShape, workspace: Tensor | None = None) -> AttentionBatch:
+        """Where the tokens stand, on the device; see AttentionBatch."""
         device = self.device
         return AttentionBatch(
             query_starts=device.query_starts[: shape.num_rows + 1],
@@ -203,6 +213,7 @@ class StepRows:
             block_tables=device.block_tables[: shape.num_rows],
             slots=device.slots[: shape.num_tokens],
             total_context=shape.total_context,
+            workspace=workspace,
         )
 
     def _place(self, sequences: Seq[Sequence], firsts: _Column, counts: _Column, num_tokens: int) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from .ops.commit import NO_TOKEN, NOT_FINITE
 from .sequence import Sequence
 
-__all__ = ["NOT_FINITE", "NO_TOKEN", "Computed", "Row", "Steps"]
+
+class DeviceLost(Exception):
+    """The device is of no further use: whoever computes on it must end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The tokens of a step; NOT_FINITE in place of one whose logits were not.
+    """The tokens of a step; NOT_FINITE (worker/ops/commit.py) in place of one whose logits were not.
 
     `step_us` is how long the step took, in microseconds, where the device knows that better than who waited for it.
     """
@@ -41,14 +42,15 @@ class Steps(Protocol):
 
     A *run* is several decode steps over the same rows, a token of each, for which nobody is asked in between. A row
     ends in mid-run with its last token or at a stop id, or where its logits are not finite; it stays, and is empty.
-    Blocks are reserved by the caller. Whatever fails raises: then nothing is known of the step, and the run is over.
+    Its rows are not penalized: that takes the host between two steps. Blocks are reserved by the caller. Whatever fails raises: then nothing is known of the step, and the run is over;
+    DeviceLost, if there is no sense in another one.
     """
 
     def step(self, rows: Seq[Row]) -> Computed:
         """One step, not in a run: the tokens drawn by `rows`, one row behind the other."""
 
     def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
-        """Begins a run of at most `num_steps` steps; every table has room for as many of its sequence's tokens."""
+        """Begins a run of at most `num_steps` steps, for which every table has room; the run before is over."""
 
     def next(self) -> Computed | None:
         """The run's next step: a token for each sequence, NO_TOKEN for one that had ended. None: the run is over."""

@@ -44,6 +44,10 @@ def continuation(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def _find(ends: list[int], index: int) -> int | None:
+    return ends.index(index) if index in ends else None
+
+
 class RecallModel:
     """See the module. `fail_on` makes forward raise when that token id is computed."""
 
@@ -65,15 +69,17 @@ class RecallModel:
         """Logits [R, V]: one for the next token, zero elsewhere."""
         if self.fail_on is not None and bool((token_ids == self.fail_on).any()):
             raise RuntimeError("device fault")
-        self.tokens_computed += len(token_ids)
+        written = batch.slots >= 0
+        self.tokens_computed += int(written.sum())
         k_cache = kv[0][0]  # [N, 1, S, 8]
-        block_size = k_cache.shape[2]
-        k_cache[batch.slots // block_size, 0, batch.slots % block_size, 0] = token_ids.to(k_cache.dtype)
+        block_size, slots = k_cache.shape[2], batch.slots[written]
+        k_cache[slots // block_size, 0, slots % block_size, 0] = token_ids[written].to(k_cache.dtype)
         logits = torch.zeros(len(logit_rows), VOCAB_SIZE)
         ends = (batch.query_starts[1:] - 1).tolist()
         for row, index in enumerate(logit_rows.tolist()):
-            sequence = ends.index(index)
-            length = int(batch.context_lens[sequence])
+            length = int(batch.context_lens[sequence]) if (sequence := _find(ends, index)) is not None else 0
+            if length == 0:
+                continue  # of no sequence
             assert int(positions[index]) == length - 1
             blocks = batch.block_tables[sequence, : -(-length // block_size)].long()
             seen = k_cache[blocks, 0, :, 0].reshape(-1)[:length].long().tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.eager_graphs import eager_graph_steps
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
 from worker.host_steps import HostSteps
@@ -32,16 +34,22 @@ from worker.messages import (
     Released,
     StepResult,
 )
+from worker.steps import Steps
 
 
 class Bench:
     """An executor on its own thread, and what it says."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 8, model: RecallModel | None = None) -> None:
+    def __init__(
+        self, num_blocks: int = 64, block_size: int = 8, model: RecallModel | None = None, captured: int | None = None
+    ) -> None:
+        """`captured` is the seed of a device that computes runs by itself; None: the host computes each step."""
         self.model = model or RecallModel()
         self.num_blocks = num_blocks
         kv_cache = KVCache(CONFIG, num_blocks, block_size, torch.float32, torch.device("cpu"))
-        steps = HostSteps(self.model, kv_cache)  # type: ignore[arg-type]
+        steps: Steps = HostSteps(self.model, kv_cache)  # type: ignore[arg-type]
+        if captured is not None:
+            steps = eager_graph_steps(self.model, kv_cache, random.Random(captured))  # type: ignore[arg-type]
         self.executor = Executor(steps, kv_cache, check_every_step=True)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.executor.submit(Attach(self.events.put))
@@ -68,9 +76,9 @@ class Bench:
         return event.blocks
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
+@pytest.fixture(params=[None, 1], ids=["host", "captured"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(captured=request.param)
     yield made
     made.executor.stop()
 
@@ -283,11 +291,12 @@ def test_unknown_ids_in_a_plan_are_ignored(bench: Bench) -> None:
     chunk=st.integers(1, 17),
     steps=st.integers(1, 9),
     revoke=st.booleans(),
+    captured=st.none() | st.integers(0, 99),
 )
 def test_any_schedule_gives_each_sequence_its_own_text(
-    prompts: list[list[int]], outputs: list[int], chunk: int, steps: int, revoke: bool
+    prompts: list[list[int]], outputs: list[int], chunk: int, steps: int, revoke: bool, captured: int | None
 ) -> None:
-    bench = Bench(num_blocks=128, block_size=8)
+    bench = Bench(num_blocks=128, block_size=8, captured=captured)
     try:
         got: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
         for number, prompt in enumerate(prompts):
