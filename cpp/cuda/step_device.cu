@@ -40,8 +40,8 @@ CudaStepDevice::CudaStepDevice(int num_records, int max_rows) : ring_{nullptr, n
 }
 
 CudaStepDevice::~CudaStepDevice() {
-  // Steps that hang would write into the memory, and freeing it would wait for them.
-  if (stream_ == nullptr || cudaStreamQuery(stream_) != cudaErrorNotReady) free();
+  // A step that hangs may still write there, and freeing would wait for it.
+  if (!stream_ || cudaStreamQuery(*stream_) != cudaErrorNotReady) free();
 }
 
 void CudaStepDevice::free() {
@@ -67,7 +67,7 @@ const StepRecord* CudaStepDevice::find(std::uint64_t sequence) {
 }
 
 bool CudaStepDevice::is_idle() {
-  const cudaError_t state = cudaStreamQuery(stream_);
+  const cudaError_t state = stream_ ? cudaStreamQuery(*stream_) : cudaSuccess;
   if (state == cudaErrorNotReady) return false;
   check(state, "step");
   return true;

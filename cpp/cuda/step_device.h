@@ -30,7 +30,7 @@ class CudaStepDevice : public StepDevice {
 
   int device_ = 0;
   RecordRing ring_;
-  Stream stream_ = nullptr;  // of the last launch
+  std::optional<Stream> stream_;  // of the last launch
 };
 
 }  // namespace tercet::cuda
