@@ -25,6 +25,7 @@ from worker.ops.activation import silu_mul, silu_mul_reference
 from worker.ops.attention import write_kv_reference
 from worker.ops.block_copy import BlockTensors, copy_blocks, copy_blocks_reference
 from worker.ops.heads import place_heads
+from worker.ops.linear import Linear, linear_reference
 from worker.ops.logprobs import logprobs
 from worker.ops.norm import rms_norm, rms_norm_reference
 from worker.ops.penalties import Penalties, PenaltyCounts, PenaltyRow, count_drawn, penalize, penalize_reference
@@ -38,6 +39,14 @@ DTYPE = torch.bfloat16
 # Of Llama-3-8B.
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 4096, 14336, 128256, 32
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
+# [N_out, K] of its products.
+PRODUCTS = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    "output": (HIDDEN, HEADS * HEAD_DIM),
+    "gate_up": (2 * INTERMEDIATE, HIDDEN),
+    "down": (HIDDEN, INTERMEDIATE),
+    "head": (VOCABULARY, HIDDEN),
+}
 # Bytes of inputs that no L2 holds, and the most sets of them.
 COLD_BYTES, MAX_SETS = 512 << 20, 64
 
@@ -163,6 +172,22 @@ def bench_activation(roof: float) -> list[Row]:
     return rows
 
 
+def bench_linear(roof: float) -> list[Row]:
+    """Products of few rows; the floor is one read of the weight."""
+    rows = []
+    for name, (num_outputs, depth) in PRODUCTS.items():
+        num_bytes = num_outputs * depth * 2
+        weights = [randn(num_outputs, depth) for _ in range(max(3, num_sets(num_bytes)))]
+        linears = [Linear(weight) for weight in weights]
+        out_dtype = torch.float32 if name == "head" else DTYPE
+        for num_tokens in (1, 8, 32, 64):
+            x = randn(num_tokens, depth)
+            us = microseconds([lambda n=n, x=x, d=out_dtype: n(x, d) for n in linears])  # type: ignore[misc]
+            torch_us = microseconds([lambda w=w, x=x: linear_reference(x, w) for w in weights])  # type: ignore[misc]
+            rows.append(memory_row(f"linear {name}", f"T={num_tokens}", num_bytes, us, roof, torch=torch_us))
+    return rows
+
+
 def bench_block_copy(roof: float) -> list[Row]:
     """Blocks of all layers: within the GPU, and to and from pinned memory, whose roof is the bus and not known here."""
     shape = (256, KV_HEADS, BLOCK, HEAD_DIM)
@@ -257,6 +282,7 @@ SUITES: dict[str, Callable[[float], list[Row]]] = {
     "norm": bench_norm,
     "heads": bench_heads,
     "activation": bench_activation,
+    "linear": bench_linear,
     "block_copy": bench_block_copy,
     "sampler": bench_sampler,
     "penalties": bench_penalties,
