@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from worker.ops.attention import AttentionBatch, paged_attention
+from worker.ops.dtypes import FP8
 
 # What an H200 was measured to copy, and to multiply in bfloat16.
 COPY_BYTES_PER_S = 4.3e12
@@ -38,11 +39,13 @@ class Case:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+    cache_dtype: torch.dtype = torch.bfloat16
 
     @property
     def kv_bytes(self) -> int:
-        """What must be read of K and V, in bfloat16."""
-        return self.num_sequences * self.context_len * self.num_kv_heads * self.head_dim * 4
+        """What must be read of K and V."""
+        elements = self.num_sequences * self.context_len * self.num_kv_heads * self.head_dim
+        return 2 * elements * self.cache_dtype.itemsize
 
     @property
     def flop(self) -> int:
@@ -61,11 +64,19 @@ CASES = [
     Case("decode 8b 1x2048", 1, 2048, 1),
     Case("decode 8b 1x8192", 1, 8192, 1),
     Case("decode 8b 8x16384", 8, 16384, 1),
+    Case("decode 8b 32x8192", 32, 8192, 1),
     Case("decode 1b 64x512", 64, 512, 1, 32, 8, 64),
     Case("decode 1b 64x2048", 64, 2048, 1, 32, 8, 64),
     Case("decode qwen2.5-7b 64x2048", 64, 2048, 1, 28, 4, 128),
     Case("decode smollm2 64x2048", 64, 2048, 1, 9, 3, 64),
     Case("decode d256 g2 64x2048", 64, 2048, 1, 8, 4, 256),
+    Case("decode fp8 8b 1x512", 1, 512, 1, cache_dtype=FP8),
+    Case("decode fp8 8b 32x512", 32, 512, 1, cache_dtype=FP8),
+    Case("decode fp8 8b 64x2048", 64, 2048, 1, cache_dtype=FP8),
+    Case("decode fp8 8b 1x8192", 1, 8192, 1, cache_dtype=FP8),
+    Case("decode fp8 8b 8x16384", 8, 16384, 1, cache_dtype=FP8),
+    Case("decode fp8 8b 32x8192", 32, 8192, 1, cache_dtype=FP8),
+    Case("decode fp8 1b 64x2048", 64, 2048, 1, 32, 8, 64, FP8),
     Case("prefill 8b 1x4096", 1, 4096, 4096),
     Case("prefill 8b 4x2048", 4, 2048, 2048),
     Case("prefill 8b 1x512", 1, 512, 512),
@@ -73,6 +84,9 @@ CASES = [
     Case("prefill 8b 2048 of 16384", 1, 16384, 2048),
     Case("prefill 1b 1x4096", 1, 4096, 4096, 32, 8, 64),
     Case("prefill d256 1x4096", 1, 4096, 4096, 8, 4, 256),
+    Case("prefill fp8 8b 1x4096", 1, 4096, 4096, cache_dtype=FP8),
+    Case("prefill fp8 8b 2048 of 16384", 1, 16384, 2048, cache_dtype=FP8),
+    Case("prefill fp8 1b 1x4096", 1, 4096, 4096, 32, 8, 64, FP8),
 ]
 
 
@@ -104,7 +118,7 @@ def measure(case: Case, alone: bool) -> tuple[float, float | None]:
     blocks_each = -(-case.context_len // BLOCK_SIZE)
     num_blocks = case.num_sequences * blocks_each
     shape = (num_blocks, case.num_kv_heads, BLOCK_SIZE, case.head_dim)
-    caches = [(_random(shape), _random(shape)) for _ in range(num_sets)]
+    caches = [(_random(shape).to(case.cache_dtype), _random(shape).to(case.cache_dtype)) for _ in range(num_sets)]
     tables = torch.randperm(num_blocks, device="cuda").to(torch.int32).view(case.num_sequences, blocks_each)
     num_tokens = case.num_sequences * case.num_queries
     q = _random((num_tokens, case.num_heads, case.head_dim))
@@ -128,8 +142,8 @@ def _measure_torch(case: Case, q: Tensor, caches: list[tuple[Tensor, Tensor]], n
     flat = (case.num_sequences, case.num_kv_heads, -1, case.head_dim)
     # The same numbers in another order: sequences without pages.
     keys = [(k.view(flat), v.view(flat)) for k, v in caches]
-    if 1 < case.num_queries < case.context_len:
-        return None  # its causal mask starts at the first key
+    if 1 < case.num_queries < case.context_len or case.cache_dtype is FP8:
+        return None  # its causal mask starts at the first key, and it knows no cache of another dtype
     causal = case.num_queries > 1
 
     def call(i: int) -> None:

@@ -20,12 +20,13 @@ def silu_mul(dtype: int, gate_up: int, row_stride: int, out: int, num_rows: int,
     """cpp/cuda/activation.h."""
 
 def place_heads(
-    dtype: int, q: int, q_token_stride: int, q_head_stride: int, k: int, k_token_stride: int, k_head_stride: int,
+    dtype: int, cache_dtype: int, q: int, q_token_stride: int, q_head_stride: int, k: int, k_token_stride: int, k_head_stride: int,
     v: int, v_token_stride: int, v_head_stride: int, q_norm: int, k_norm: int, eps: float, positions: int,
-    cos_sin: int, num_positions: int, k_cache: int, v_cache: int, slots: int, num_slots: int, block_size: int,
-    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, stream: int, /,
+    cos_sin: int, num_positions: int, k_cache: int, v_cache: int, k_scale: float, v_scale: float, slots: int,
+    num_slots: int, block_size: int, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, stream: int, /,
 ) -> None:  # fmt: skip
-    """cpp/cuda/heads.h. An address of 0 leaves its part out. ValueError if head_dim is odd or above 512."""
+    """cpp/cuda/heads.h. An address of 0 leaves its part out. ValueError if head_dim is odd or above 512, or the cache's
+    dtype is none for these heads."""
 
 def copy_blocks(
     sources: Sequence[int], targets: Sequence[int], block_bytes: int, num_source_blocks: int, num_target_blocks: int,
@@ -37,9 +38,9 @@ class StepAttention:
     """Paged attention of one step, for all its layers (cpp/cuda/attention.h). It keeps addresses, not tensors."""
 
     def __init__(
-        self, dtype: int, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int, num_blocks: int,
-        query_starts: int, context_lens: int, block_tables: int, num_sequences: int, num_tokens: int, table_width: int,
-        total_context: int, num_chunked: int, num_multiprocessors: int, /,
+        self, dtype: int, cache_dtype: int, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int,
+        num_blocks: int, query_starts: int, context_lens: int, block_tables: int, num_sequences: int, num_tokens: int,
+        table_width: int, total_context: int, num_chunked: int, num_multiprocessors: int, /,
     ) -> None:  # fmt: skip
         """`total_context`: at least the tokens of all contexts together, `num_chunked`: at least the sequences with
         more than one token; -1 if that is not known."""
@@ -51,9 +52,22 @@ class StepAttention:
         """Once, before the first `attend`: the 16-byte aligned memory is used until the last is done."""
     def attend(
         self, q: int, q_token_stride: int, q_head_stride: int, k_cache: int, v_cache: int, out: int, scale: float,
-        stream: int, /,
+        k_scale: float, v_scale: float, stream: int, /,
     ) -> None:  # fmt: skip
         """One layer. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte aligned."""
+
+MAX_SKINNY_ROWS: int
+
+class SkinnyLinear:
+    """cpp/cuda/linear_skinny.h. Keeps addresses, not tensors. RuntimeError where the GPU is not a Hopper."""
+
+    def __init__(
+        self, dtype: int, weight: int, row_stride: int, num_outputs: int, depth: int, bias: int, /
+    ) -> None:
+        """A `bias` of 0 is none."""
+    def multiply(
+        self, x: int, x_stride: int, num_rows: int, out: int, wide: bool, gated: bool, stream: int, /
+    ) -> None: ...
 
 def sample(logits: int, num_rows: int, vocab_size: int, params: int, token_ids: int, stream: int, /) -> None:
     """cpp/cuda/sampler.h. ValueError if `vocab_size` is above 2**22."""

@@ -45,24 +45,26 @@ class StepAttention {
 
 void bind_attention(py::module_& m) {
   py::class_<StepAttention>(m, "StepAttention")
-      .def(py::init([](int dtype, int head_dim, int num_heads, int num_kv_heads, int block_size, int64_t num_blocks,
-                       uintptr_t query_starts, uintptr_t context_lens, uintptr_t block_tables, int num_sequences,
-                       int num_tokens, int table_width, int64_t total_context, int num_chunked,
+      .def(py::init([](int dtype, int cache_dtype, int head_dim, int num_heads, int num_kv_heads, int block_size,
+                       int64_t num_blocks, uintptr_t query_starts, uintptr_t context_lens, uintptr_t block_tables,
+                       int num_sequences, int num_tokens, int table_width, int64_t total_context, int num_chunked,
                        int num_multiprocessors) {
-        return StepAttention({Dtype{dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks},
-                             {address<const int>(query_starts), address<const int>(context_lens),
-                              address<const int>(block_tables), num_sequences, num_tokens, table_width},
-                             {total_context, num_chunked}, num_multiprocessors);
+        return StepAttention(
+            {Dtype{dtype}, Dtype{cache_dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks},
+            {address<const int>(query_starts), address<const int>(context_lens), address<const int>(block_tables),
+             num_sequences, num_tokens, table_width},
+            {total_context, num_chunked}, num_multiprocessors);
       }))
       .def_property_readonly("workspace_words", &StepAttention::workspace_words)
       .def("prepare", [](StepAttention& self, uintptr_t workspace,
                          uintptr_t stream) { self.prepare(address<int>(workspace), stream_of(stream)); })
-      .def("attend", [](const StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride,
-                        uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, float scale, uintptr_t stream) {
-        self.attend(
-            {address(q), q_token_stride, q_head_stride, address(k_cache), address(v_cache), address(out), scale},
-            stream_of(stream));
-      });
+      .def("attend",
+           [](const StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k_cache,
+              uintptr_t v_cache, uintptr_t out, float scale, float k_scale, float v_scale, uintptr_t stream) {
+             self.attend({address(q), q_token_stride, q_head_stride, address(k_cache), address(v_cache), address(out),
+                          scale, k_scale, v_scale},
+                         stream_of(stream));
+           });
 }
 
 }  // namespace tercet::cuda

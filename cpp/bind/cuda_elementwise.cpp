@@ -23,12 +23,13 @@ void bind_elementwise(py::module_& m) {
     silu_mul(Dtype{dtype}, address(gate_up), row_stride, address(out), num_rows, dim, stream_of(stream));
   });
   m.def("place_heads",
-        [](int dtype, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k, int64_t k_token_stride,
-           int64_t k_head_stride, uintptr_t v, int64_t v_token_stride, int64_t v_head_stride, uintptr_t q_norm,
-           uintptr_t k_norm, float eps, uintptr_t positions, uintptr_t cos_sin, int64_t num_positions,
-           uintptr_t k_cache, uintptr_t v_cache, uintptr_t slots, int64_t num_slots, int block_size, int64_t num_tokens,
-           int num_heads, int num_kv_heads, int head_dim, uintptr_t stream) {
+        [](int dtype, int cache_dtype, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k,
+           int64_t k_token_stride, int64_t k_head_stride, uintptr_t v, int64_t v_token_stride, int64_t v_head_stride,
+           uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t positions, uintptr_t cos_sin, int64_t num_positions,
+           uintptr_t k_cache, uintptr_t v_cache, float k_scale, float v_scale, uintptr_t slots, int64_t num_slots,
+           int block_size, int64_t num_tokens, int num_heads, int num_kv_heads, int head_dim, uintptr_t stream) {
           place_heads({Dtype{dtype},
+                       Dtype{cache_dtype},
                        address(q),
                        q_token_stride,
                        q_head_stride,
@@ -46,6 +47,8 @@ void bind_elementwise(py::module_& m) {
                        num_positions,
                        address(k_cache),
                        address(v_cache),
+                       k_scale,
+                       v_scale,
                        address<const int64_t>(slots),
                        num_slots,
                        block_size,

@@ -21,9 +21,10 @@ struct AttentionRows {
   int table_width;
 };
 
-// The heads and the cache; `group` query heads read one KV head.
+// The heads and the cache.
 struct AttentionShape {
   Dtype dtype;
+  Dtype cache_dtype;  // as `dtype`, or e4m3
   int head_dim;
   int num_heads;
   int num_kv_heads;
@@ -39,6 +40,7 @@ struct AttentionTensors {
   const void* v_cache;
   void* out;
   float scale;
+  float k_scale, v_scale;  // what the cache's numbers are to be multiplied by
 };
 
 // What the host knows of a step's lengths: upper bounds, negative where it knows none.
@@ -64,7 +66,7 @@ AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows&
                                int num_multiprocessors);
 
 // Whether plan_attention and the two after it have kernels for the shape that fit the current device; attention_simple
-// takes all.
+// takes all but e4m3.
 bool attention_has_kernels(const AttentionShape& shape);
 
 // Writes the plan of a step into plan [plan_words].

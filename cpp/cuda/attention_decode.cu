@@ -13,18 +13,19 @@ namespace tercet::cuda {
 namespace {
 
 // The query rows of an item as operands: [16, D], zeros past its heads.
-template <typename T, int D>
+template <typename T, typename S, int D>
 __device__ void load_queries(const DecodeArguments& args, const Item& item, uint32_t (&q)[D / 16][4]) {
-  const int lane = threadIdx.x % kWarp, row = lane / 4;
+  using Op = Operands<T, S, D>;
+  const int row = threadIdx.x % kWarp / 4;
   const T* base = static_cast<const T*>(args.tensors.q) + item.unit.token * args.tensors.q_token_stride +
-                  (item.head + row) * args.tensors.q_head_stride + lane % 4 * 2;
+                  (item.head + row) * args.tensors.q_head_stride;
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool present = row + i % 2 * 8 < item.num_heads;
-      const T* from = base + i % 2 * 8 * args.tensors.q_head_stride + k * 16 + i / 2 * 8;
-      q[k][i] = present ? __ldg(reinterpret_cast<const unsigned*>(from)) : 0u;
+      const T* from = base + i % 2 * 8 * args.tensors.q_head_stride + k * 16 + Op::query_column(i / 2);
+      q[k][i] = present ? Op::query(__ldg(reinterpret_cast<const unsigned*>(from))) : 0u;
     }
   }
 }
@@ -37,22 +38,20 @@ struct State {
   float o[D / 8][4];
 };
 
-// One tile of 16 tokens, of which num_tokens count.
-template <typename T, int D>
+// One tile of tokens, of which num_tokens count.
+template <typename T, typename S, int D>
 __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t v_tile, int num_tokens,
                        float scale_log2, State<D>& state) {
+  using Op = Operands<T, S, D>;
+  using Rows = typename KvTile<S, D>::Rows;
+  constexpr int kTokens = KvTile<S, D>::kTokens;
   const int lane = threadIdx.x % kWarp, matrix = lane / 8;
-  float scores[2][4] = {};
-  const uint32_t first_keys = k_tile + Row<D>::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
+  float scores[kTokens / 8][4] = {};
+  const uint32_t first_keys = k_tile + Rows::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
 #pragma unroll
-  for (int k = 0; k < D / 16; ++k) {
-    uint32_t keys[4];
-    load_matrices(keys, Row<D>::advance(first_keys, 0, k * 2));
-    multiply_add<T>(scores[0], q[k], keys[0], keys[1]);
-    multiply_add<T>(scores[1], q[k], keys[2], keys[3]);
-  }
+  for (int n = 0; n < kTokens / 8; n += 2) Op::add_scores(scores[n], scores[n + 1], q, first_keys, n * 8);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool present = n * 8 + lane % 4 * 2 + i % 2 < num_tokens;
@@ -62,14 +61,15 @@ __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float here =
-        fmaxf(fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]), fmaxf(scores[1][half * 2], scores[1][half * 2 + 1]));
+    float here = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < kTokens / 8; ++n) here = fmaxf(here, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
     const float maximum = fmaxf(state.maximum[half], row_max(here));
     factor[half] = power_of_2(state.maximum[half] - maximum);
     state.maximum[half] = maximum;
     float sum = 0.0f;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
       for (int i = half * 2; i < half * 2 + 2; ++i) {
         scores[n][i] = power_of_2(scores[n][i] - maximum);
@@ -86,15 +86,14 @@ __device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t
       for (int i = 0; i < 4; ++i) state.o[n][i] *= factor[i / 2];
     }
   }
-  const uint32_t weights[4] = {pack<T>(scores[0][0], scores[0][1]), pack<T>(scores[0][2], scores[0][3]),
-                               pack<T>(scores[1][0], scores[1][1]), pack<T>(scores[1][2], scores[1][3])};
-  const uint32_t first_values = v_tile + Row<D>::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
+  const uint32_t first_values = v_tile + Rows::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
 #pragma unroll
-  for (int n = 0; n < D / 16; ++n) {
-    uint32_t values[4];
-    load_matrices_transposed(values, Row<D>::advance(first_values, 0, n * 2));
-    multiply_add<T>(state.o[n * 2], weights, values[0], values[1]);
-    multiply_add<T>(state.o[n * 2 + 1], weights, values[2], values[3]);
+  for (int n = 0; n < kTokens / 8; n += 2) {
+    using Factor = typename Op::Factor;
+    const uint32_t weights[4] = {pack<Factor>(scores[n][0], scores[n][1]), pack<Factor>(scores[n][2], scores[n][3]),
+                                 pack<Factor>(scores[n + 1][0], scores[n + 1][1]),
+                                 pack<Factor>(scores[n + 1][2], scores[n + 1][3])};
+    Op::add_values(state.o, weights, first_values, n * 8);
   }
 }
 
@@ -106,6 +105,7 @@ struct Merge {
   float2 maxima[kWarps][kRows];   // the maximum and the sum
 
   // A warp's rows from `first` on, of num_rows in all.
+  template <typename Op>
   __device__ void put(const State<D>& state, int first, int num_rows) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 #pragma unroll
@@ -113,11 +113,7 @@ struct Merge {
       const int row = lane / 4 + half * 8, at = row - first;
       if (at < 0 || at >= kRows || row >= num_rows) continue;
       if (lane % 4 == 0) maxima[warp][at] = {state.maximum[half], state.sum[half]};
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
-        *reinterpret_cast<float2*>(&o[warp][at][n * 8 + lane % 4 * 2]) = {state.o[n][half * 2],
-                                                                          state.o[n][half * 2 + 1]};
-      }
+      Op::put(o[warp][at], state.o, half);
     }
   }
 };
@@ -138,7 +134,7 @@ __device__ inline void add(Sum& to, float2 maximum_and_sum, float4 o) {
 
 template <typename T>
 __device__ void write_result(const DecodeArguments& args, int64_t row, int head_dim, int column, const Sum& sum) {
-  const float scale = 1.0f / sum.sum;
+  const float scale = args.tensors.v_scale / sum.sum;
   const uint2 packed = {pack<T>(sum.o.x * scale, sum.o.y * scale), pack<T>(sum.o.z * scale, sum.o.w * scale)};
   *reinterpret_cast<uint2*>(static_cast<T*>(args.tensors.out) + row * head_dim + column) = packed;
 }
@@ -167,14 +163,15 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
   }
 }
 
-template <typename T, int D>
+template <typename T, typename S, int D>
 __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     decode_kernel(const __grid_constant__ DecodeArguments args) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  constexpr int kStages = Ring<D>::kStages;
+  using R = Ring<S, D>;
+  constexpr int kTokens = KvTile<S, D>::kTokens;
   const int warp = threadIdx.x / kWarp;
-  const uint32_t ring = shared_address(shared) + warp * Ring<D>::kBytes;
-  auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * Ring<D>::kBytes);
+  const uint32_t ring = shared_address(shared) + warp * R::kBytes;
+  auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * R::kBytes);
   wait_for_kernel_before();
   let_next_kernel_start();
   const Share share = args.plan.shares[blockIdx.x];
@@ -183,31 +180,30 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   if (begin >= end) return;
 
   Item item(args, share);
-  Loader<T, D> loader(args, item, end - begin, ring);
+  Loader<S, D> loader(args, item, end - begin, ring);
 #pragma unroll 1
-  for (int i = 0; i < kStages - 1; ++i) loader.load();
+  for (int i = 0; i < R::kStages - 1; ++i) loader.load();
   uint32_t q[D / 16][4];
-  load_queries<T, D>(args, item, q);
+  load_queries<T, S, D>(args, item, q);
   int stage = 0;
   for (int index = begin; index < end; ++index) {
     Item next = item;
     if (index + 1 < end) next.step(args);
     State<D> state{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};
-    for (int tile = warp; tile * kTileTokens < item.num_tokens; tile += kWarps) {
+    for (int tile = warp; tile * kTokens < item.num_tokens; tile += kWarps) {
       loader.load();
-      wait_copies<kStages - 1>();
+      wait_copies<R::kStages - 1>();
       __syncwarp();
-      const uint32_t k_tile = ring + stage * (2 * Ring<D>::kTileBytes);
-      attend<T, D>(q, k_tile, k_tile + Ring<D>::kTileBytes, item.num_tokens - tile * kTileTokens, args.scale_log2,
-                   state);
+      const uint32_t k_tile = ring + stage * (2 * R::kTileBytes);
+      attend<T, S, D>(q, k_tile, k_tile + R::kTileBytes, item.num_tokens - tile * kTokens, args.scale_log2, state);
       __syncwarp();  // the next load overwrites what was read here
-      stage = stage + 1 == kStages ? 0 : stage + 1;
+      stage = stage + 1 == R::kStages ? 0 : stage + 1;
     }
-    load_queries<T, D>(args, next, q);
+    load_queries<T, S, D>(args, next, q);
 #pragma unroll
     for (int half = 0; half < 2; ++half) state.sum[half] = row_sum(state.sum[half]);
     for (int first = 0; first < item.num_heads; first += Merge<D>::kRows) {
-      merge.put(state, first, item.num_heads);
+      merge.template put<Operands<T, S, D>>(state, first, item.num_heads);
       __syncthreads();
       write_rows<T, D>(args, item, first, merge);
       __syncthreads();
@@ -216,28 +212,13 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   }
 }
 
-template <typename T, int D>
+template <typename T, typename S, int D>
 void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
-  constexpr int kBytes = kWarps * Ring<D>::kBytes + static_cast<int>(sizeof(Merge<D>));
+  constexpr int kBytes = kWarps * Ring<S, D>::kBytes + static_cast<int>(sizeof(Merge<D>));
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(decode_kernel<T, D>, kBytes, allowed, "attention_decode");
-  launch_behind(decode_kernel<T, D>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
+  allow_shared_bytes(decode_kernel<T, S, D>, kBytes, allowed, "attention_decode");
+  launch_behind(decode_kernel<T, S, D>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
                 "attention_decode");
-}
-
-template <typename T>
-void launch(int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
-  switch (head_dim) {
-    case 64:
-      return launch<T, 64>(args, sizes, stream);
-    case 96:
-      return launch<T, 96>(args, sizes, stream);
-    case 128:
-      return launch<T, 128>(args, sizes, stream);
-    case 256:
-      return launch<T, 256>(args, sizes, stream);
-  }
-  throw std::invalid_argument("no decode attention for head size " + std::to_string(head_dim));
 }
 
 }  // namespace
@@ -258,13 +239,14 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
                        parts_of_group(group),
                        log2_of(shape.block_size),
                        static_cast<int>(shape.num_blocks) - 1,
-                       tensors.scale * kLog2E};
-  if (shape.dtype == Dtype::bf16) {
-    launch<__nv_bfloat16>(shape.head_dim, args, sizes, stream);
-  } else {
-    launch<__half>(shape.head_dim, args, sizes, stream);
-  }
-  merge_chunks(shape.dtype, shape.head_dim, args, sizes, stream);
+                       tensors.scale * tensors.k_scale * kLog2E};
+  with_heads(shape, [&](auto zero, auto dim) {
+    using T = decltype(zero);
+    constexpr int D = decltype(dim)::value;
+    if (shape.cache_dtype != Dtype::e4m3) return launch<T, T, D>(args, sizes, stream);
+    if constexpr (D == 64 || D == 128) launch<T, E4m3, D>(args, sizes, stream);
+  });
+  merge_chunks(shape, args, sizes, stream);
 }
 
 }  // namespace tercet::cuda

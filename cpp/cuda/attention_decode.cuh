@@ -1,20 +1,19 @@
 // What a block of decode attention works on, and how its warps load it.
 #pragma once
 
+#include "attention_operands.cuh"
 #include "attention_plan.cuh"
-#include "mma.cuh"
 
 namespace tercet::cuda {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTileShift = 4;
-constexpr int kTileTokens = 1 << kTileShift;
 
-template <int D>
+// A warp's tiles under way, K and V: with the blocks of a multiprocessor some 190 KiB.
+template <typename S, int D>
 struct Ring {
-  static constexpr int kTileBytes = kTileTokens * Row<D>::kBytes;
-  static constexpr int kStages = D > 64 ? 2 : 3;  // with the blocks of a multiprocessor, some 190 KiB are under way
+  static constexpr int kTileBytes = KvTile<S, D>::kBytes;
+  static constexpr int kStages = kTileBytes > 2048 ? 2 : 3;
   static constexpr int kBytes = kStages * 2 * kTileBytes;
 };
 
@@ -66,13 +65,13 @@ struct Item {
 };
 
 // A warp's loads: the next tile of its own in the block's items.
-template <typename T, int D>
+template <typename S, int D>
 class Loader {
  public:
   __device__ Loader(const DecodeArguments& args, const Item& first, int count, uint32_t ring)
       : args_(args), item_(first), count_(count), ring_(ring) {
     const int lane = threadIdx.x % kWarp;
-    lane_offset_ = Row<D>::offset(lane / kPieces, lane % kPieces);
+    lane_offset_ = Rows::offset(lane / kPieces, lane % kPieces);
     open();
   }
 
@@ -85,53 +84,57 @@ class Loader {
     }
     if (count_ > 0) {
       const int num_rows = item_.num_tokens - tile_ * kTileTokens;
-      const uint32_t to = ring_ + stage_ * (2 * Ring<D>::kTileBytes);
-      if (num_rows >= kTileTokens && args_.block_shift >= kTileShift) {
+      const uint32_t to = ring_ + stage_ * (2 * kTileBytes);
+      if (num_rows >= kTileTokens && kTileTokens <= 1 << args_.block_shift) {
         load_full(to);
       } else {
         load_part(to, num_rows);
       }
-      stage_ = stage_ + 1 == Ring<D>::kStages ? 0 : stage_ + 1;
+      stage_ = stage_ + 1 == Ring<S, D>::kStages ? 0 : stage_ + 1;
       tile_ += kWarps;
     }
     commit_copies();
   }
 
  private:
-  static constexpr int kPieces = Row<D>::kPieces;
+  using Rows = typename KvTile<S, D>::Rows;
+  static constexpr int kTileTokens = KvTile<S, D>::kTokens;
+  static constexpr int kTileBytes = KvTile<S, D>::kBytes;
+  static constexpr int kPieces = Rows::kPieces;
+  static constexpr int kPiece = 16 / static_cast<int>(sizeof(S));  // elements of it
   static constexpr int kCopies = kTileTokens * kPieces / kWarp;
 
   // A tile within a block of the cache, where its rows follow each other.
   __device__ void load_full(uint32_t to) const {
     const int lane = threadIdx.x % kWarp;
-    const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens) + lane * 8;
-    const T* k = static_cast<const T*>(args_.tensors.k_cache) + from;
-    const T* v = static_cast<const T*>(args_.tensors.v_cache) + from;
+    const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens) + lane * kPiece;
+    const S* k = static_cast<const S*>(args_.tensors.k_cache) + from;
+    const S* v = static_cast<const S*>(args_.tensors.v_cache) + from;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       uint32_t place;
       if constexpr (kWarp % kPieces == 0) {
-        place = Row<D>::advance(to + lane_offset_, i * kWarp / kPieces, 0);
+        place = Rows::advance(to + lane_offset_, i * kWarp / kPieces, 0);
       } else {
-        place = to + Row<D>::offset((i * kWarp + lane) / kPieces, (i * kWarp + lane) % kPieces);
+        place = to + Rows::offset((i * kWarp + lane) / kPieces, (i * kWarp + lane) % kPieces);
       }
-      copy_async(place, k + i * kWarp * 8);
-      copy_async(place + Ring<D>::kTileBytes, v + i * kWarp * 8);
+      copy_async(place, k + i * kWarp * kPiece);
+      copy_async(place + kTileBytes, v + i * kWarp * kPiece);
     }
   }
 
   // Any tile. Past its end there may be anything, and 0 times NaN is NaN: zeros take its place.
   __device__ void load_part(uint32_t to, int num_rows) const {
     const int lane = threadIdx.x % kWarp;
-    const auto* k = static_cast<const T*>(args_.tensors.k_cache);
-    const auto* v = static_cast<const T*>(args_.tensors.v_cache);
+    const auto* k = static_cast<const S*>(args_.tensors.k_cache);
+    const auto* v = static_cast<const S*>(args_.tensors.v_cache);
 #pragma unroll 1
     for (int i = 0; i < kCopies; ++i) {
       const int at = i * kWarp + lane, row = at / kPieces, piece = at % kPieces;
-      const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens + row) + piece * 8;
-      const uint32_t place = to + Row<D>::offset(row, piece);
+      const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens + row) + piece * kPiece;
+      const uint32_t place = to + Rows::offset(row, piece);
       copy_async(place, k + from, row < num_rows);
-      copy_async(place + Ring<D>::kTileBytes, v + from, row < num_rows);
+      copy_async(place + kTileBytes, v + from, row < num_rows);
     }
   }
 
@@ -167,6 +170,6 @@ class Loader {
 };
 
 // Writes the results of the tokens whose contexts are of several chunks, from the states that decode left.
-void merge_chunks(Dtype dtype, int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream);
+void merge_chunks(const AttentionShape& shape, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream);
 
 }  // namespace tercet::cuda

@@ -69,40 +69,19 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
       total += sums[i];
       all += parts[i][column];
     }
-    out[column] = narrow<T>(all / total);
+    out[column] = narrow<T>(all * args.tensors.v_scale / total);
   }
-}
-
-template <typename T, int D>
-void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
-  const dim3 blocks(static_cast<unsigned>(sizes.num_merged), args.num_heads);
-  launch_behind(merge_kernel<T, D>, blocks, kThreads, 0, stream, args, "attention_merge");
-}
-
-template <typename T>
-void launch(int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
-  switch (head_dim) {
-    case 64:
-      return launch<T, 64>(args, sizes, stream);
-    case 96:
-      return launch<T, 96>(args, sizes, stream);
-    case 128:
-      return launch<T, 128>(args, sizes, stream);
-    case 256:
-      return launch<T, 256>(args, sizes, stream);
-  }
-  throw std::invalid_argument("no merging for head size " + std::to_string(head_dim));
 }
 
 }  // namespace
 
-void merge_chunks(Dtype dtype, int head_dim, const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
+void merge_chunks(const AttentionShape& shape, const DecodeArguments& args, const AttentionSizes& sizes,
+                  Stream stream) {
   if (!sizes.merges) return;
-  if (dtype == Dtype::bf16) {
-    launch<__nv_bfloat16>(head_dim, args, sizes, stream);
-  } else {
-    launch<__half>(head_dim, args, sizes, stream);
-  }
+  const dim3 blocks(static_cast<unsigned>(sizes.num_merged), shape.num_heads);
+  with_heads(shape, [&](auto zero, auto dim) {
+    launch_behind(merge_kernel<decltype(zero), dim.value>, blocks, kThreads, 0, stream, args, "attention_merge");
+  });
 }
 
 }  // namespace tercet::cuda

@@ -192,12 +192,14 @@ AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows&
 
 bool attention_has_kernels(const AttentionShape& shape) {
   const int dim = shape.head_dim, slots = shape.block_size;
-  int device = 0, shared_bytes = 0;
+  int device = 0, shared_bytes = 0, major = 0;
   check(cudaGetDevice(&device), "attention");
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "attention");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
   if (shared_bytes < (dim > 128 ? kMostSharedBytes : kUsualSharedBytes)) return false;
-  return shape.dtype != Dtype::f32 && (dim == 64 || dim == 96 || dim == 128 || dim == 256) && slots >= 8 &&
-         (slots & (slots - 1)) == 0;
+  if (shape.dtype == Dtype::f32 || slots < 8 || (slots & (slots - 1)) != 0) return false;
+  if (shape.cache_dtype == Dtype::e4m3) return major == 9 && (dim == 64 || dim == 128);
+  return dim == 64 || dim == 96 || dim == 128 || dim == 256;
 }
 
 void plan_attention(const AttentionShape& shape, const AttentionRows& rows, const AttentionSizes& sizes, int* plan,

@@ -1,6 +1,8 @@
 // What a step's attention is cut into, and how that lies in memory.
 #pragma once
 
+#include <type_traits>
+
 #include "attention.h"
 #include "kernel.cuh"
 
@@ -77,6 +79,25 @@ inline int parts_of(const AttentionShape& shape) { return shape.num_kv_heads * p
 
 // Query rows of a tile.
 inline int tile_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
+
+// Calls f(T{}, D) for the dtype and the head size of kernels, D a constant.
+template <typename F>
+void with_heads(const AttentionShape& shape, F&& f) {
+  const auto with_dim = [&](auto zero) {
+    switch (shape.head_dim) {
+      case 64:
+        return f(zero, std::integral_constant<int, 64>{});
+      case 96:
+        return f(zero, std::integral_constant<int, 96>{});
+      case 128:
+        return f(zero, std::integral_constant<int, 128>{});
+      case 256:
+        return f(zero, std::integral_constant<int, 256>{});
+    }
+    throw std::invalid_argument("no attention for head size " + std::to_string(shape.head_dim));
+  };
+  shape.dtype == Dtype::bf16 ? with_dim(__nv_bfloat16{}) : with_dim(__half{});
+}
 
 inline int log2_of(int power) {
   int exponent = 0;

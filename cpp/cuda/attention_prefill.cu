@@ -23,8 +23,8 @@ struct Shape {
   static constexpr int kRowTiles = D > 128 ? 1 : 2;  // of 16 rows, a warp's
   static constexpr int kRows = kWarps * 16 * kRowTiles;
   static constexpr int kKeys = D > 128 ? 32 : 64;
-  static constexpr int kQueryBytes = kRows * Row<D>::kBytes;
-  static constexpr int kTileBytes = kKeys * Row<D>::kBytes;  // of K, and of V
+  static constexpr int kQueryBytes = kRows * Row<2 * D>::kBytes;
+  static constexpr int kTileBytes = kKeys * Row<2 * D>::kBytes;  // of K, and of V
   static constexpr int kBytes = kQueryBytes + 4 * kTileBytes;
 };
 
@@ -38,7 +38,7 @@ struct Context {
   int block_shift, last_block;
   int end;  // tokens that are read
 
-  static constexpr int kPieces = Row<D>::kPieces;
+  static constexpr int kPieces = Row<2 * D>::kPieces;
   static constexpr int kCopies = Shape<D>::kKeys * kPieces / kThreads;
 
   __device__ int64_t block_of(int position) const {
@@ -56,14 +56,14 @@ struct Context {
     if (start + Shape<D>::kKeys <= end && Shape<D>::kKeys <= 1 << block_shift) {
       // Within a block of the cache, where rows follow each other.
       const int64_t from = offset_of(block_of(start), start) + thread * 8;
-      const uint32_t lane = to + Row<D>::offset(thread / kPieces, thread % kPieces);
+      const uint32_t lane = to + Row<2 * D>::offset(thread / kPieces, thread % kPieces);
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         uint32_t place;
         if constexpr (kThreads % kPieces == 0) {
-          place = Row<D>::advance(lane, i * kThreads / kPieces, 0);
+          place = Row<2 * D>::advance(lane, i * kThreads / kPieces, 0);
         } else {
-          place = to + Row<D>::offset((i * kThreads + thread) / kPieces, (i * kThreads + thread) % kPieces);
+          place = to + Row<2 * D>::offset((i * kThreads + thread) / kPieces, (i * kThreads + thread) % kPieces);
         }
         copy_async(place, k_cache + from + i * kThreads * 8);
         copy_async(place + Shape<D>::kTileBytes, v_cache + from + i * kThreads * 8);
@@ -76,7 +76,7 @@ struct Context {
       // From `end` on there may be anything, and 0 times NaN is NaN: zeros take its place.
       const bool present = position < end;
       const int64_t from = offset_of(present ? block_of(position) : 0, position) + piece * 8;
-      const uint32_t place = to + Row<D>::offset(row, piece);
+      const uint32_t place = to + Row<2 * D>::offset(row, piece);
       copy_async(place, k_cache + from, present);
       copy_async(place + Shape<D>::kTileBytes, v_cache + from, present);
     }
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   const uint32_t q_tile = shared_address(shared), key_tiles = q_tile + S::kQueryBytes;
   const auto tiles_of = [&](int step) { return key_tiles + step % 2 * 2 * S::kTileBytes; };
   {
-    constexpr int kPieces = Row<D>::kPieces;
+    constexpr int kPieces = Row<2 * D>::kPieces;
     const auto* q = static_cast<const T*>(args.tensors.q) + tile.first_token * args.tensors.q_token_stride +
                     tile.kv_head * group * args.tensors.q_head_stride;
 #pragma unroll 4
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
       const int at = i * kThreads + threadIdx.x, piece = at % kPieces;
       const int row = min(first_row + at / kPieces, last_row);  // past the end: anything finite
       const int token = row / group, head = row - token * group;
-      copy_async(q_tile + Row<D>::offset(at / kPieces, piece),
+      copy_async(q_tile + Row<2 * D>::offset(at / kPieces, piece),
                  q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8, true);
     }
   }
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   commit_copies();
 
   const int warp_row = warp * 16 * kRowTiles, row = warp_row + lane / 4;
-  const uint32_t first_queries = q_tile + Row<D>::offset(warp_row + matrix % 2 * 8 + lane % 8, matrix / 2);
+  const uint32_t first_queries = q_tile + Row<2 * D>::offset(warp_row + matrix % 2 * 8 + lane % 8, matrix / 2);
   // Rows of this lane: [row tile][half] is warp_row + 16 * row tile + 8 * half; it sees the positions below `sees`.
   int sees[kRowTiles][2];
 #pragma unroll
@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
     wait_copies<1>();
     __syncthreads();
     if (start < some_see) {
-      const uint32_t first_keys = tiles_of(step) + Row<D>::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
+      const uint32_t first_keys = tiles_of(step) + Row<2 * D>::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
       const uint32_t first_values =
-          tiles_of(step) + S::kTileBytes + Row<D>::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
+          tiles_of(step) + S::kTileBytes + Row<2 * D>::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
       float scores[kRowTiles][kKeyTiles][4] = {};
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
@@ -168,12 +168,12 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           load_matrices(q[m],
-                        q_tile + Row<D>::offset(warp_row + m * 16 + matrix % 2 * 8 + lane % 8, k * 2 + matrix / 2));
+                        q_tile + Row<2 * D>::offset(warp_row + m * 16 + matrix % 2 * 8 + lane % 8, k * 2 + matrix / 2));
         }
 #pragma unroll
         for (int n = 0; n < kKeyTiles / 2; ++n) {
           uint32_t keys[4];
-          load_matrices(keys, Row<D>::advance(first_keys, n * 16, k * 2));
+          load_matrices(keys, Row<2 * D>::advance(first_keys, n * 16, k * 2));
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
             multiply_add<T>(scores[m][n * 2], q[m], keys[0], keys[1]);
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
           uint32_t values[4];
-          load_matrices_transposed(values, Row<D>::advance(first_values, k * 16, n * 2));
+          load_matrices_transposed(values, Row<2 * D>::advance(first_values, k * 16, n * 2));
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
             multiply_add<T>(o[m][n * 2], weights[m], values[0], values[1]);
@@ -280,21 +280,6 @@ void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream)
   launch_behind(prefill_kernel<T, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
 
-template <typename T>
-void launch(int head_dim, const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
-  switch (head_dim) {
-    case 64:
-      return launch<T, 64>(args, num_tiles, stream);
-    case 96:
-      return launch<T, 96>(args, num_tiles, stream);
-    case 128:
-      return launch<T, 128>(args, num_tiles, stream);
-    case 256:
-      return launch<T, 256>(args, num_tiles, stream);
-  }
-  throw std::invalid_argument("no prefill attention for head size " + std::to_string(head_dim));
-}
-
 }  // namespace
 
 void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
@@ -310,13 +295,9 @@ void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, c
                               log2_of(shape.block_size),
                               static_cast<int>(shape.num_blocks) - 1,
                               rows.table_width * shape.block_size,
-                              tensors.scale * kLog2E};
-  if (prefill_on_hopper(shape.dtype, shape.head_dim, args, sizes.num_tiles, stream)) return;
-  if (shape.dtype == Dtype::bf16) {
-    launch<__nv_bfloat16>(shape.head_dim, args, sizes.num_tiles, stream);
-  } else {
-    launch<__half>(shape.head_dim, args, sizes.num_tiles, stream);
-  }
+                              tensors.scale * tensors.k_scale * kLog2E};
+  if (prefill_on_hopper(shape, args, sizes.num_tiles, stream)) return;
+  with_heads(shape, [&](auto zero, auto dim) { launch<decltype(zero), dim.value>(args, sizes.num_tiles, stream); });
 }
 
 }  // namespace tercet::cuda

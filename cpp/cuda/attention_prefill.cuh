@@ -40,6 +40,7 @@ struct PrefillTile {
 };
 
 // Launches the kernel that is made for Hopper and returns true, if this GPU and the head size are what it is for.
-bool prefill_on_hopper(Dtype dtype, int head_dim, const PrefillArguments& args, std::int64_t num_tiles, Stream stream);
+bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args, std::int64_t num_tiles,
+                       Stream stream);
 
 }  // namespace tercet::cuda

@@ -6,119 +6,15 @@
 // of a tile's queries with the next keys are under way while this tile's exponentials are taken, and those of the other
 // warpgroup fill what gaps remain. Blocks that stay for several tiles, dealt out beforehand, were slower than as many
 // blocks as tiles, the heaviest first: what the hardware hands out as it becomes free is better balanced.
-#include "attention_prefill.cuh"
+#include "attention_stages_sm90a.cuh"
 #include "dependent_launch.cuh"
-#include "warpgroup.cuh"
 
 namespace tercet::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128;
-constexpr int kGroups = 2;  // that multiply
-constexpr int kThreads = (kGroups + 1) * kGroupThreads;
-constexpr int kRows = kGroups * 64;
-constexpr int kKeys = 128;
-constexpr int kKeyTiles = kKeys / 8;
-constexpr int kStages = 2;
 // Of 64 Ki registers: 128 threads that copy, 256 that multiply.
 constexpr int kCopyRegisters = 40;
 constexpr int kMultiplyRegisters = 232;
-
-template <int D>
-struct Layout {
-  static constexpr int kQueryBytes = kRows * D * 2;
-  static constexpr int kTileBytes = kKeys * D * 2;
-  static constexpr int kKeysAt = kQueryBytes;
-  static constexpr int kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr int kBarriersAt = kValuesAt + kStages * kTileBytes;
-  static constexpr int kAlignment = 1024;
-  static constexpr int kBytes = kBarriersAt + 4 * kStages * 8 + kAlignment;
-};
-
-// Barriers of the stages of K or V: one says that a stage is full, one that it is free again.
-struct Stages {
-  uint32_t tiles;
-  uint32_t barriers;
-  int tile_bytes;
-
-  __device__ uint32_t tile(int step) const { return tiles + step % kStages * tile_bytes; }
-  __device__ uint32_t full(int step) const { return barriers + step % kStages * 8; }
-  __device__ uint32_t free(int step) const { return barriers + (kStages + step % kStages) * 8; }
-
-  __device__ void init() const {
-    for (int i = 0; i < kStages; ++i) {
-      init_barrier(full(i), kGroupThreads);
-      init_barrier(free(i), kGroups * kGroupThreads / kWarp);
-    }
-  }
-  __device__ void wait_full(int step) const {
-    wait_barrier(full(step), step / kStages & 1);
-    show_to_products();
-  }
-  __device__ void wait_free(int step) const {
-    if (step >= kStages) wait_barrier(free(step), (step / kStages + 1) & 1);
-  }
-  __device__ void give_back(int step) const {
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) arrive(free(step));
-  }
-};
-
-// Copies tokens [start, start + kKeys) of one cache's KV head, zeros from the end on.
-template <typename T, int D>
-__device__ void gather(const T* cache, const PrefillArguments& args, const PrefillTile& tile, int start, uint32_t to) {
-  constexpr int kPieces = D / 8;
-  constexpr int kRun = 64;  // tokens that one look into the block table finds, where blocks are so large
-  constexpr int kCopies = kRun * kPieces / kGroupThreads, kRowsApart = kGroupThreads / kPieces;
-  static_assert(kRowsApart % 8 == 0, "a thread's rows have their pieces in the same places");
-  const int thread = threadIdx.x % kGroupThreads, row = thread / kPieces, piece = thread % kPieces;
-  const auto offset_of = [&](int position) {
-    const int64_t block = min(static_cast<unsigned>(__ldg(tile.table + (position >> args.block_shift))),
-                              static_cast<unsigned>(args.last_block));
-    const int slot = position & ((1 << args.block_shift) - 1);
-    return (((block * args.num_kv_heads + tile.kv_head) << args.block_shift) + slot) * D;
-  };
-#pragma unroll
-  for (int run = 0; run < kKeys; run += kRun) {
-    const uint32_t place = to + panel_offset<kKeys>(run + row, piece);
-    if (kRun <= 1 << args.block_shift && start + run + kRun <= tile.end) {
-      const T* from = cache + offset_of(start + run) + thread * 8;  // rows of a block follow each other
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        copy_async(place + i * kRowsApart * kPanelRowBytes, from + i * kGroupThreads * 8);
-      }
-      continue;
-    }
-#pragma unroll 2
-    for (int i = 0; i < kCopies; ++i) {
-      const int position = start + run + i * kRowsApart + row;
-      const bool present = position < tile.end;
-      const T* from = cache + (present ? offset_of(position) : 0) + piece * 8;
-      copy_async(place + i * kRowsApart * kPanelRowBytes, from, present);
-    }
-  }
-}
-
-template <typename T, int D>
-__device__ void gather_all(const PrefillArguments& args, const PrefillTile& tile, const Stages& keys,
-                           const Stages& values) {
-  const auto* k = static_cast<const T*>(args.tensors.k_cache);
-  const auto* v = static_cast<const T*>(args.tensors.v_cache);
-  const int num_steps = (tile.end + kKeys - 1) / kKeys;
-  // In the order in which they are used: the keys of a tile before the values of the one before.
-  for (int step = 0; step <= num_steps; ++step) {
-    if (step < num_steps) {
-      keys.wait_free(step);
-      gather<T, D>(k, args, tile, step * kKeys, keys.tile(step));
-      arrive_with_copies(keys.full(step));
-    }
-    if (step > 0) {
-      values.wait_free(step - 1);
-      gather<T, D>(v, args, tile, (step - 1) * kKeys, values.tile(step - 1));
-      arrive_with_copies(values.full(step - 1));
-    }
-  }
-}
 
 // What a lane has of its two rows.
 struct Softmax {
@@ -162,9 +58,10 @@ struct Softmax {
   }
 };
 
-template <typename T, int D>
+template <typename T, typename S, int D>
 __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, uint32_t q_tile, const Stages& keys,
                          const Stages& values) {
+  using Factor = FactorOf<T, S>;
   constexpr int kPieces = D / 8, kPanelBytes = kKeys * kPanelRowBytes;
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   const int lane = thread % kWarp, first_row = tile.first_row + group * 64;
@@ -177,8 +74,19 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
       const int at = i * kGroupThreads + thread, piece = at % kPieces;
       const int row = min(first_row + at / kPieces, tile.last_row);  // past the end: anything finite
       const int token = row / args.group, head = row - token * args.group;
-      copy_async(q_tile + panel_offset<kRows>(group * 64 + at / kPieces, piece),
-                 q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8);
+      const T* from = q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8;
+      const uint32_t to = q_tile + panel_offset<kRows>(group * 64 + at / kPieces, piece);
+      if constexpr (std::is_same_v<Factor, T>) {
+        copy_async(to, from);
+      } else {
+        const auto x = *reinterpret_cast<const Vector<T>*>(from);
+        uint4 pairs;
+        pairs.x = pack<Factor>(widen(x.at[0]), widen(x.at[1]));
+        pairs.y = pack<Factor>(widen(x.at[2]), widen(x.at[3]));
+        pairs.z = pack<Factor>(widen(x.at[4]), widen(x.at[5]));
+        pairs.w = pack<Factor>(widen(x.at[6]), widen(x.at[7]));
+        store_shared(to, pairs);
+      }
     }
     commit_copies();
     wait_copies<0>();
@@ -202,8 +110,8 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
       const int panel = k / 4, within = k % 4 * 32;
-      multiply_tiles<T>(scores, advance(q_descriptor, panel * kRows * kPanelRowBytes + within),
-                        advance(tile_of_keys, panel * kPanelBytes + within), k != 0);
+      multiply_tiles<Factor>(scores, advance(q_descriptor, panel * kRows * kPanelRowBytes + within),
+                             advance(tile_of_keys, panel * kPanelBytes + within), k != 0);
     }
     commit_products();
   };
@@ -213,7 +121,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
     begin_products();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
-      multiply_weights<T, D / 8>(o, weights[k], advance(tile_of_values, k * 16 * kPanelRowBytes));
+      multiply_weights<Factor, D / 8>(o, weights[k], advance(tile_of_values, k * 16 * kPanelRowBytes));
     }
     commit_products();
   };
@@ -227,7 +135,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float (&pair)[4] = scores[k * 2 + i / 2];
-        weights[k][i] = pack<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+        weights[k][i] = pack<Factor>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
       }
     }
   };
@@ -269,7 +177,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float scale = 1.0f / row_sum(softmax.sum[half]);
+    const float scale = args.tensors.v_scale / row_sum(softmax.sum[half]);
     const int query_row = row + half * 8;
     if (query_row > tile.last_row) continue;
     const int token = query_row / args.group, head = tile.kv_head * args.group + query_row - token * args.group;
@@ -282,9 +190,9 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
   }
 }
 
-template <typename T, int D>
+template <typename T, typename S, int D>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillArguments args) {
-  using L = Layout<D>;
+  using L = Layout<S, D>;
   extern __shared__ unsigned char shared[];
   wait_for_kernel_before();
   let_next_kernel_start();
@@ -302,35 +210,42 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   __syncthreads();
   if (threadIdx.x / kGroupThreads == kGroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyRegisters));
-    gather_all<T, D>(args, tile, keys, values);
+    if constexpr (std::is_same_v<S, E4m3>) {
+      widen_all<D>(args, tile, base + L::kBytesAt, keys, values);
+    } else {
+      gather_all<T, D>(args, tile, keys, values);
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyRegisters));
-    multiply<T, D>(args, tile, base, keys, values);
+    multiply<T, S, D>(args, tile, base, keys, values);
   }
 }
 
-template <typename T, int D>
+template <typename T, typename S, int D>
 void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
-  constexpr int kBytes = Layout<D>::kBytes;
+  constexpr int kBytes = Layout<S, D>::kBytes;
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(prefill_kernel<T, D>, kBytes, allowed, "attention_prefill");
+  allow_shared_bytes(prefill_kernel<T, S, D>, kBytes, allowed, "attention_prefill");
   const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
-  launch_behind(prefill_kernel<T, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
+  launch_behind(prefill_kernel<T, S, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
 
 }  // namespace
 
-bool prefill_on_hopper(Dtype dtype, int head_dim, const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
+bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args, std::int64_t num_tiles,
+                       Stream stream) {
   int device = 0, major = 0;
   check(cudaGetDevice(&device), "attention_prefill");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention_prefill");
-  if (major != 9 || (head_dim != 64 && head_dim != 128)) return false;
-  if (dtype == Dtype::bf16) {
-    head_dim == 64 ? launch<__nv_bfloat16, 64>(args, num_tiles, stream)
-                   : launch<__nv_bfloat16, 128>(args, num_tiles, stream);
-  } else {
-    head_dim == 64 ? launch<__half, 64>(args, num_tiles, stream) : launch<__half, 128>(args, num_tiles, stream);
-  }
+  if (major != 9 || (shape.head_dim != 64 && shape.head_dim != 128)) return false;
+  with_heads(shape, [&](auto zero, auto dim) {
+    using T = decltype(zero);
+    constexpr int D = decltype(dim)::value;
+    if constexpr (D == 64 || D == 128) {
+      shape.cache_dtype == Dtype::e4m3 ? launch<T, E4m3, D>(args, num_tiles, stream)
+                                       : launch<T, T, D>(args, num_tiles, stream);
+    }
+  });
   return true;
 }
 

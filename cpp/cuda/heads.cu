@@ -6,8 +6,8 @@
 #include <climits>
 
 #include "dependent_launch.cuh"
+#include "e4m3.cuh"
 #include "heads.h"
-#include "kernel.cuh"
 
 namespace tercet::cuda {
 namespace {
@@ -20,11 +20,20 @@ struct alignas(kWide * sizeof(T) < 16 ? kWide * sizeof(T) : 16) Group {
   T at[kWide];
 };
 
+template <typename T, int kWide>
+__device__ void put(T* to, const float (&x)[kWide], float factor) {
+  Group<T, kWide> group;
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) group.at[j] = narrow<T>(x[j] * factor);
+  *reinterpret_cast<Group<T, kWide>*>(to) = group;
+}
+
 struct Arguments : Heads {
   int num_lanes;  // that share a head, a power of two
 };
 
-template <typename T, int kWide>
+// S: of the cache.
+template <typename T, typename S, int kWide>
 __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
   using Wide = Group<T, kWide>;
   using WideFloat = Group<float, kWide>;
@@ -41,7 +50,8 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
   let_next_kernel_start();
   const T *from, *norm = nullptr;
   T* to;
-  T* cache = nullptr;
+  S* cache = nullptr;
+  float factor = 1.0f;
   bool rotates = args.cos_sin != nullptr;
   if (head < args.num_heads) {
     to = static_cast<T*>(args.q) + token * args.q_token_stride + head * args.q_head_stride;
@@ -51,19 +61,21 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
     to = static_cast<T*>(args.k) + token * args.k_token_stride + head * args.k_head_stride;
     from = to;
     norm = static_cast<const T*>(args.k_norm);
-    cache = static_cast<T*>(args.k_cache);
+    cache = static_cast<S*>(args.k_cache);
+    factor = args.k_scale;
   } else {
     head -= args.num_kv_heads;
     to = nullptr;
     from = static_cast<const T*>(args.v) + token * args.v_token_stride + head * args.v_head_stride;
-    cache = static_cast<T*>(args.v_cache);
+    cache = static_cast<S*>(args.v_cache);
+    factor = args.v_scale;
     rotates = false;
   }
   if (cache != nullptr) {
     const std::int64_t slot = args.slots[token];
     if (slot < 0 || slot >= args.num_slots) return;
     const std::int64_t block = slot / args.block_size, offset = slot % args.block_size;
-    to = cache + ((block * args.num_kv_heads + head) * args.block_size + offset) * args.head_dim;
+    cache += ((block * args.num_kv_heads + head) * args.block_size + offset) * args.head_dim;
   }
   const float* table = nullptr;
   if (rotates) {
@@ -118,18 +130,17 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
         high[part][j] = y * cos.at[j] + x * sin.at[j];
       }
     }
-    Wide first, second;
-#pragma unroll
-    for (int j = 0; j < kWide; ++j) {
-      first.at[j] = narrow<T>(low[part][j]);
-      second.at[j] = narrow<T>(high[part][j]);
+    if (cache != nullptr) {
+      put(cache + d, low[part], factor);
+      put(cache + half + d, high[part], factor);
+    } else {
+      put(to + d, low[part], 1.0f);
+      put(to + half + d, high[part], 1.0f);
     }
-    *reinterpret_cast<Wide*>(to + d) = first;
-    *reinterpret_cast<Wide*>(to + half + d) = second;
   }
 }
 
-template <typename T, int kWide>
+template <typename T, typename S, int kWide>
 void launch(const Heads& args, std::int64_t num_tasks, Stream stream) {
   const int half = args.head_dim / 2;
   int num_lanes = 1;
@@ -139,8 +150,27 @@ void launch(const Heads& args, std::int64_t num_tasks, Stream stream) {
     throw std::invalid_argument(std::to_string(num_tasks) + " heads of " + std::to_string(args.head_dim) +
                                 " elements are more than fit");
   }
-  launch_behind(heads_kernel<T, kWide>, dim3(static_cast<unsigned>(num_blocks)), kThreads, 0, stream,
-                Arguments{args, num_lanes}, "place_heads");
+  Arguments arguments{args, num_lanes};
+  arguments.k_scale = 1.0f / args.k_scale;
+  arguments.v_scale = 1.0f / args.v_scale;
+  launch_behind(heads_kernel<T, S, kWide>, dim3(static_cast<unsigned>(num_blocks)), kThreads, 0, stream, arguments,
+                "place_heads");
+}
+
+template <typename T, typename S>
+void launch(const Heads& args, std::int64_t num_tasks, Stream stream) {
+  constexpr int kSize = Vector<T>::kSize;
+  const auto fits = [](const void* data, std::int64_t token_stride, std::int64_t head_stride) {
+    return is_aligned(data) && token_stride % kSize == 0 && head_stride % kSize == 0;
+  };
+  if (args.head_dim % (2 * kSize) == 0 && fits(args.q, args.q_token_stride, args.q_head_stride) &&
+      fits(args.k, args.k_token_stride, args.k_head_stride) && fits(args.v, args.v_token_stride, args.v_head_stride) &&
+      is_aligned(args.k_cache) && is_aligned(args.v_cache) && is_aligned(args.q_norm) && is_aligned(args.k_norm) &&
+      is_aligned(args.cos_sin)) {
+    launch<T, S, kSize>(args, num_tasks, stream);
+  } else {
+    launch<T, S, 1>(args, num_tasks, stream);
+  }
 }
 
 }  // namespace
@@ -152,18 +182,11 @@ void place_heads(const Heads& args, Stream stream) {
   if (num_tasks == 0) return;
   with_type(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int kSize = Vector<T>::kSize;
-    const auto fits = [](const void* data, std::int64_t token_stride, std::int64_t head_stride) {
-      return is_aligned(data) && token_stride % kSize == 0 && head_stride % kSize == 0;
-    };
-    if (args.head_dim % (2 * kSize) == 0 && fits(args.q, args.q_token_stride, args.q_head_stride) &&
-        fits(args.k, args.k_token_stride, args.k_head_stride) &&
-        fits(args.v, args.v_token_stride, args.v_head_stride) && is_aligned(args.k_cache) && is_aligned(args.v_cache) &&
-        is_aligned(args.q_norm) && is_aligned(args.k_norm) && is_aligned(args.cos_sin)) {
-      launch<T, kSize>(args, num_tasks, stream);
-    } else {
-      launch<T, 1>(args, num_tasks, stream);
+    if (args.cache_dtype == args.dtype) return launch<T, T>(args, num_tasks, stream);
+    if constexpr (sizeof(T) == 2) {
+      if (args.cache_dtype == Dtype::e4m3) return launch<T, E4m3>(args, num_tasks, stream);
     }
+    throw std::invalid_argument("the cache's dtype is none for these heads");
   });
 }
 

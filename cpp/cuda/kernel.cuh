@@ -73,8 +73,10 @@ void with_type(Dtype dtype, F&& f) {
       return f(__half{});
     case Dtype::bf16:
       return f(__nv_bfloat16{});
+    case Dtype::e4m3:
+      break;
   }
-  throw std::invalid_argument("unknown dtype " + std::to_string(static_cast<int>(dtype)));
+  throw std::invalid_argument("no kernel for dtype " + std::to_string(static_cast<int>(dtype)));
 }
 
 }  // namespace tercet::cuda

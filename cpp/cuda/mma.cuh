@@ -5,15 +5,13 @@
 
 namespace tercet::cuda {
 
-// A row of D elements in shared memory, cut into pieces of 16 bytes. Eight rows read at the same piece must meet
-// different banks: the pieces of a row change places by its number, or, where their count forbids that, rows are
-// padded.
-template <int D>
+// A row of so many bytes in shared memory, cut into pieces of 16. Eight rows read at the same piece must meet different
+// banks: the pieces of a row change places by its number, or, where their count forbids that, rows are padded.
+template <int Bytes>
 struct Row {
-  static constexpr int kPieces = D / 8;
-  static constexpr bool kSwizzled = D % 64 == 0;
-  static constexpr int kElements = kSwizzled ? D : D + 8;
-  static constexpr int kBytes = kElements * 2;
+  static constexpr int kPieces = Bytes / 16;
+  static constexpr bool kSwizzled = Bytes % 128 == 0;
+  static constexpr int kBytes = kSwizzled ? Bytes : Bytes + 16;
 
   // Bytes from the tile's start to `piece` of `row`.
   static __device__ int offset(int row, int piece) {
@@ -49,6 +47,20 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" :
 template <int kPending>
 __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// 16 bytes of shared memory.
+__device__ inline void load_shared(uint32_t (&to)[4], uint32_t from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ inline void store_shared(uint32_t to, uint4 words) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
 }
 
 // Four 8x8 matrices; lane i gives the address of row i % 8 of matrix i / 8.

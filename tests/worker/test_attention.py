@@ -14,6 +14,7 @@ from worker.ops.attention import (
     write_kv,
     write_kv_reference,
 )
+from worker.ops.dtypes import FP8
 
 DTYPES = [torch.float32, torch.bfloat16]
 NAN = float("nan")
@@ -255,6 +256,33 @@ def test_slots_outside_the_cache_are_refused_before_any_write() -> None:
             with pytest.raises(IndexError, match=f"slot {bad}"):
                 write_kv(k, k, cache, cache, torch.tensor([3, bad]))
         assert not cache.any()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_a_cache_of_float8(dtype: torch.dtype) -> None:
+    """Where there are no kernels for it: rounded once, to the largest number at most, NaN to NaN."""
+    k, v = torch.randn(3, 2, 8).to(dtype), torch.tensor([1000.0, -1000.0, NAN]).to(dtype)[:, None, None].expand(3, 2, 8)
+    k_cache, v_cache = (torch.zeros(2, 2, 8, 8).to(FP8) for _ in range(2))
+    slots = torch.tensor([3, 8, 2])
+    write_kv(k, v, k_cache, v_cache, slots, (0.25, 2.0))
+    rows = [cache.float().transpose(1, 2).reshape(16, 2, 8)[slots] for cache in (k_cache, v_cache)]
+    torch.testing.assert_close(rows[0] * 0.25, k.float(), atol=2**-10, rtol=2**-4)
+    assert [rows[1][i].unique().tolist() for i in (0, 1)] == [[448.0], [-448.0]]
+    assert rows[1][2].isnan().all()
+    batch = AttentionBatch(
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([1], dtype=torch.int32),
+        torch.tensor([[1]], dtype=torch.int32),
+        torch.tensor([8]),
+    )
+    out = paged_attention(k[:1].contiguous(), k_cache, v_cache, batch, 1.0, (0.25, 2.0))
+    assert out.dtype is dtype
+    assert out.unique().tolist() == [-896.0]
+    for scales in ((0.0, 1.0), (1.0, -2.0)):
+        with pytest.raises(ValueError, match="do not fit each other"):
+            write_kv(k, v, k_cache, v_cache, slots, scales)
+    with pytest.raises(ValueError, match="do not fit each other"):
+        write_kv(k, v, k_cache.to(dtype), v_cache.to(dtype), slots, (0.25, 2.0))
 
 
 def test_what_does_not_fit_is_refused() -> None:

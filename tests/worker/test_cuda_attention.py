@@ -10,10 +10,15 @@ from torch import Tensor
 
 from tests.worker.cuda import needs_cuda
 from tests.worker.test_attention import NAN, Sequences, make_sequences
-from worker.ops.attention import AttentionBatch, paged_attention, paged_attention_reference
-from worker.ops.step_attention import attention_workspace
+from worker.ops.attention import UNSCALED, AttentionBatch, paged_attention, paged_attention_reference
+from worker.ops.dtypes import FP8
+from worker.ops.step_attention import attention_workspace, serves_fp8
 
 pytestmark = needs_cuda
+
+needs_fp8 = pytest.mark.skipif(
+    not (torch.cuda.is_available() and serves_fp8(torch.device("cuda"), 128, 64)), reason="needs a Hopper GPU"
+)
 
 HALVES = [torch.bfloat16, torch.float16]
 DTYPES = [*HALVES, torch.float32]
@@ -33,23 +38,34 @@ def on_gpu(batch: AttentionBatch) -> AttentionBatch:
 
 
 class OnGpu:
-    """Sequences whose cache was copied to the GPU once."""
+    """Sequences whose cache was copied to the GPU once: as it is, or as float8 with scales."""
 
-    def __init__(self, sequences: Sequences) -> None:
+    def __init__(self, sequences: Sequences, fp8: bool = False) -> None:
         self.sequences = sequences
         self.k_cache, self.v_cache = sequences.k_cache.cuda(), sequences.v_cache.cuda()
+        self.kv_scales = UNSCALED
+        if fp8:
+            assert serves_fp8(self.k_cache.device, self.k_cache.shape[3], self.k_cache.shape[2])
+            self.kv_scales = 0.5, 2.0
+            self.k_cache, self.v_cache = (self.k_cache.float() / 0.5).to(FP8), (self.v_cache.float() / 2.0).to(FP8)
+
+    def run(self, q: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+        return paged_attention(q.cuda(), self.k_cache, self.v_cache, batch, scale, self.kv_scales)
+
+    def twin(self, q: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+        return paged_attention_reference(
+            q.double(), self.k_cache.double().cpu(), self.v_cache.double().cpu(), batch, scale, self.kv_scales
+        )
 
     def attend(self, chunks: list[Chunk]) -> list[Tensor]:
         q, batch = self.sequences.batch(chunks)
         poison(q)
-        out = paged_attention(q.cuda(), self.k_cache, self.v_cache, on_gpu(batch), q.shape[2] ** -0.5)
+        out = self.run(q, on_gpu(batch), q.shape[2] ** -0.5)
         return list(torch.split(out, [end - begin for _, begin, end in chunks]))
 
     def assert_equals_twin(self, chunks: list[Chunk]) -> None:
         q, batch = self.sequences.batch(chunks)
-        scale = q.shape[2] ** -0.5
-        caches = self.sequences.k_cache.double(), self.sequences.v_cache.double()
-        want = paged_attention_reference(q.double(), *caches, batch, scale)
+        want = self.twin(q, batch, q.shape[2] ** -0.5)
         got = torch.cat(self.attend(chunks)).cpu().double()
         tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[q.dtype]
         torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
@@ -62,8 +78,10 @@ def poison(like: Tensor) -> None:
     del rubbish
 
 
-def make(lengths: list[int], heads: tuple[int, int], dim: int, block_size: int, dtype: torch.dtype) -> OnGpu:
-    return OnGpu(make_sequences(lengths, heads, dim, block_size, dtype))
+def make(
+    lengths: list[int], heads: tuple[int, int], dim: int, block_size: int, dtype: torch.dtype, fp8: bool = False
+) -> OnGpu:
+    return OnGpu(make_sequences(lengths, heads, dim, block_size, dtype), fp8)
 
 
 def decodes(lengths: list[int]) -> list[Chunk]:
@@ -79,8 +97,29 @@ def decodes(lengths: list[int]) -> list[Chunk]:
     ],
 )  # fmt: skip
 def test_equals_the_twin(dtype: torch.dtype, heads: tuple[int, int], dim: int, block_size: int) -> None:
+    assert_all_kinds_equal_the_twin(dtype, heads, dim, block_size, fp8=False)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "block_size"),
+    [
+        ((32, 8), 128, 64), ((28, 4), 128, 16), ((32, 8), 64, 64), ((9, 3), 64, 16), ((1, 1), 64, 8),
+        ((40, 2), 128, 32), ((33, 1), 128, 128), ((5, 5), 64, 256),
+    ],
+)  # fmt: skip
+def test_a_cache_of_float8_equals_the_twin(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, block_size: int
+) -> None:
+    assert_all_kinds_equal_the_twin(dtype, heads, dim, block_size, fp8=True)
+
+
+def assert_all_kinds_equal_the_twin(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, block_size: int, *, fp8: bool
+) -> None:
     lengths = [1, block_size - 1, block_size, block_size + 1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 513]
-    sequences = make(lengths, heads, dim, block_size, dtype)
+    sequences = make(lengths, heads, dim, block_size, dtype, fp8)
     sequences.assert_equals_twin(decodes(lengths))
     sequences.assert_equals_twin([(b, 0, length) for b, length in enumerate(lengths)])
     sequences.assert_equals_twin([(b, (0, length // 2, length - 1)[b % 3], length) for b, length in enumerate(lengths)])
@@ -94,6 +133,7 @@ def test_equals_the_twin(dtype: torch.dtype, heads: tuple[int, int], dim: int, b
     dim=st.sampled_from([64, 96, 128, 256]),
     block_size=st.sampled_from([8, 16, 64, 128]),
     dtype=st.sampled_from(DTYPES),
+    fp8=st.booleans(),
     data=st.data(),
 )
 def test_random_batches_equal_the_twin(
@@ -103,9 +143,11 @@ def test_random_batches_equal_the_twin(
     dim: int,
     block_size: int,
     dtype: torch.dtype,
+    fp8: bool,
     data: st.DataObject,
 ) -> None:
-    sequences = make(lengths, (ratio * num_kv_heads, num_kv_heads), dim, block_size, dtype)
+    fp8 = fp8 and dtype in HALVES and serves_fp8(torch.device("cuda"), dim, block_size)
+    sequences = make(lengths, (ratio * num_kv_heads, num_kv_heads), dim, block_size, dtype, fp8)
     chunks = []
     for b, length in enumerate(lengths):
         end = data.draw(st.integers(1, length))
@@ -113,11 +155,17 @@ def test_random_batches_equal_the_twin(
     sequences.assert_equals_twin(chunks)
 
 
-@pytest.mark.parametrize("dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_a_token_is_bitwise_the_same_alone_and_in_any_batch(dtype: torch.dtype, dim: int) -> None:
+KINDS = [
+    pytest.param(dtype, dim, fp8, marks=needs_fp8 if fp8 else ())
+    for dtype in HALVES
+    for dim, fp8 in ((64, False), (96, False), (128, False), (256, False), (64, True), (128, True))
+]
+
+
+@pytest.mark.parametrize(("dtype", "dim", "fp8"), KINDS)
+def test_a_token_is_bitwise_the_same_alone_and_in_any_batch(dtype: torch.dtype, dim: int, fp8: bool) -> None:
     lengths = [1, 30, 64, 256, 257, 1000, 2000, 77, 512, 600]
-    sequences = make(lengths, (8, 2), dim, 64, dtype)
+    sequences = make(lengths, (8, 2), dim, 64, dtype, fp8)
     together = sequences.attend(decodes(lengths))
     again = sequences.attend(list(reversed(decodes(lengths))))
     beside_chunks = sequences.attend([(6, 0, 1000), *decodes(lengths)[:6], (7, 5, 70)])
@@ -130,10 +178,9 @@ def test_a_token_is_bitwise_the_same_alone_and_in_any_batch(dtype: torch.dtype, 
     assert torch.equal(beside_chunks[0], sequences.attend([(6, 0, 1000)])[0])
 
 
-@pytest.mark.parametrize("dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_a_token_is_bitwise_the_same_for_every_cut_into_chunks(dtype: torch.dtype, dim: int) -> None:
-    sequences = make([900], (6, 2), dim, 16, dtype)
+@pytest.mark.parametrize(("dtype", "dim", "fp8"), KINDS)
+def test_a_token_is_bitwise_the_same_for_every_cut_into_chunks(dtype: torch.dtype, dim: int, fp8: bool) -> None:
+    sequences = make([900], (6, 2), dim, 16, dtype, fp8)
     (whole,) = sequences.attend([(0, 0, 900)])
     for size in (2, 3, 31, 64, 100, 450):
         for begin in range(0, 900, size)[:: max(1, 200 // size)]:
@@ -232,8 +279,7 @@ class Captured:
 
     def attend(self, workspace: Tensor | None) -> list[Tensor]:
         step = AttentionBatch(self.starts, self.context_lens, self.tables, self.slots, *self.bounds, workspace)
-        caches = self.sequences.k_cache, self.sequences.v_cache
-        return [paged_attention(self.q, *caches, step, 0.1) for _ in range(2)]
+        return [self.sequences.run(self.q, step, 0.1) for _ in range(2)]
 
     def capture(self, workspace: Tensor) -> None:
         with torch.cuda.graph(self.graph):
@@ -253,20 +299,19 @@ class Captured:
         for out in self.outputs:
             out.fill_(NAN)
         self.graph.replay()
-        caches = self.sequences.sequences.k_cache.double(), self.sequences.sequences.v_cache.double()
-        want = paged_attention_reference(q.double(), *caches, batch, 0.1)
+        want = self.sequences.twin(q, batch, 0.1)
         for out in self.outputs:
             torch.testing.assert_close(out[: len(q)].cpu().double(), want, atol=1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_graphs_plan_anew_with_each_replay_and_share_a_workspace(dim: int) -> None:
+@pytest.mark.parametrize(("dtype", "dim", "fp8"), [kind for kind in KINDS if kind.values[0] is torch.bfloat16])
+def test_graphs_plan_anew_with_each_replay_and_share_a_workspace(dtype: torch.dtype, dim: int, fp8: bool) -> None:
     lengths = [40, 700, 1300, 257, 1]
-    sequences = make(lengths, (8, 2), dim, 64, torch.bfloat16)
+    sequences = make(lengths, (8, 2), dim, 64, dtype, fp8)
     total = sum(lengths)
     sizes = [((8, 8), (total, 0)), ((8, 512), (total, 3)), ((64, 64), (total, 0))]
     graphs = [Captured(sequences, *size, bounds) for size, bounds in sizes]
-    workspace = attention_workspace(torch.bfloat16, 8, sequences.k_cache, 64, 512, graphs[0].shape[2], total, 3)
+    workspace = attention_workspace(dtype, 8, sequences.k_cache, 64, 512, graphs[0].shape[2], total, 3)
     for graph in graphs:
         graph.attend(workspace)  # loads the kernels
         graph.capture(workspace)

@@ -11,6 +11,7 @@ from worker.model.config import RopeConfig
 from worker.model.rope import cos_sin_table
 from worker.ops.activation import silu_mul, silu_mul_reference
 from worker.ops.attention import write_kv
+from worker.ops.dtypes import FP8
 from worker.ops.heads import place_heads
 from worker.ops.norm import rms_norm, rms_norm_reference
 from worker.ops.rope import apply_rope, apply_rope_reference
@@ -121,6 +122,41 @@ def test_place_heads(dtype: torch.dtype, heads: tuple[int, int, int], num_tokens
     assert_close(got, q)
     step.check_cache(step.k_cache, k)
     step.check_cache(step.v_cache, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("with_norms", [True, False])
+def test_place_heads_in_a_cache_of_float8(dtype: torch.dtype, heads: tuple[int, int, int], with_norms: bool) -> None:
+    step = Step(dtype, heads, 77, 16)
+    step.v[5] = 10000.0  # more than there is
+    kept = step.fused.clone()
+    k, v = step.k.double(), step.v.double()
+    if with_norms:
+        k = rms_norm_reference(k, step.norms[1].double(), 1e-6)
+    apply_rope_reference(k.clone(), k, step.positions, step.cos_sin)
+    k_cache, v_cache = step.k_cache.to(FP8), step.v_cache.to(FP8)
+    norms = step.norms if with_norms else None
+    caches = k_cache, v_cache, step.slots, (0.5, 3.0)
+    place_heads(step.q, step.k, step.v, norms, 1e-6, step.positions, step.cos_sin, *caches)
+    check_float8(step, k_cache, k / 0.5)
+    check_float8(step, v_cache, v / 3.0)
+
+    step.fused.copy_(kept)
+    k_cache, v_cache = step.k_cache.to(FP8), step.v_cache.to(FP8)
+    write_kv(step.k, step.v, k_cache, v_cache, step.slots, (0.5, 3.0))
+    check_float8(step, k_cache, step.k.double() / 0.5)
+    check_float8(step, v_cache, v / 3.0)
+
+
+def check_float8(step: Step, cache: Tensor, want: Tensor) -> None:
+    """Each token's rows are at its slot, rounded to the nearest; every other slot is as it was."""
+    rows = cache.double().transpose(1, 2).reshape(-1, *want.shape[1:])
+    # Half a step of three bits, or of the smallest numbers, and what `want` was rounded before.
+    torch.testing.assert_close(rows[step.slots], want.clamp(-448, 448), atol=2**-10 * 1.1, rtol=2**-4 * 1.1)
+    rest = torch.ones(len(rows), dtype=torch.bool, device="cuda")
+    rest[step.slots] = False
+    assert rows[rest].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

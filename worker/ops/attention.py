@@ -11,11 +11,26 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, check_one_device, on_core, on_kernels, same_gpu, stream_of, wide_dtype
-from .step_attention import MAX_HEAD_DIM, StepAttention
+from .dtypes import (
+    CACHE_DTYPES,
+    FP8,
+    KERNEL_DTYPES,
+    KERNELS_BUILT,
+    check_one_device,
+    on_core,
+    on_kernels,
+    same_gpu,
+    stream_of,
+    wide_dtype,
+)  # fmt: skip
+from .step_attention import MAX_HEAD_DIM, StepAttention, serves_fp8
 
 if KERNELS_BUILT:
     from .. import _kernels
+
+
+KvScales = tuple[float, float]  # of K and V
+UNSCALED: KvScales = (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +61,8 @@ class AttentionBatch:
     workspace: Tensor | None = None
     # For `_core.paged_attention`, which is called once a layer: num_sequences to table_width.
     core_arguments: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
-    # On a GPU, by dtype, H and the cache's shape: what the layers share. Made by the first.
-    planned: dict[tuple[torch.dtype, int, torch.Size], StepAttention] = field(
+    # On a GPU, by dtype, H and the cache's dtype and shape: what the layers share. Made by the first.
+    planned: dict[tuple[torch.dtype, int, torch.dtype, torch.Size], StepAttention] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -82,14 +97,17 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, num_dims: int, length:
         )
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, kv_scales: KvScales = UNSCALED
+) -> Tensor:
     """Causal attention of q [T, H, D] over k_cache, v_cache [N, G, S, D] -> [T, H, D].
 
-    Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never read. On the CPU in
-    bfloat16 or float32 a token's result is bitwise the same alone and in any batch, for every chunking of its prefill
-    and every number of threads; on a GPU it is the same alone and in any batch, and for every chunking but in chunks of
-    one token, which are computed as decode steps are. Raises ValueError on shapes or devices that do not fit each
-    other, on the CPU also on such lengths and blocks.
+    The caches are of q's dtype, or both float8_e4m3fn and to be multiplied by `kv_scales`, for which there are kernels
+    on Hopper alone. Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never
+    read. On the CPU in bfloat16 or float32 a token's result is bitwise the same alone and in any batch, for every
+    chunking of its prefill and every number of threads; on a GPU it is the same alone and in any batch, and for every
+    chunking but in chunks of one token, which are computed as decode steps are. Raises ValueError on shapes, dtypes,
+    scales or devices that do not fit each other, on the CPU also on such lengths and blocks.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, cache_dim = k_cache.shape
@@ -99,25 +117,32 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
         or cache_dim != head_dim
         or num_heads % num_kv_heads
         or slots.shape[0] != num_tokens
-        or not q.dtype is k_cache.dtype is v_cache.dtype
+        or not _takes(k_cache, v_cache, q.dtype, kv_scales)
     ):
         raise ValueError(
             f"q {q.dtype} {list(q.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, v_cache {v_cache.dtype} "
             f"{list(v_cache.shape)} and {slots.shape[0]} slots do not fit each other"
         )
-    on_gpu = on_kernels(q) and same_gpu(q, k_cache, v_cache, slots) and head_dim <= MAX_HEAD_DIM and scale > 0
-    on_cpu = on_core(q) and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu
+    is_fp8 = k_cache.dtype is FP8
+    on_gpu = (
+        on_kernels(q)
+        and same_gpu(q, k_cache, v_cache, slots)
+        and head_dim <= MAX_HEAD_DIM
+        and scale > 0
+        and not (is_fp8 and (q.dtype is torch.float32 or not serves_fp8(q.device, head_dim, block_size)))
+    )
+    on_cpu = on_core(q) and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu and not is_fp8
     if not (on_gpu or on_cpu):
         check_one_device(q=q, k_cache=k_cache, v_cache=v_cache, batch=slots)
-        return paged_attention_reference(q, k_cache, v_cache, batch, scale)
+        return paged_attention_reference(q, k_cache, v_cache, batch, scale, kv_scales)
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
     if on_gpu:
-        key = (q.dtype, num_heads, k_cache.shape)
+        key = (q.dtype, num_heads, k_cache.dtype, k_cache.shape)
         step = batch.planned.get(key)
         if step is None:
             step = batch.planned[key] = StepAttention(batch, *key)
-        return step.attend(q, k_cache, v_cache, scale)
+        return step.attend(q, k_cache, v_cache, scale, kv_scales)
     token_stride, head_stride, element_stride = q.stride()
     if element_stride != 1:
         q = q.contiguous()
@@ -143,9 +168,19 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Attentio
     return out
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def _takes(k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, kv_scales: KvScales) -> bool:
+    """Whether the caches may hold heads of `dtype`, with these scales."""
+    if k_cache.dtype is not v_cache.dtype:
+        return False
+    return min(kv_scales) > 0 if k_cache.dtype is FP8 else k_cache.dtype is dtype and kv_scales == UNSCALED
+
+
+def write_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scales: KvScales = UNSCALED
+) -> None:
     """Writes k, v [T, G, D] into k_cache, v_cache [N, G, S, D] at `slots` int64 [T] (block * S + offset).
 
+    Caches of float8_e4m3fn get the nearest numbers to k and v divided by `kv_scales`, at most 448 of either sign.
     Raises ValueError on shapes or devices that do not fit each other, IndexError (before any write) on a slot outside
     the cache; on a GPU such a token is not written.
     """
@@ -157,16 +192,19 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         or v.shape != shape
         or v_cache.shape != k_cache.shape
         or slots.shape != (num_tokens,)
-        or not k.dtype is v.dtype is k_cache.dtype is v_cache.dtype
+        or k.dtype is not v.dtype
+        or not _takes(k_cache, v_cache, k.dtype, kv_scales)
     ):
         raise ValueError(
             f"k {k.dtype} {list(k.shape)}, v {v.dtype} {list(v.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, "
             f"v_cache {v_cache.dtype} {list(v_cache.shape)} and slots {list(slots.shape)} do not fit each other"
         )
+    is_fp8 = k_cache.dtype is FP8
     on_gpu = on_kernels(k) and same_gpu(k, v, k_cache, v_cache, slots) and head_dim % 2 == 0 and head_dim <= 512
-    if not (on_gpu or (on_core(k) and v.is_cpu and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu)):
+    on_cpu = on_core(k) and v.is_cpu and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu
+    if (is_fp8 and (on_cpu or k.dtype is torch.float32)) or not (on_gpu or on_cpu):
         check_one_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
-        write_kv_reference(k, v, k_cache, v_cache, slots)
+        write_kv_reference(k, v, k_cache, v_cache, slots, kv_scales)
         return
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
@@ -178,9 +216,10 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         slots = slots.to(torch.int64).contiguous()
     if on_gpu:
         _kernels.place_heads(
-            KERNEL_DTYPES[k.dtype], 0, 0, 0, k.data_ptr(), k_token_stride, k_head_stride, v.data_ptr(), v_token_stride,
-            v_head_stride, 0, 0, 0.0, 0, 0, 0, k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(),
-            num_blocks * block_size, block_size, num_tokens, 0, num_kv_heads, head_dim, stream_of(k),
+            KERNEL_DTYPES[k.dtype], CACHE_DTYPES[k_cache.dtype], 0, 0, 0, k.data_ptr(), k_token_stride, k_head_stride,
+            v.data_ptr(), v_token_stride, v_head_stride, 0, 0, 0.0, 0, 0, 0, k_cache.data_ptr(), v_cache.data_ptr(),
+            *kv_scales, slots.data_ptr(), num_blocks * block_size, block_size, num_tokens, 0, num_kv_heads, head_dim,
+            stream_of(k),
         )  # fmt: skip
         return
     _core.write_kv(
@@ -203,7 +242,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 
 
 def paged_attention_reference(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, kv_scales: KvScales = UNSCALED
 ) -> Tensor:
     """The twin of `paged_attention`: one softmax over the gathered keys of each sequence, in float32 or wider."""
     _, num_heads, head_dim = q.shape
@@ -217,20 +256,24 @@ def paged_attention_reference(
             continue
         blocks = batch.block_tables[b, : -(-context_len // block_size)].long()
 
-        def gather(cache: Tensor, blocks: Tensor = blocks, context_len: int = context_len) -> Tensor:
-            pages = cache[blocks].transpose(1, 2)  # [blocks, S, G, D]
-            keys = pages.reshape(-1, num_kv_heads, head_dim)[:context_len].to(wide)
+        def gather(cache: Tensor, kv_scale: float, blocks: Tensor = blocks, context_len: int = context_len) -> Tensor:
+            # index_select knows no float8.
+            pages = cache.view(torch.uint8)[blocks].view(cache.dtype) if cache.dtype is FP8 else cache[blocks]
+            pages = pages.transpose(1, 2)  # [blocks, S, G, D]
+            keys = pages.reshape(-1, num_kv_heads, head_dim)[:context_len].to(wide) * kv_scale
             return keys.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [context, H, D]
 
         positions = torch.arange(context_len - (end - begin), context_len, device=q.device)
         hidden = torch.arange(context_len, device=q.device)[None, :] > positions[:, None]
-        scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(wide), gather(k_cache)) * scale
+        scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(wide), gather(k_cache, kv_scales[0])) * scale
         scores = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        out[begin:end] = torch.einsum("hqk,khd->qhd", scores, gather(v_cache)).to(q.dtype)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", scores, gather(v_cache, kv_scales[1])).to(q.dtype)
     return out
 
 
-def write_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def write_kv_reference(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scales: KvScales = UNSCALED
+) -> None:
     """The twin of `write_kv`: on a CPU an IndexError, too, for a slot outside the cache."""
     num_blocks, _, block_size, _ = k_cache.shape
     present = (slots >= 0) & (slots < num_blocks * block_size)
@@ -239,5 +282,9 @@ def write_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
     k, v, slots = k[present], v[present], slots[present]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots - blocks * block_size
-    k_cache[blocks, :, offsets] = k
-    v_cache[blocks, :, offsets] = v
+    for heads, cache, kv_scale in ((k, k_cache, kv_scales[0]), (v, v_cache, kv_scales[1])):
+        if cache.dtype is FP8:
+            limit = torch.finfo(FP8).max
+            heads = (heads.to(wide_dtype(heads)) / kv_scale).clamp(-limit, limit).to(FP8).view(torch.uint8)
+            cache = cache.view(torch.uint8)
+        cache[blocks, :, offsets] = heads

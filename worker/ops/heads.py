@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .attention import write_kv
-from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, on_kernels, same_gpu, stream_of
+from .attention import UNSCALED, KvScales, write_kv
+from .dtypes import CACHE_DTYPES, FP8, KERNEL_DTYPES, KERNELS_BUILT, on_kernels, same_gpu, stream_of
 from .norm import rms_norm
 from .rope import MAX_HEAD_DIM, apply_rope
 
@@ -19,19 +19,19 @@ if KERNELS_BUILT:
 
 def place_heads(
     q: Tensor, k: Tensor, v: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float, positions: Tensor,
-    cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scales: KvScales = UNSCALED,
 ) -> Tensor:  # fmt: skip
     """Norms and rotates q [T, H, D] and k [T, G, D], writes k and v [T, G, D] to their slots, returns q.
 
     norms, each [D], of q and k; None: they are not normed. The rest as for `apply_rope` and `write_kv`, their errors
     too. q and k may be overwritten: only what is returned and the caches are of use afterwards.
     """
-    if not _fits_the_kernel(q, k, v, norms, positions, cos_sin, k_cache, v_cache, slots):
+    if not _fits_the_kernel(q, k, v, norms, positions, cos_sin, k_cache, v_cache, slots, kv_scales):
         if norms is not None:
             q = rms_norm(q, norms[0], eps)
             k = rms_norm(k, norms[1], eps)
         apply_rope(q, k, positions, cos_sin)
-        write_kv(k, v, k_cache, v_cache, slots)
+        write_kv(k, v, k_cache, v_cache, slots, kv_scales)
         return q
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -40,17 +40,18 @@ def place_heads(
     v_token_stride, v_head_stride, _ = v.stride()
     q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
     _kernels.place_heads(
-        KERNEL_DTYPES[q.dtype], q.data_ptr(), q_token_stride, q_head_stride, k.data_ptr(), k_token_stride,
-        k_head_stride, v.data_ptr(), v_token_stride, v_head_stride, q_norm, k_norm, eps, positions.data_ptr(),
-        cos_sin.data_ptr(), cos_sin.shape[0], k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(),
-        num_blocks * block_size, block_size, num_tokens, num_heads, num_kv_heads, head_dim, stream_of(q),
+        KERNEL_DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype], q.data_ptr(), q_token_stride, q_head_stride, k.data_ptr(),
+        k_token_stride, k_head_stride, v.data_ptr(), v_token_stride, v_head_stride, q_norm, k_norm, eps,
+        positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[0], k_cache.data_ptr(), v_cache.data_ptr(), *kv_scales,
+        slots.data_ptr(), num_blocks * block_size, block_size, num_tokens, num_heads, num_kv_heads, head_dim,
+        stream_of(q),
     )  # fmt: skip
     return q
 
 
 def _fits_the_kernel(
     q: Tensor, k: Tensor, v: Tensor, norms: tuple[Tensor, Tensor] | None, positions: Tensor, cos_sin: Tensor,
-    k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scales: KvScales,
 ) -> bool:  # fmt: skip
     """Whether the fused kernel takes these. What does not is left to the separate operations, which say why."""
     if not (on_kernels(q) and same_gpu(q, k, v, positions, cos_sin, k_cache, v_cache, slots)):
@@ -77,8 +78,12 @@ def _fits_the_kernel(
         and head_dim % 2 == 0
         and k.dtype is dtype
         and v.dtype is dtype
-        and k_cache.dtype is dtype
-        and v_cache.dtype is dtype
+        and v_cache.dtype is k_cache.dtype
+        and (
+            (k_cache.dtype is FP8 and dtype is not torch.float32 and min(kv_scales) > 0)
+            if k_cache.dtype is not dtype
+            else kv_scales == UNSCALED
+        )
         and cos_sin.dtype is torch.float32
         and positions.dtype is torch.int64
         and slots.dtype is torch.int64

@@ -50,9 +50,9 @@ def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None
         cos_sin = cos_sin.contiguous()
     if on_gpu:
         _kernels.place_heads(
-            KERNEL_DTYPES[q.dtype], q.data_ptr(), q_token_stride, q_head_stride, k.data_ptr(), k_token_stride,
-            k_head_stride, 0, 0, 0, 0, 0, 0.0, positions.data_ptr(), cos_sin.data_ptr(), num_positions, 0, 0, 0, 0, 1,
-            num_tokens, num_heads, num_kv_heads, head_dim, stream_of(q),
+            KERNEL_DTYPES[q.dtype], KERNEL_DTYPES[q.dtype], q.data_ptr(), q_token_stride, q_head_stride, k.data_ptr(),
+            k_token_stride, k_head_stride, 0, 0, 0, 0, 0, 0.0, positions.data_ptr(), cos_sin.data_ptr(), num_positions,
+            0, 0, 1.0, 1.0, 0, 0, 1, num_tokens, num_heads, num_kv_heads, head_dim, stream_of(q),
         )  # fmt: skip
         return
     _core.apply_rope(

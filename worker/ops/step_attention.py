@@ -5,12 +5,13 @@ Dim letters: B sequences, T tokens in the batch, H query heads, G KV heads, D he
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, on_kernels, stream_of
+from .dtypes import CACHE_DTYPES, KERNEL_DTYPES, KERNELS_BUILT, stream_of
 
 if KERNELS_BUILT:
     from .. import _kernels
@@ -22,6 +23,14 @@ _ALIGNMENT = 16
 MAX_HEAD_DIM = 256
 
 
+@functools.cache
+def serves_fp8(device: torch.device, head_dim: int, block_size: int) -> bool:
+    """Whether `device` has kernels for caches of float8_e4m3fn."""
+    if not KERNELS_BUILT or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return head_dim in (64, 128) and block_size >= 8 and block_size & (block_size - 1) == 0
+
+
 def attention_workspace(
     dtype: torch.dtype, num_heads: int, cache: Tensor, num_sequences: int, num_tokens: int, table_width: int,
     total_context: int | None, num_chunked: int | None,
@@ -30,21 +39,23 @@ def attention_workspace(
     device of `cache` [N, G, S, D]; empty where attention needs none. q is [T, `num_heads`, D] of `dtype`.
     """
     words = 0
-    if on_kernels(cache):
-        step = _step(dtype, num_heads, cache.shape, cache.device, (0, 0, 0), num_sequences, num_tokens, table_width,
-                     total_context, num_chunked)  # fmt: skip
-        words = step.workspace_words
+    if KERNELS_BUILT and cache.is_cuda and dtype in KERNEL_DTYPES:
+        words = _step(
+            dtype, num_heads, cache.dtype, cache.shape, cache.device, (0, 0, 0), num_sequences, num_tokens, table_width,
+            total_context, num_chunked,
+        ).workspace_words  # fmt: skip
     return torch.empty(words, dtype=torch.int32, device=cache.device)
 
 
 def _step(
-    dtype: torch.dtype, num_heads: int, cache_shape: torch.Size, device: torch.device, addresses: tuple[int, int, int],
-    num_sequences: int, num_tokens: int, table_width: int, total_context: int | None, num_chunked: int | None,
+    dtype: torch.dtype, num_heads: int, cache_dtype: torch.dtype, cache_shape: torch.Size, device: torch.device,
+    addresses: tuple[int, int, int], num_sequences: int, num_tokens: int, table_width: int, total_context: int | None,
+    num_chunked: int | None,
 ) -> _kernels.StepAttention:  # fmt: skip
     num_blocks, num_kv_heads, block_size, head_dim = cache_shape
     return _kernels.StepAttention(
-        KERNEL_DTYPES[dtype], head_dim, num_heads, num_kv_heads, block_size, num_blocks, *addresses, num_sequences,
-        num_tokens, table_width, -1 if total_context is None else total_context,
+        KERNEL_DTYPES[dtype], CACHE_DTYPES[cache_dtype], head_dim, num_heads, num_kv_heads, block_size, num_blocks,
+        *addresses, num_sequences, num_tokens, table_width, -1 if total_context is None else total_context,
         -1 if num_chunked is None else num_chunked, torch.cuda.get_device_properties(device).multi_processor_count,
     )  # fmt: skip
 
@@ -57,8 +68,11 @@ class StepAttention:
     the graph is captured, so that each replay plans anew.
     """
 
-    def __init__(self, batch: AttentionBatch, dtype: torch.dtype, num_heads: int, cache_shape: torch.Size) -> None:
-        """For q [T, H, D] and caches [N, G, S, D] = `cache_shape` of `dtype`, on the device of `batch.slots`.
+    def __init__(
+        self, batch: AttentionBatch, dtype: torch.dtype, num_heads: int, cache_dtype: torch.dtype,
+        cache_shape: torch.Size,
+    ) -> None:  # fmt: skip
+        """For q [T, H, D] of `dtype` and caches [N, G, S, D] = `cache_shape`, on the device of `batch.slots`.
 
         Raises ValueError if the batch's workspace is too small or elsewhere.
         """
@@ -67,7 +81,7 @@ class StepAttention:
         query_starts, context_lens = batch.query_starts.to(device), batch.context_lens.to(device)
         self._rows = query_starts, context_lens, batch.block_tables
         self._step = _step(
-            dtype, num_heads, cache_shape, device,
+            dtype, num_heads, cache_dtype, cache_shape, device,
             (query_starts.data_ptr(), context_lens.data_ptr(), batch.block_tables.data_ptr()), context_lens.shape[0],
             batch.slots.shape[0], batch.block_tables.shape[1], batch.total_context, batch.num_chunked,
         )  # fmt: skip
@@ -82,7 +96,9 @@ class StepAttention:
         self._workspace = workspace
         self._step.prepare(workspace.data_ptr(), stream_of(batch.slots))
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, kv_scales: tuple[float, float]
+    ) -> Tensor:
         """q [T, H, D] over contiguous caches of the shape that was planned for -> [T, H, D]. `scale` is above 0."""
         token_stride, head_stride, element_stride = q.stride()
         vector = _ALIGNMENT // q.element_size()
@@ -92,6 +108,6 @@ class StepAttention:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self._step.attend(
             q.data_ptr(), token_stride, head_stride, k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), scale,
-            stream_of(q),
+            *kv_scales, stream_of(q),
         )  # fmt: skip
         return out
