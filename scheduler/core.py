@@ -39,7 +39,7 @@ from .events import (
     WorkerDraining,
     WorkerLost,
 )
-from .fleet import FleetView, Pool, Worker
+from .fleet import Fleet, FleetView, Pool, Worker
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request, Sequence
@@ -67,11 +67,16 @@ class CoreSettings:
 class Core:
     """Single-threaded; every method returns at once. Times are seconds on one monotonic clock."""
 
+    _settings: CoreSettings
+    _lookup: CachedTokens
+    _mesh: MeshState
+    _next_id: int
+
     def __init__(self, settings: CoreSettings, lookup: CachedTokens = cached_tokens) -> None:
         """`lookup` says how much of a sequence a worker's prefix cache has."""
         self._settings = settings
         self._lookup = lookup
-        self._mesh = MeshState(settings.addresses)
+        self._mesh = MeshState(Fleet(settings.addresses))
         self._next_id = 1
 
     def handle(self, event: Event, now: float) -> list[Action]:

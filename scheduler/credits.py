@@ -24,12 +24,19 @@ class CreditLedger:
     worker ever running out inside a plan.
     """
 
+    num_blocks: int
+    block_size: int
+    counts: BlockCounts
+    _reserved: dict[int, int]
+    _held: dict[int, int]
+    _outstanding: int
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.counts = BlockCounts(free=num_blocks, cached=0, used=0)
-        self._reserved: dict[int, int] = {}
-        self._held: dict[int, int] = {}
+        self._reserved = {}
+        self._held = {}
         self._outstanding = 0
 
     def __len__(self) -> int:

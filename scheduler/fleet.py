@@ -5,7 +5,7 @@ Holds state and answers questions about it; decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from .actions import PoolState
@@ -20,42 +20,47 @@ from .waiting import WaitingQueue
 from .window import PlanWindow
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """One worker for the life of one stream: its plans in flight, its credits and the sequences it has."""
 
-    def __init__(self, link: int, address: str, info: WorkerInfo, now: float = 0.0) -> None:
-        self.link = link
-        self.address = address
-        self.info = info
+    link: int
+    address: str
+    info: WorkerInfo
+    # When it last reported, or got work after having had none; seconds on the scheduler's clock.
+    heard_at: float = 0.0
+    limits: Limits = field(init=False)
+    ledger: CreditLedger = field(init=False)
+    window: PlanWindow = field(default_factory=PlanWindow)
+    # Every sequence that may hold blocks there, those being released included.
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    steps: int = 0
+    tokens: int = 0
+    # Plans in a row that ran no step though there was work.
+    barren_plans: int = 0
+    # The stream is being ended; no more plans.
+    dropped: bool = False
+    # It is about to stop: nothing new for it.
+    draining: bool = False
+    # Sequences whose KV cache is in its host memory; they wait in the pool's queue.
+    swapped: dict[int, Sequence] = field(default_factory=dict)
+    # Keys of the blocks in its prefix cache.
+    prefixes: set[int] = field(default_factory=set)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    pace: PlanPace = field(default_factory=PlanPace)
+    # Keys that sequences on their way there will add to it.
+    promised: PromisedPrefixes = field(default_factory=PromisedPrefixes)
+    # Sequences put there whose prefill may not be over.
+    arriving: dict[int, Sequence] = field(default_factory=dict)
+    # Tokens that its decodes attend to, as of the last plan.
+    context_tokens: int = 0
+    # The last suspect of bringing workers down that was put there.
+    suspect: Sequence | None = None
+
+    def __post_init__(self) -> None:
+        info = self.info
         self.limits = Limits(info.max_num_seqs, info.max_num_batched_tokens, info.block_size)
         self.ledger = CreditLedger(info.num_blocks, info.block_size)
-        self.window = PlanWindow()
-        # Every sequence that may hold blocks there, those being released included.
-        self.sequences: dict[int, Sequence] = {}
-        self.steps = 0
-        self.tokens = 0
-        # Plans in a row that ran no step though there was work.
-        self.barren_plans = 0
-        # When it last reported, or got work after having had none; seconds on the scheduler's clock.
-        self.heard_at = now
-        # The stream is being ended; no more plans.
-        self.dropped = False
-        # It is about to stop: nothing new for it.
-        self.draining = False
-        # Sequences whose KV cache is in its host memory; they wait in the pool's queue.
-        self.swapped: dict[int, Sequence] = {}
-        # Keys of the blocks in its prefix cache.
-        self.prefixes: set[int] = set()
-        self.step_times = StepTimes()
-        self.pace = PlanPace()
-        # Keys that sequences on their way there will add to it.
-        self.promised = PromisedPrefixes()
-        # Sequences put there whose prefill may not be over.
-        self.arriving: dict[int, Sequence] = {}
-        # Tokens that its decodes attend to, as of the last plan.
-        self.context_tokens = 0
-        # The last suspect of bringing workers down that was put there.
-        self.suspect: Sequence | None = None
 
     @property
     def running(self) -> list[Sequence]:
@@ -138,17 +143,17 @@ class Worker:
         return self.can_ever_start(len(sequence.token_ids), sequence.max_length, 1 + len(sequence.forks))
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """The live workers of one model and revision, and what waits for one of them."""
 
-    def __init__(self, model: str, model_revision: str) -> None:
-        self.model = model
-        self.model_revision = model_revision
-        self.workers: dict[int, Worker] = {}
-        self.waiting = WaitingQueue()
-        # Of what waits, by id: since when no worker is there that may have it, in seconds on the scheduler's clock.
-        # The longest first.
-        self.stranded: dict[int, float] = {}
+    model: str
+    model_revision: str
+    workers: dict[int, Worker] = field(default_factory=dict)
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    # Of what waits, by id: since when no worker is there that may have it, in seconds on the scheduler's clock.
+    # The longest first.
+    stranded: dict[int, float] = field(default_factory=dict)
 
     @property
     def live(self) -> list[Worker]:
@@ -218,16 +223,16 @@ class Pool:
             self.stranded.setdefault(sequence.sequence_id, now)
 
 
+@dataclass(slots=True, eq=False)
 class Fleet:
     """All pools, and all addresses that are dialled."""
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
-        self.addresses = addresses
-        self.pools: dict[tuple[str, str], Pool] = {}
-        # Live workers by link.
-        self.workers: dict[int, Worker] = {}
-        # What each address said last.
-        self.known: dict[str, WorkerInfo] = {}
+    addresses: tuple[str, ...]
+    pools: dict[tuple[str, str], Pool] = field(default_factory=dict)
+    # Live workers by link.
+    workers: dict[int, Worker] = field(default_factory=dict)
+    # What each address said last.
+    known: dict[str, WorkerInfo] = field(default_factory=dict)
 
     def look_at(self, addresses: tuple[str, ...]) -> None:
         """The addresses that are dialled from now on; what others said is forgotten."""

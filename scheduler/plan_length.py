@@ -19,6 +19,7 @@ class PlanPace:
     """Steps a worker has run since something disturbed it: a start, an end, a preemption, a revocation."""
 
     __slots__ = ("quiet_steps",)
+    quiet_steps: int
 
     def __init__(self) -> None:
         self.quiet_steps = 0

@@ -7,6 +7,7 @@ pool and the workers that it is given; audit.py reads.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 from typing import Any
 
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
@@ -14,23 +15,23 @@ from .fleet import Fleet, FleetView, Pool, Worker
 from .sequence import Request, Sequence
 
 
+@dataclass(slots=True, eq=False)
 class MeshState:
     """Fleet, gateways and their live requests, deadlines, counters."""
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
-        self.fleet = Fleet(addresses)
-        self.draining = False
-        # Live gateway streams, and the live requests of each by key.
-        self.gateways: dict[int, dict[int, Request]] = {}
-        # Live sequences by id.
-        self.sequences: dict[int, Sequence] = {}
-        self.requests_finished = 0
-        self.preemptions = 0
-        self.swaps = 0
-        # Pools about which something changed that a plan may answer.
-        self.dirty: dict[tuple[str, str], Pool] = {}
-        self.actions: list[Action] = []
-        self._deadlines: list[tuple[float, int, Request]] = []
+    fleet: Fleet
+    draining: bool = False
+    # Live gateway streams, and the live requests of each by key.
+    gateways: dict[int, dict[int, Request]] = field(default_factory=dict)
+    # Live sequences by id.
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    requests_finished: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+    # Pools about which something changed that a plan may answer.
+    dirty: dict[tuple[str, str], Pool] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    _deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
 
     def view(self) -> FleetView:
         waiting = {sequence.request.key for pool in self.fleet.pools.values() for sequence in pool.waiting}

@@ -31,17 +31,21 @@ class StepTimes:
     """
 
     __slots__ = ("_coefficients", "_moments", "_most_context", "_steps", "_unsolved", "most_tokens")
+    _coefficients: Coefficients
+    # Sums over steps of the products of (1, tokens, context, seconds), each over the expected seconds:
+    # 11, 1t, 1c, tt, tc, cc, 1s, ts, cs.
+    _moments: list[float]
+    _steps: int
+    _unsolved: int
+    _most_context: int
+    # Most tokens that a step has computed: beyond it a prediction is a guess.
+    most_tokens: int
 
     def __init__(self) -> None:
-        self._coefficients: Coefficients = (0.0, 0.0, 0.0)
-        # Sums over steps of the products of (1, tokens, context, seconds), each over the expected seconds:
-        # 11, 1t, 1c, tt, tc, cc, 1s, ts, cs.
+        self._coefficients = (0.0, 0.0, 0.0)
         self._moments = [0.0] * 9
-        self._steps = 0
-        self._unsolved = 0
-        self._most_context = 1
-        # Most tokens that a step has computed: beyond it a prediction is a guess.
-        self.most_tokens = 1
+        self._steps = self._unsolved = 0
+        self._most_context = self.most_tokens = 1
 
     def observe(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
         """Learns from a step that ran. Steps that claim to have taken no time are ignored."""

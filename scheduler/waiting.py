@@ -15,12 +15,16 @@ from .sequence import Request, Sequence
 class WaitingQueue:
     """Sequences in state QUEUED, ordered by `urgency`. Forks are not listed: they go where their leader goes."""
 
+    _sequences: list[Sequence]
+    # How many of each request are listed: outputs that had to give way come back one by one.
+    _requests: dict[Request, int]
+    # Tokens of those listed; forks share those of their leader.
+    num_tokens: int
+
     def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
-        # Tokens of those listed; forks share those of their leader.
+        self._sequences = []
+        self._requests = {}
         self.num_tokens = 0
-        # How many of each request are listed: outputs that had to give way come back one by one.
-        self._requests: dict[Request, int] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)

@@ -39,11 +39,14 @@ class FlyingPlan:
 class PlanWindow:
     """Plans in order of sending, numbered 1, 2, 3, ..."""
 
+    _plans: list[FlyingPlan]
+    _last_seq: int
+    # Plans that were not revoked and have steps to run: counted as they change, since every event asks.
+    plans_ahead: int
+
     def __init__(self) -> None:
-        self._plans: list[FlyingPlan] = []
-        self._last_seq = 0
-        # Plans that were not revoked and have steps to run: counted as they change, since every event asks.
-        self.plans_ahead = 0
+        self._plans = []
+        self._last_seq = self.plans_ahead = 0
 
     def __len__(self) -> int:
         return len(self._plans)
