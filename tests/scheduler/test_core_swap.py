@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from outcomes import judge, prepared, releases, settle
 
-from scheduler.actions import Release, ReleaseCause, Resume, ToWorker
+from scheduler.actions import Release, ReleaseCause, Resume
 from scheduler.events import BlockCounts, CancelReason, EndReason, SequenceReleased, WorkerLost
 from scheduler.sequence import State
 from scheduler.simulator.cost import StepCost
@@ -164,26 +164,35 @@ def test_a_copy_that_was_dropped_is_not_computed_again_on_that_worker() -> None:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_swap_that_a_drain_has_overtaken_is_undone_if_another_worker_can_take_over(num_workers: int) -> None:
-    mesh, gateway = prepared(infos=[worker_info(num_swap_blocks=64)] * 2, delay=0.0)
-    call = mesh.submit(gateway, submission(1, max_tokens=30))
-    mesh.run(until=0.1)
+    mesh, _, calls = crowded(delay=0.02)
+    while not releases(mesh, ReleaseCause.SWAP):
+        mesh.run(until=mesh.now + 0.0001)
+        assert mesh.now < 10
     if num_workers == 2:
         mesh.attach_worker(1)
+    # Said before it reads the release, and so heard before the answer.
+    mesh.drain_worker(mesh.workers[1])
     state = mesh.core._mesh
     worker = state.fleet.workers[1]
-    sequence = worker.sequences[1]
-    sequence.become(State.PREEMPTED)
-    worker.draining = True
-    counts = BlockCounts(32, 0, 0)
-    sent = mesh.core.handle(SequenceReleased(1, 1, True, 4, 4, counts, swapped=True), mesh.now)
-    commands = [action.command for action in sent if isinstance(action, ToWorker) and action.link == 1]
-    if num_workers == 2:
-        assert commands == [Release((1,), ReleaseCause.PREEMPT)]
-        assert (sequence.link, sequence.state) == (2, State.PREFILL)
-    else:
-        assert commands[0] == Resume((1,))
+    (key,) = releases(mesh, ReleaseCause.SWAP)[0].sequence_ids
+    victim = state.sequences[key]
+    while victim.state is State.PREEMPTED:
+        mesh.run(until=mesh.now + 0.0001)
+    story = [log.event for log in mesh.logs if log.event in ("preempted", "worker_draining", "released")]
+    assert story == ["preempted", "worker_draining", "released"]
+    commands = [action.command for action in mesh.sent if action.link == 1]
+    assert (Release((key,), ReleaseCause.PREEMPT) in commands) == (num_workers == 2)
     assert (state.preemptions, state.swaps) == (1, 2 - num_workers)
-    assert not call.over
+    if num_workers == 2:
+        assert (victim.link, victim.state) == (2, State.PREFILL)
+    else:
+        assert worker.swapped == {key: victim}
+    settle(mesh)
+    for call in calls:
+        judge(call)
+        assert call.ends[0].reason is EndReason.LENGTH
+    resumed = [action.link for action in mesh.sent if action.command == Resume((key,))]
+    assert (1 in resumed) == (num_workers == 1)
 
 
 def test_one_whose_swap_was_undone_does_not_come_back_there_either() -> None:
