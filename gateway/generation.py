@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import DeadlineError, RequestCancelledError, RequestError, SlowConsumerError
+from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
 
 from .cancel import CancelCause
 from .link import Link
@@ -104,6 +104,7 @@ class Generation:
         self._prompt_tokens = len(ids)
         limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
         max_tokens = _max_tokens(request, len(ids), limit)
+        _check_min_tokens(request.penalties.min_tokens, max_tokens)
         ends = () if request.stop.ignore_eos else model.eos_token_ids
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
@@ -125,6 +126,7 @@ class Generation:
                 top_k=request.sampling.top_k,
                 min_p=request.sampling.min_p,
                 seed=seed,
+                penalties=request.penalties,
                 deadline_ms=self._deadline_ms(),
                 n=request.n,
                 traffic_class=request.traffic_class,
@@ -256,6 +258,13 @@ class Generation:
         if self._deadline_at is None:
             return None
         return max(1, int((self._deadline_at - self._clock()) * 1000))
+
+
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        raise InvalidFieldError(
+            f"min_tokens is {min_tokens}; the output has at most {max_tokens} tokens", field="stop.min_tokens"
+        )
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int) -> int:

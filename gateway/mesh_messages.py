@@ -10,6 +10,7 @@ from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 
 from .cancel import CancelCause
+from .penalties import NO_PENALTIES, Penalties
 from .sequence_end import Account, EndReason, SequenceEnd
 
 
@@ -36,6 +37,7 @@ class Submission:
     top_k: int
     min_p: float
     seed: int
+    penalties: Penalties
     deadline_ms: int | None
     n: int
     traffic_class: str
@@ -77,12 +79,29 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
             top_k=submission.top_k,
             min_p=submission.min_p,
             seed=submission.seed,
+            penalties=_to_penalties(submission),
         ),
         deadline_ms=submission.deadline_ms,
         n=submission.n,
         traffic_class=submission.traffic_class,
         priority=submission.priority,
         prefix_salt=submission.prefix_salt,
+    )
+
+
+def _to_penalties(submission: Submission) -> sequence_pb2.Penalties | None:
+    penalties = submission.penalties
+    if penalties == NO_PENALTIES:
+        return None
+    return sequence_pb2.Penalties(
+        prompt_tokens=len(submission.prompt_token_ids),
+        repetition=penalties.repetition,
+        frequency=penalties.frequency,
+        presence=penalties.presence,
+        biased_ids=[token_id for token_id, _ in penalties.bias],
+        biases=[bias for _, bias in penalties.bias],
+        allowed_ids=penalties.allowed_ids,
+        min_tokens=penalties.min_tokens,
     )
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from tercet.errors import InvalidFieldError, PromptTooLongError
 from tercet.v1 import inference_pb2 as pb
 
+from .penalties import Penalties, read_penalties
 from .served_model import Catalogue, ServedModel
 from .template import Message
+from .vocabulary import check_token_ids
 
 ROLES = ("system", "user", "assistant")
 MAX_REQUEST_ID_CHARS = 128
@@ -78,6 +80,7 @@ class GenerationRequest:
     model: ServedModel
     input: Input
     sampling: SamplingChoice
+    penalties: Penalties
     stop: StopChoice
     n: int
     traffic_class: str
@@ -95,6 +98,7 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         model=model,
         input=_input(message, model, max_prompt_bytes),
         sampling=_sampling(message.sampling, model),
+        penalties=read_penalties(message.sampling, message.stop, model.vocab_size),
         stop=_stop(message.stop, model),
         n=_num_outputs(message.sampling),
         traffic_class=message.traffic_class,
@@ -123,7 +127,7 @@ def validate_detokenize(message: pb.DetokenizeRequest, catalogue: Catalogue) -> 
         raise InvalidFieldError(
             f"{len(message.token_ids)} token ids; the context holds {model.max_model_len}", field="token_ids"
         )
-    _check_token_ids(message.token_ids, model, "token_ids")
+    check_token_ids(message.token_ids, model.vocab_size, "token_ids")
     return model, message.token_ids
 
 
@@ -178,7 +182,7 @@ def _input(message: pb.GenerateRequest, model: ServedModel, max_prompt_bytes: in
             raise InvalidFieldError("token_ids is empty; give at least one token", field="token_ids.ids")
         if len(ids) >= model.max_model_len:
             raise prompt_too_long("token_ids.ids", len(ids), None, model.max_model_len)
-        _check_token_ids(ids, model, "token_ids.ids")
+        check_token_ids(ids, model.vocab_size, "token_ids.ids")
         return TokenInput(ids)
     if which == "chat":
         return _chat(message.chat, max_prompt_bytes)
@@ -234,16 +238,6 @@ def _check_bytes(field: str, texts: Iterable[str], max_prompt_bytes: int) -> Non
         )
 
 
-def _check_token_ids(ids: Sequence[int], model: ServedModel, field: str) -> None:
-    if ids and max(ids) >= model.vocab_size:
-        index = next(i for i, token_id in enumerate(ids) if token_id >= model.vocab_size)
-        raise InvalidFieldError(
-            f"token id {ids[index]} at index {index} is not in the vocabulary of {model.vocab_size}",
-            field=f"{field}[{index}]",
-            metadata={"token_id": str(ids[index]), "vocab_size": str(model.vocab_size)},
-        )
-
-
 def _sampling(given: pb.SamplingParams, model: ServedModel) -> SamplingChoice:
     default = model.sampling
     temperature = given.temperature if given.HasField("temperature") else default.temperature
@@ -290,7 +284,7 @@ def _stop(given: pb.StopConditions, model: ServedModel) -> StopChoice:
         raise InvalidFieldError(
             f"{len(given.token_ids)} stop token ids; at most {MAX_STOP_TOKEN_IDS} are allowed", field="stop.token_ids"
         )
-    _check_token_ids(given.token_ids, model, "stop.token_ids")
+    check_token_ids(given.token_ids, model.vocab_size, "stop.token_ids")
     return StopChoice(
         max_tokens=max_tokens,
         strings=tuple(given.strings),

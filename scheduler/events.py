@@ -44,6 +44,8 @@ class Sampling:
     top_k: int
     min_p: float
     seed: int
+    # A tercet.mesh.v1.Penalties as it came, empty for none.
+    penalties: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,14 @@ def enum_value(kind: type[Kind], number: int) -> Kind:
 
 
 def sampling_to_proto(sampling: Sampling) -> sequence_pb2.Sampling:
+    penalties = sequence_pb2.Penalties.FromString(sampling.penalties) if sampling.penalties else None
     return sequence_pb2.Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         seed=sampling.seed,
+        penalties=penalties,
     )
 
 
@@ -37,4 +39,5 @@ def sampling_from_proto(sampling: sequence_pb2.Sampling) -> Sampling:
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         seed=sampling.seed,
+        penalties=sampling.penalties.SerializeToString() if sampling.HasField("penalties") else b"",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tercet.errors import InvalidFieldError
@@ -39,6 +39,15 @@ class Options:
     stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    # Added to the logits of token ids.
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    # No other tokens are chosen; empty: all may be.
+    allowed_token_ids: tuple[int, ...] = ()
+    # To generate before an end token or a stop id may be chosen.
+    min_tokens: int | None = None
     request_id: str = ""
     # Outputs of one prompt; number i draws with seed + i.
     n: int | None = None
@@ -215,12 +224,18 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
                 min_p=options.min_p,
                 seed=options.seed,
                 n=options.n,
+                repetition_penalty=options.repetition_penalty,
+                frequency_penalty=options.frequency_penalty,
+                presence_penalty=options.presence_penalty,
+                logit_bias=options.logit_bias,
+                allowed_token_ids=options.allowed_token_ids,
             ),
             stop=pb.StopConditions(
                 max_tokens=options.max_tokens,
                 strings=(options.stop,) if isinstance(options.stop, str) else options.stop,
                 token_ids=options.stop_token_ids,
                 ignore_eos=options.ignore_eos,
+                min_tokens=options.min_tokens,
             ),
             **_input(kind, value),
         )

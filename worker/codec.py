@@ -17,6 +17,7 @@ from .messages import (
     Fork,
     KvEvents,
     NewSequence,
+    Penalties,
     Plan,
     PlanDone,
     Release,
@@ -77,6 +78,7 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
                 sampling.top_k if sampling.top_k < limits.vocab_size else 0,
                 sampling.min_p,
                 sampling.seed,
+                _penalties(sampling.penalties) if sampling.HasField("penalties") else None,
             ),
             new.prefix_salt,
             _problem(new, limits),
@@ -101,7 +103,31 @@ def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | Non
         return f"token id {max(new.token_ids)} is not below {limits.vocab_size}"
     sampling = new.sampling
     sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
-    return None if sane else "sampling parameters are out of range"
+    if not sane:
+        return "sampling parameters are out of range"
+    return _problem_of_penalties(sampling.penalties, limits.vocab_size) if sampling.HasField("penalties") else None
+
+
+def _penalties(given: sequence_pb2.Penalties) -> Penalties:
+    return Penalties(
+        prompt_tokens=given.prompt_tokens,
+        repetition=given.repetition,
+        frequency=given.frequency,
+        presence=given.presence,
+        bias=tuple(zip(given.biased_ids, given.biases, strict=False)),
+        allowed_ids=tuple(given.allowed_ids) or None,
+        min_tokens=given.min_tokens,
+    )
+
+
+def _problem_of_penalties(given: sequence_pb2.Penalties, vocab_size: int) -> str | None:
+    if len(given.biased_ids) != len(given.biases):
+        return f"{len(given.biased_ids)} tokens have {len(given.biases)} biases"
+    if max((*given.biased_ids, *given.allowed_ids), default=0) >= vocab_size:
+        return f"a token id of its penalties is not below {vocab_size}"
+    values = (given.repetition, given.frequency, given.presence, *given.biases)
+    sane = given.repetition > 0 and all(map(math.isfinite, values))
+    return None if sane else "penalties are out of range"
 
 
 def encode_event(event: Event) -> worker_pb2.WorkerEvent:

@@ -24,6 +24,20 @@ class ReleaseCause(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Penalties:
+    """What is done to logits before a token is chosen. `prompt_tokens` of a sequence's tokens are its prompt; before
+    `min_tokens` behind them, no stop id is chosen. As for the rest, see worker.ops.penalties.PenaltyRow."""
+
+    prompt_tokens: int
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 are off."""
 
@@ -32,6 +46,7 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    penalties: Penalties | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,9 @@ class Steps(Protocol):
 
     A *run* is several decode steps over the same rows, a token of each, for which nobody is asked in between. A row
     ends in mid-run with its last token or at a stop id, or where its logits are not finite; it stays, and is empty.
-    Its rows are not penalized: that takes the host between two steps. Blocks are reserved by the caller. Whatever fails raises: then nothing is known of the step, and the run is over;
-    DeviceLost, if there is no sense in another one.
+    None of its rows is penalized: that takes the host between two steps. Blocks are reserved by the caller. Whatever
+    fails raises: then nothing is known of the step, and the run is over; DeviceLost, if there is no sense in another
+    one.
     """
 
     def step(self, rows: Seq[Row]) -> Computed:

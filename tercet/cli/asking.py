@@ -47,6 +47,10 @@ def sampling_options(command: Command) -> Command:
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; repeatable."),
         click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
+        click.option("--min-tokens", type=_UINT32, metavar="N", help="Tokens before one that ends may come."),
+        click.option("--repetition-penalty", type=float, metavar="X", help="Above 1: what is there already is rarer."),
+        click.option("--frequency-penalty", type=float, metavar="X", help="For each time a token was generated."),
+        click.option("--presence-penalty", type=float, metavar="X", help="For a token that was generated."),
         click.option(
             "--class",
             "traffic_class",

@@ -13,10 +13,12 @@ from scheduler.simulator.mesh import WORKER_GRACE_S
 from scheduler.simulator.small import submission
 from tests.mesh.alone import Lone, run_alone
 from tests.mesh.models import model_of
+from tests.mesh.penalties import draw_penalties, penalties_to_bytes
 from tests.mesh.real_mesh import RealMesh
 from tests.mesh.real_worker import Setup
 from tests.scheduler.outcomes import refusals_for
 from worker.messages import EndReason as WorkerEndReason
+from worker.messages import Penalties
 from worker.messages import Sampling as WorkerSampling
 
 _REASONS = {WorkerEndReason.STOP: EndReason.STOP, WorkerEndReason.LENGTH: EndReason.LENGTH}
@@ -37,6 +39,7 @@ class Ask:
     n: int
     stop_token_ids: tuple[int, ...]
     sampling: Sampling
+    penalties: Penalties | None
     salt: bytes
     deadline_s: float | None
     traffic_class: str
@@ -122,11 +125,13 @@ def _random_ask(
     prefix = rng.choice(prefixes)[: rng.choice([0, 0, 4, 8] if crowded else [0, 8, 16, 24])]
     tail = tuple(words.randrange(vocab_size) for _ in range(rng.randint(1, 4 if crowded else 12)))
     n = rng.choice([1, 1, 2, 3])
+    max_tokens = rng.randint(8, 26) if crowded else rng.randint(1, 24)
+    penalties = draw_penalties(words, prefix + tail, max_tokens, vocab_size) if words.random() < 0.3 else None
     return Ask(
         at=rng.random() * spread,
         gateway=rng.randint(1, 2),
         prompt=prefix + tail,
-        max_tokens=rng.randint(8, 26) if crowded else rng.randint(1, 24),
+        max_tokens=max_tokens,
         n=n,
         stop_token_ids=tuple(rng.randrange(vocab_size) for _ in range(rng.choice([0, 0, 1, 2, 4]))),
         sampling=Sampling(
@@ -135,7 +140,9 @@ def _random_ask(
             top_k=rng.choice([0, 0, 5]),
             min_p=rng.choice([0.0, 0.05]),
             seed=rng.choice([0, 1, 7, 2**64 - 2]),
+            penalties=b"" if penalties is None else penalties_to_bytes(penalties),
         ),
+        penalties=penalties,
         salt=rng.choice([b"", b"", b"tenant"]),
         deadline_s=rng.choice([None] * 15 + [0.1, 0.3]),
         traffic_class=rng.choice(["", "rag", "batch"]),
@@ -278,6 +285,7 @@ class Player:
                 continue
             (end,) = output.ends
             self.seen[f"end {end.reason.name.lower()}"] += 1
+            self.seen["penalties"] += ask.penalties is not None
             if end.reason in (EndReason.STOP, EndReason.LENGTH):
                 assert got == tokens
                 assert end.reason is _REASONS[reason]
@@ -297,5 +305,5 @@ class Player:
     def _lone(self, ask: Ask, index: int) -> Lone:
         asked = ask.sampling
         seed = (asked.seed + index) % 2**64
-        sampling = WorkerSampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p, seed)
+        sampling = WorkerSampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p, seed, ask.penalties)
         return Lone(self.life.workers[0].model, ask.prompt, ask.max_tokens, frozenset(ask.stop_token_ids), sampling)

@@ -43,6 +43,7 @@ WALKED = {
     "stopped by its gateway": 10,
     "DEADLINE_PASSED": 4,
     "end stop": 10,
+    "penalties": 10,
     "end length": 10,
 }
 

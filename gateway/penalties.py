@@ -1,0 +1,70 @@
+"""What a request wants done to logits before a token is chosen: penalties, biases, bans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tercet.errors import InvalidFieldError
+from tercet.v1 import inference_pb2 as pb
+
+from .vocabulary import check_token_ids
+
+MAX_LISTED_TOKENS = 1024
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_FLOAT = 3.4e38
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The meaning of tercet.v1.SamplingParams and StopConditions; as it stands, nothing is done."""
+
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()  # by token id
+    allowed_ids: tuple[int, ...] = ()  # empty: all
+    min_tokens: int = 0
+
+
+NO_PENALTIES = Penalties()
+
+
+def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_size: int) -> Penalties:
+    """Checks what a request asks. Raises InvalidFieldError naming the field. How many tokens `min_tokens` may be is
+    not known here."""
+    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    # Written so that NaN fails.
+    if not 0 < repetition <= MAX_FLOAT:
+        raise InvalidFieldError(
+            f"repetition_penalty is {repetition:g}; it must be finite and above 0", field="sampling.repetition_penalty"
+        )
+    for name in ("frequency_penalty", "presence_penalty"):
+        value = getattr(sampling, name)
+        if not abs(value) <= MAX_PENALTY:
+            raise InvalidFieldError(
+                f"{name} is {value:g}; it must be in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]", field=f"sampling.{name}"
+            )
+    for name in ("logit_bias", "allowed_token_ids"):
+        if (count := len(getattr(sampling, name))) > MAX_LISTED_TOKENS:
+            raise InvalidFieldError(
+                f"{name} has {count} tokens; at most {MAX_LISTED_TOKENS} are allowed", field=f"sampling.{name}"
+            )
+    bias = tuple(sorted(sampling.logit_bias.items()))
+    for token_id, value in bias:
+        field = f"sampling.logit_bias[{token_id}]"
+        if token_id >= vocab_size:
+            raise InvalidFieldError(f"token id {token_id} is not in the vocabulary of {vocab_size}", field=field)
+        if not abs(value) <= MAX_BIAS:
+            raise InvalidFieldError(
+                f"the bias of token {token_id} is {value:g}; it must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", field=field
+            )
+    check_token_ids(sampling.allowed_token_ids, vocab_size, "sampling.allowed_token_ids")
+    return Penalties(
+        repetition=repetition,
+        frequency=sampling.frequency_penalty,
+        presence=sampling.presence_penalty,
+        bias=bias,
+        allowed_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
+        min_tokens=stop.min_tokens,
+    )
