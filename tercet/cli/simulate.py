@@ -163,19 +163,14 @@ def simulate(as_json: bool, **options: Any) -> None:
     """
     study = service_module("scheduler", "simulator.study").Study(**options)
     began = time.perf_counter()
-    over = 0
-    show = _progress(study.requests)
-
-    def progress(count: int) -> None:
-        nonlocal over
-        over = count
-        show(count)
-
+    progress = _Progress(study.requests)
     try:
-        report = study.run(progress)
+        report = study.run(progress.show)
     except KeyboardInterrupt:
-        done = f"{over} of {study.requests} requests were over after {time.perf_counter() - began:.1f} s"
+        done = f"{progress.over} of {study.requests} requests were over after {time.perf_counter() - began:.1f} s"
         raise Failure(f"interrupted: {done}; there is no report of a part", EXIT_INTERRUPTED) from None
+    finally:
+        progress.clear()
     click.echo(f"simulated {report['seconds']:.1f} s in {time.perf_counter() - began:.1f} s", err=True)
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -184,17 +179,28 @@ def simulate(as_json: bool, **options: Any) -> None:
         click.echo(line)
 
 
-def _progress(total: int) -> Callable[[int], None]:
-    """Keeps one line on standard error up to date, if somebody can see it."""
-    if not sys.stderr.isatty():
-        return lambda _: None
-    shown = time.monotonic()
+class _Progress:
+    """One line on standard error that is kept up to date, if somebody can see it."""
 
-    def show(over: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown > 0.2:
-            shown = now
-            click.echo(f"\r{over} of {total} requests ", nl=False, err=True)
+    def __init__(self, total: int) -> None:
+        self.over = 0
+        self._total = total
+        self._visible = sys.stderr.isatty()
+        self._shown_at = time.monotonic()
+        self._width = 0
 
-    return show
+    def show(self, over: int) -> None:
+        """So many requests are over."""
+        self.over = over
+        if self._visible and time.monotonic() - self._shown_at > 0.2:
+            self._shown_at = time.monotonic()
+            self._write(f"{over} of {self._total} requests")
+
+    def clear(self) -> None:
+        """Leaves the line to what comes next."""
+        if self._width:
+            self._write("")
+
+    def _write(self, line: str) -> None:
+        click.echo(f"\r{line:{self._width}}\r{line}", nl=False, err=True)
+        self._width = len(line)

@@ -1,7 +1,13 @@
 """``tercet simulate``: one report on standard output, the wall clock on standard error."""
 
+import contextlib
 import dataclasses
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -89,3 +95,25 @@ def test_an_interruption_is_one_line_and_exits_with_130(monkeypatch):
     assert done.stdout == ""
     assert done.stderr.startswith("tercet: interrupted: 7 of 40 requests were over")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_takes_the_progress_away_and_leaves_one_line():
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "tercet", "simulate", "--requests=10000000", "--rate=50"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"requests" not in shown:
+            shown += os.read(ours, 1000)
+        process.send_signal(signal.SIGINT)
+        # A terminal whose other end is closed gives an error where a pipe gives nothing.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 1000):
+                shown += part
+        assert process.stdout.read() == b""
+    os.close(ours)
+    assert process.returncode == 130
+    *progress, said = shown.decode().rstrip().split("\r")
+    assert said.startswith("tercet: interrupted: ")
+    assert progress[-1].strip() == ""
+    assert "Traceback" not in said
