@@ -11,7 +11,8 @@ namespace {
 constexpr std::int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond, kSecond = 1000 * kMillisecond;
 // A thread that sleeps may wake up so much too late.
 constexpr std::int64_t kSpin = 50 * kMicrosecond;
-constexpr std::int64_t kLongestNap = 10 * kMillisecond;
+// What is lost at most when a step ends far sooner than the one before it: other contexts, the same graph.
+constexpr std::int64_t kLongestNap = 200 * kMicrosecond;
 constexpr std::int64_t kLongestOverdueNap = 50 * kMicrosecond;
 constexpr std::int64_t kCheckDeviceEvery = 100 * kMillisecond;
 constexpr std::int64_t kLongestStep = 60 * kSecond;
@@ -86,8 +87,7 @@ void StepPacer::look_at_the_device(std::int64_t now) {
   }
 }
 
-// Half of what is left, again and again: few wakings, and one that ends sooner than expected is soon seen. What is
-// overdue is looked for ever more seldom.
+// Half of what is left, again and again, since it may end sooner. What is overdue is looked for ever more seldom.
 std::int64_t StepPacer::nap_ns(bool may_launch) {
   std::int64_t moment = began_ns_;
   if (num_on_their_way() > 0 && graph_->step_ns > 0) {

@@ -83,6 +83,19 @@ void second_run_knows_its_steps() {
   expect(lead > kLead / 2 && lead < 2 * kLead, "the second step of a known graph was not launched ahead");
 }
 
+// The graph is the same, the contexts are not.
+void is_soon_seen_if_it_was_expected_later() {
+  FakeGpu gpu;
+  gpu.duration = [](std::size_t step) { return step == 0 ? 40 * kMillisecond : 5 * kMillisecond; };
+  StepPacer pacer(gpu, kLead);
+  const std::shared_ptr<StepGraph> same = graph();
+  for (const int first : {0, 1}) {
+    pacer.begin(same, nullptr, 1);
+    expect_in_order(drive(pacer, gpu, always, never), first, 1);
+  }
+  expect(gpu.now - gpu.steps[1].ends < 250 * kMicrosecond, "a short step was seen late");
+}
+
 void any_durations(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   FakeGpu gpu;
@@ -272,6 +285,7 @@ void a_failure_reaches_the_taker() {
 void check_all() {
   for (const std::int64_t step_us : {200, 350, 1000, 4000, 30000}) launches_late(step_us * kMicrosecond);
   second_run_knows_its_steps();
+  is_soon_seen_if_it_was_expected_later();
   is_extended();
   a_device_that_fails_is_noticed();
   for (const bool at_once : {false, true}) ends_with_the_last_row(at_once);
