@@ -98,7 +98,9 @@ def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> 
     )
     if device.type == "cpu":
         torch.set_num_threads(1)
-    executor = executor_for(random_model(model, dtype, device, seed=0), Layout(model, device, dtype, budget), settings)
+    executor = executor_for(
+        random_model(model, dtype, device, seed=0), Layout(model, device, dtype, dtype, budget), settings
+    )
     executor.start()
     return Driver(executor, settings.max_num_batched_tokens, settings.max_num_seqs)
 

@@ -36,6 +36,7 @@ ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
 _NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE})
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KvCacheDtype = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 
 
@@ -132,6 +133,9 @@ class WorkerSettings:
         "auto", "auto: the model's files; dummy: random weights in the model's shape, for benchmarks"
     )
     block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", checks.block_size)
+    kv_cache_dtype: KvCacheDtype = setting(
+        "auto", "type of the KV cache; auto: that of the activations, fp8: float8_e4m3fn, half the bytes (Hopper GPUs)"
+    )
     memory_fraction: float = setting(
         1.0,
         "part of the free memory that the worker may plan with; tercet up divides it among its workers",

@@ -25,7 +25,8 @@ from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone,
 from .model.config import ModelConfig
 from .model.decoder import Model
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
-from .ops.dtypes import KERNEL_DTYPES, KERNELS_BUILT, KERNELS_PROBLEM
+from .ops.dtypes import FP8, KERNEL_DTYPES, KERNELS_BUILT, KERNELS_PROBLEM
+from .ops.step_attention import serves_fp8
 from .step_sizes import MAX_TOKENS, mixed_sizes, run_sizes
 from .steps import Steps
 from .swap_space import SwapSpace
@@ -51,6 +52,7 @@ class Layout:
     model: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     budget: Budget
 
 
@@ -66,10 +68,11 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
         raise StartupError(str(error)) from error
     dtype = _dtype(settings, device)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
+    kv_dtype = _kv_dtype(settings, device, dtype, model.head_dim, block_size)
     budget = plan_budget(
         weight_bytes=weight_bytes(model, dtype, device),
         workspace_bytes=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
-        kv_block_bytes=kv_block_bytes(model, block_size, dtype),
+        kv_block_bytes=kv_block_bytes(model, block_size, kv_dtype),
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
         available=_available_bytes(device),
@@ -80,7 +83,7 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
         host_available=_available_bytes(torch.device("cpu")),
         device_is_host=device.type == "cpu",
     )
-    return Layout(model, device, dtype, budget)
+    return Layout(model, device, dtype, kv_dtype, budget)
 
 
 def build_executor(
@@ -115,7 +118,7 @@ def executor_for(
         layout.model,
         layout.budget.num_blocks,
         layout.budget.block_size,
-        layout.dtype,
+        layout.kv_dtype,
         layout.device,
         settings.enable_prefix_caching,
     )
@@ -216,6 +219,25 @@ def _dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype:
     if dtype is torch.float16 and device.type == "cpu":
         raise ConfigError("worker.dtype", "float16 is for CUDA; the CPU kernels take bfloat16 or float32")
     return dtype
+
+
+def _kv_dtype(
+    settings: WorkerSettings, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> torch.dtype:
+    if settings.kv_cache_dtype == "auto":
+        return dtype
+    if device.type == "cpu":
+        raise ConfigError(
+            "worker.kv_cache_dtype", "fp8 is for CUDA; on a CPU the KV cache has the type of worker.dtype"
+        )
+    if dtype is torch.float32 or not serves_fp8(device, head_dim, block_size):
+        raise ConfigError(
+            "worker.kv_cache_dtype",
+            "fp8 takes a Hopper GPU, the CUDA extension, worker.dtype bfloat16 or float16, heads of 64 or 128 elements "
+            f"and blocks of 2**n tokens; here are {device}, {str(dtype).removeprefix('torch.')}, heads of {head_dim} "
+            f"and blocks of {block_size}",
+        )
+    return FP8
 
 
 def _available_bytes(device: torch.device) -> int | None:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 
 from tercet.config import MeshConfig, WorkerSettings
-from tercet.errors import StartupError
+from tercet.errors import ConfigError, StartupError
 from tercet.model_source import resolve_model
 from worker import engine
 from worker.ops.dtypes import KERNELS_PROBLEM
@@ -50,6 +51,29 @@ def test_operations_on_a_cpu_do_without_an_extension_that_does_not_load(tmp_path
     said = run(tmp_path)
     assert said.startswith("False ")
     assert str(broken) in said
+
+
+def test_a_cache_of_fp8_is_refused_where_nothing_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = resolve_model("embedded")
+
+    def plan(device: str, **settings: Any) -> engine.Layout:
+        worker = WorkerSettings(device=device, kv_cache_dtype="fp8", kv_cache_memory=2**24, **settings)
+        return engine.plan_layout(MeshConfig(worker=worker), source)
+
+    with pytest.raises(ConfigError, match=r"worker.kv_cache_dtype: fp8 is for CUDA"):
+        plan("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34, 2**34))
+    monkeypatch.setattr(engine, "serves_fp8", lambda device, head_dim, block_size: False)
+    with pytest.raises(ConfigError, match=r"takes a Hopper GPU.* heads of 64 and blocks of 64"):
+        plan("cuda")
+    monkeypatch.setattr(engine, "serves_fp8", lambda device, head_dim, block_size: True)
+    with pytest.raises(ConfigError, match="float32"):
+        plan("cuda", dtype="float32")
+    layout = plan("cuda")
+    assert (layout.dtype, layout.kv_dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+    assert layout.budget.kv_block_bytes == 64 * 11_520  # of SmolLM2-135M, a byte for each number
 
 
 def test_a_worker_on_a_cpu_warns_once_and_one_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
