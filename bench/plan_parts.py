@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.figures import overlap, percentile
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
+from bench.timer import timer_gaps
 from bench.token_gateway import TokenGateway
 from tercet.client import Client, Delta
 
@@ -88,14 +89,22 @@ async def first_tokens(simulated: Simulated | None, seconds: float) -> dict[str,
 
 async def token_gaps(simulated: Simulated | None, seconds: float, runs: int) -> dict[str, Any]:
     """Inter-token gaps of 8 steady streams through gateway and client while newcomers of 32 tokens come, three a
-    second. Steps may take `max_mixed_step_ms`, 1.4 times a step without newcomers, for prefill."""
+    second. Steps may take `max_mixed_step_ms`, 1.4 times a step without newcomers, for prefill.
+
+    `timer` is what the machine itself did meanwhile: the same of a process that only sleeps, a step at a time."""
     rng = random.Random(2)
     async with _started(16, simulated) as (_, client):
-        mixed_ms = max(1.0, 1.4e3 * median(await _steady_gaps(client, 2.0, rng, newcomers=False)))
+        step_ms = 1e3 * median(await _steady_gaps(client, 2.0, rng, newcomers=False))
+    mixed_ms = max(1.0, 1.4 * step_ms)
     found: dict[int, list[list[float]]] = {1: [], 16: [], 0: []}
+    timers: dict[int, list[list[float]]] = {steps: [] for steps in found}
     for steps in in_turns(tuple(found), runs):
-        async with _started(steps, simulated, scheduler_max_mixed_step_ms=mixed_ms) as (_, client):
+        async with (
+            _started(steps, simulated, scheduler_max_mixed_step_ms=mixed_ms) as (_, client),
+            timer_gaps(step_ms) as timer,
+        ):
             found[steps].append(await _steady_gaps(client, seconds / runs / len(found), rng, newcomers=True))
+        timers[steps].append(timer)
     figures: dict[str, Any] = {"runs_each": runs, "max_mixed_step_ms": mixed_ms}
     for steps, each in found.items():
         flat = list(itertools.chain.from_iterable(each))
@@ -103,6 +112,7 @@ async def token_gaps(simulated: Simulated | None, seconds: float, runs: int) -> 
         figures |= {f"k{steps}_gaps": len(flat), f"k{steps}_median_ms": middle * 1e3}
         figures |= {f"k{steps}_p99_ratio": percentile(flat, 99) / middle, f"k{steps}_max_ratio": max(flat) / middle}
         figures[f"k{steps}_max_ratio_of_runs"] = [max(run) / median(run) for run in each]
+        figures[f"k{steps}_timer_max_ratio_of_runs"] = [max(run) / median(run) for run in timers[steps]]
     return figures
 
 
