@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import takewhile
+from collections.abc import Callable
 
 import structlog
 import torch
@@ -26,7 +24,6 @@ from .messages import (
     Event,
     NewSequence,
     Plan,
-    PlanDone,
     Release,
     Resume,
     Shutdown,
@@ -34,6 +31,7 @@ from .messages import (
 )
 from .mixed_step import missing_chunks, mixed_step
 from .outcome import Outcome
+from .plan_queue import PlanQueue
 from .run import Run
 from .sequence import Sequence
 from .sequences import Sequences
@@ -74,8 +72,7 @@ class Executor:
         self._stopped = False
         self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
         self._sequences = Sequences(kv_cache, self.swap_space)
-        self._plans: deque[Plan] = deque()
-        self._step_us: list[int] = []  # of the steps that the plan at the head has run
+        self._plans = PlanQueue()
         self._run: Run | None = None
         self._emit: Callable[[Event], None] | None = None
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
@@ -154,7 +151,7 @@ class Executor:
             case NewSequence():
                 return self._sequences.knows(command)
             case Plan():
-                return bool(self._plans) and self._plans[0].plan_seq <= command.revoke_through
+                return self._plans.is_revoked_by(command)
             case _:
                 return True
 
@@ -183,10 +180,10 @@ class Executor:
                 self._stopped = True
 
     def _accept(self, plan: Plan) -> None:
-        while self._plans and self._plans[0].plan_seq <= plan.revoke_through:
+        while self._plans.is_revoked_by(plan):
             self._finish_plan(revoked=True)
         # A run that reaches to the end of all plans goes on into this one.
-        if self._run is not None and plan.goes_on and self._run.num_left == self._num_steps(self._plans):
+        if self._run is not None and plan.goes_on and self._run.num_left == self._plans.num_steps:
             self._run.extend(plan.num_steps)
         self._plans.append(plan)
 
@@ -201,7 +198,6 @@ class Executor:
     def _forget_all(self) -> None:
         self._sequences.clear()
         self._plans.clear()
-        self._step_us = []
 
     def _advance(self) -> None:
         started = self._clock()
@@ -216,11 +212,10 @@ class Executor:
 
     def _next(self) -> Outcome | None:
         """The step at the head, where no run is on its way; None if there is none to report."""
-        plan = self._plans[0]
         chunks: list[tuple[Sequence, int]] = []
-        if not self._step_us:
-            self._join(plan)
-            chunks = missing_chunks(self._sequences, plan.chunks)
+        if self._plans.step == 0:
+            self._join(self._plans.head)
+            chunks = missing_chunks(self._sequences, self._plans.head.chunks)
         rows = list(self._sequences.decoding())
         penalized = any(row.penalized for row in rows)
         if rows and not chunks and not penalized and self._begin_run(rows):
@@ -234,8 +229,7 @@ class Executor:
 
     def _begin_run(self, rows: list[Sequence]) -> bool:
         """Begins a run to the end of the plan, and of those behind it that only go on; False if it has no room."""
-        behind = takewhile(lambda plan: plan.goes_on, list(self._plans)[1:])
-        num_steps = self._num_steps([self._plans[0], *behind])
+        num_steps = self._plans.num_steps_alike
         try:
             self._run = Run(self._steps, self._kv_cache, self._sequences, rows, num_steps)
         except _core.OutOfBlocks:
@@ -245,10 +239,6 @@ class Executor:
         if self._disturbs(self._mailbox.first()):
             self._run.stop()
         return True
-
-    def _num_steps(self, plans: Iterable[Plan]) -> int:
-        """The steps that plans have left, the one at the head first."""
-        return sum(plan.num_steps for plan in plans) - len(self._step_us)
 
     def _next_of_run(self) -> Outcome | None:
         assert self._run is not None
@@ -269,14 +259,14 @@ class Executor:
         self._send(self._kv_cache.changes())
 
     def _report(self, outcome: Outcome, started: float) -> None:
-        plan = self._plans[0]
+        plan_seq, step = self._plans.head.plan_seq, self._plans.step
         ended = (*self._sequences.take_untold(), *outcome.ended)
         if self._check_every_step:
             self._sequences.check()
         took_us = int((self._clock() - started) * 1e6) if outcome.step_us is None else outcome.step_us
         result = StepResult(
-            plan_seq=plan.plan_seq,
-            step=len(self._step_us),
+            plan_seq=plan_seq,
+            step=step,
             sequence_ids=tuple(outcome.sequence_ids),
             token_ids=tuple(outcome.token_ids),
             prefills=tuple(outcome.prefills),
@@ -284,11 +274,11 @@ class Executor:
             blocks=self._counts(),
             step_us=took_us,
         )
-        self._step_us.append(took_us)
+        self._plans.note_step(took_us)
         self._send(result)
-        if len(self._step_us) >= plan.num_steps:
+        if self._plans.has_run:
             self._finish_plan(revoked=False)
-        log.debug("step", plan_seq=plan.plan_seq, step=result.step, tokens=len(result.token_ids), step_us=took_us)
+        log.debug("step", plan_seq=plan_seq, step=step, tokens=len(result.token_ids), step_us=took_us)
 
     def _counts(self) -> BlockCounts:
         """The pool, as if nothing were reserved ahead: those who lend blocks count what is in use."""
@@ -296,9 +286,7 @@ class Executor:
         return counts if run is None else counts.without(run.num_ahead)
 
     def _finish_plan(self, *, revoked: bool) -> None:
-        plan = self._plans.popleft()
-        self._send(PlanDone(plan.plan_seq, len(self._step_us), revoked, self._counts(), tuple(self._step_us)))
-        self._step_us = []
+        self._send(self._plans.finish(self._counts(), revoked=revoked))
 
     def _send(self, event: Event | None) -> None:
         if event is not None and self._emit is not None:

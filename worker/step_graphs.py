@@ -6,6 +6,7 @@ Knows no sequences: what a replay computes is what the columns hold by then.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -98,8 +99,11 @@ class StepGraphs:
                     self._draw(shape), self._rows.device.commit_rows(shape.num_rows),
                     self._kv_cache.pool.block_size, self._loop,
                 )  # fmt: skip
-            finally:
-                graph.capture_end()
+            except Exception:
+                with suppress(RuntimeError):  # it would hide why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._captured.append(graph)
         return CapturedStep(_kernels.StepGraph(graph.raw_cuda_graph(), self._stream.cuda_stream), shape)
 

@@ -1,0 +1,68 @@
+"""The plans that a worker has, in their order, and how far the one at the head has come. Knows no sequences."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice, takewhile
+
+from .messages import BlockCounts, Plan, PlanDone
+
+
+class PlanQueue:
+    """True while there are plans. Unless said otherwise, for the plan at the head: there must be one."""
+
+    def __init__(self) -> None:
+        self._plans: deque[Plan] = deque()
+        self._step_us: list[int] = []  # of the steps that the head has run
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def head(self) -> Plan:
+        """The plan that runs."""
+        return self._plans[0]
+
+    @property
+    def step(self) -> int:
+        """The number of its next step."""
+        return len(self._step_us)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether all its steps have run."""
+        return self.step >= self.head.num_steps
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that all plans have left, 0 without one."""
+        return sum(plan.num_steps for plan in self._plans) - self.step
+
+    @property
+    def num_steps_alike(self) -> int:
+        """Steps that it has left, and those of the plans behind it that only go on with what it does."""
+        behind = takewhile(lambda plan: plan.goes_on, islice(self._plans, 1, None))
+        return self.head.num_steps - self.step + sum(plan.num_steps for plan in behind)
+
+    def is_revoked_by(self, plan: Plan) -> bool:
+        """Whether the head, if there is one, must end for `plan`."""
+        return bool(self._plans) and self.head.plan_seq <= plan.revoke_through
+
+    def append(self, plan: Plan) -> None:
+        """Takes a plan, to run after those that are there."""
+        self._plans.append(plan)
+
+    def note_step(self, step_us: int) -> None:
+        """It has run a step."""
+        self._step_us.append(step_us)
+
+    def finish(self, counts: BlockCounts, *, revoked: bool) -> PlanDone:
+        """It ends; what is to be told of it."""
+        plan, step_us = self._plans.popleft(), tuple(self._step_us)
+        self._step_us = []
+        return PlanDone(plan.plan_seq, len(step_us), revoked, counts, step_us)
+
+    def clear(self) -> None:
+        """Forgets all plans."""
+        self._plans.clear()
+        self._step_us = []
