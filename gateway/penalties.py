@@ -12,7 +12,7 @@ from .vocabulary import check_token_ids
 MAX_LISTED_TOKENS = 1024
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
-MAX_FLOAT = 3.4e38
+MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_s
     not known here."""
     repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
     # Written so that NaN fails.
-    if not 0 < repetition <= MAX_FLOAT:
+    if not MIN_REPETITION <= repetition <= MAX_REPETITION:
         raise InvalidFieldError(
-            f"repetition_penalty is {repetition:g}; it must be finite and above 0", field="sampling.repetition_penalty"
+            f"repetition_penalty is {repetition:g}; it must be in [{MIN_REPETITION:g}, {MAX_REPETITION:g}]",
+            field="sampling.repetition_penalty",
         )
     for name in ("frequency_penalty", "presence_penalty"):
         value = getattr(sampling, name)
@@ -50,21 +51,27 @@ def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_s
             raise InvalidFieldError(
                 f"{name} has {count} tokens; at most {MAX_LISTED_TOKENS} are allowed", field=f"sampling.{name}"
             )
-    bias = tuple(sorted(sampling.logit_bias.items()))
-    for token_id, value in bias:
-        field = f"sampling.logit_bias[{token_id}]"
+    bias: dict[int, float] = {}
+    for index, item in enumerate(sampling.logit_bias):
+        token_id, value, field = item.token_id, item.bias, f"sampling.logit_bias[{index}]"
         if token_id >= vocab_size:
-            raise InvalidFieldError(f"token id {token_id} is not in the vocabulary of {vocab_size}", field=field)
+            raise InvalidFieldError(
+                f"token id {token_id} is not in the vocabulary of {vocab_size}", field=f"{field}.token_id"
+            )
+        if token_id in bias:
+            raise InvalidFieldError(f"token id {token_id} has a bias already", field=f"{field}.token_id")
         if not abs(value) <= MAX_BIAS:
             raise InvalidFieldError(
-                f"the bias of token {token_id} is {value:g}; it must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", field=field
+                f"the bias of token {token_id} is {value:g}; it must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
+                field=f"{field}.bias",
             )
+        bias[token_id] = value
     check_token_ids(sampling.allowed_token_ids, vocab_size, "sampling.allowed_token_ids")
     return Penalties(
         repetition=repetition,
         frequency=sampling.frequency_penalty,
         presence=sampling.presence_penalty,
-        bias=bias,
+        bias=tuple(bias.items()),
         allowed_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
         min_tokens=stop.min_tokens,
     )

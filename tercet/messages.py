@@ -227,7 +227,7 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
                 repetition_penalty=options.repetition_penalty,
                 frequency_penalty=options.frequency_penalty,
                 presence_penalty=options.presence_penalty,
-                logit_bias=options.logit_bias,
+                logit_bias=[pb.LogitBias(token_id=key, bias=bias) for key, bias in options.logit_bias.items()],
                 allowed_token_ids=options.allowed_token_ids,
             ),
             stop=pb.StopConditions(

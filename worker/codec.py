@@ -126,7 +126,8 @@ def _problem_of_penalties(given: sequence_pb2.Penalties, vocab_size: int) -> str
     if max((*given.biased_ids, *given.allowed_ids), default=0) >= vocab_size:
         return f"a token id of its penalties is not below {vocab_size}"
     values = (given.repetition, given.frequency, given.presence, *given.biases)
-    sane = given.repetition > 0 and all(map(math.isfinite, values))
+    # The smallest number to divide by.
+    sane = given.repetition >= 2**-126 and all(map(math.isfinite, values))
     return None if sane else "penalties are out of range"
 
 

@@ -116,6 +116,27 @@ async def test_submit_has_every_parameter_resolved(gateway: Any, scheduler: Any,
     assert finished.outputs[0] == pb.OutputEnd(reason=LENGTH)
 
 
+async def test_penalties_are_resolved_and_absent_where_nothing_is_asked(gateway: Any, scheduler: Any) -> None:
+    await stream(gateway, pb.GenerateRequest(prompt="hello"))
+    neutral = pb.SamplingParams(repetition_penalty=1, frequency_penalty=0, presence_penalty=0)
+    await stream(gateway, pb.GenerateRequest(prompt="hello", sampling=neutral))
+    assert not any(sequence.submit.sampling.HasField("penalties") for sequence in scheduler.sequences)
+    sampling = pb.SamplingParams(
+        repetition_penalty=1.5, frequency_penalty=-2, presence_penalty=0.5, allowed_token_ids=[4, 3, 4],
+        logit_bias=[pb.LogitBias(token_id=9, bias=-100), pb.LogitBias(token_id=3, bias=2)],
+    )  # fmt: skip
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[1, 2]), sampling=sampling, stop=pb.StopConditions(max_tokens=5, min_tokens=5)
+    )
+    await stream(gateway, request)
+    assert scheduler.sequences[2].submit.sampling.penalties == sequence_pb2.Penalties(
+        prompt_tokens=2, repetition=1.5, frequency=-2, presence=0.5, biased_ids=[9, 3], biases=[-100, 2],
+        allowed_ids=[4, 3], min_tokens=5,
+    )  # fmt: skip
+    await stream(gateway, pb.GenerateRequest(prompt="hello", stop=pb.StopConditions(min_tokens=1)))
+    assert scheduler.sequences[3].submit.sampling.penalties.min_tokens == 1
+
+
 async def test_chat_is_rendered_and_tokenize_agrees(gateway: Any, scheduler: Any) -> None:
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hello")])
     events = await stream(gateway, pb.GenerateRequest(chat=chat))
@@ -202,6 +223,44 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "top_p NaN": ({"prompt": "x", "sampling": {"topP": "NaN"}}, "INVALID_FIELD", "sampling.top_p"),
     "min_p 2": ({"prompt": "x", "sampling": {"minP": 2}}, "INVALID_FIELD", "sampling.min_p"),
     "min_p -1": ({"prompt": "x", "sampling": {"minP": -1}}, "INVALID_FIELD", "sampling.min_p"),
+    "repetition 0": (
+        {"prompt": "x", "sampling": {"repetitionPenalty": 0}}, "INVALID_FIELD", "sampling.repetition_penalty",
+    ),
+    "repetition NaN": (
+        {"prompt": "x", "sampling": {"repetitionPenalty": "NaN"}}, "INVALID_FIELD", "sampling.repetition_penalty",
+    ),
+    "frequency 2.5": (
+        {"prompt": "x", "sampling": {"frequencyPenalty": 2.5}}, "INVALID_FIELD", "sampling.frequency_penalty",
+    ),
+    "presence NaN": (
+        {"prompt": "x", "sampling": {"presencePenalty": "NaN"}}, "INVALID_FIELD", "sampling.presence_penalty",
+    ),
+    "bias 101": (
+        {"prompt": "x", "sampling": {"logitBias": [{"bias": 1}, {"tokenId": 7, "bias": 101}]}}, "INVALID_FIELD",
+        "sampling.logit_bias[1].bias",
+    ),
+    "bias NaN": (
+        {"prompt": "x", "sampling": {"logitBias": [{"bias": "NaN"}]}}, "INVALID_FIELD", "sampling.logit_bias[0].bias",
+    ),
+    "bias of no token": (
+        {"prompt": "x", "sampling": {"logitBias": [{"tokenId": 280}]}}, "INVALID_FIELD",
+        "sampling.logit_bias[0].token_id",
+    ),
+    "bias twice": (
+        {"prompt": "x", "sampling": {"logitBias": [{"tokenId": 7}, {"tokenId": 7}]}}, "INVALID_FIELD",
+        "sampling.logit_bias[1].token_id",
+    ),
+    "1,025 biases": (
+        {"prompt": "x", "sampling": {"logitBias": [{}] * 1025}}, "INVALID_FIELD", "sampling.logit_bias",
+    ),
+    "allowed range": (
+        {"prompt": "x", "sampling": {"allowedTokenIds": [1, 280]}}, "INVALID_FIELD", "sampling.allowed_token_ids[1]",
+    ),
+    "1,025 allowed": (
+        {"prompt": "x", "sampling": {"allowedTokenIds": [1] * 1025}}, "INVALID_FIELD", "sampling.allowed_token_ids",
+    ),
+    "min_tokens": ({"prompt": "x", "stop": {"minTokens": 9, "maxTokens": 8}}, "INVALID_FIELD", "stop.min_tokens"),
+    "min_tokens, no max": ({"prompt": "x", "stop": {"minTokens": 256}}, "INVALID_FIELD", "stop.min_tokens"),
     "n 0": ({"prompt": "x", "sampling": {"n": 0}}, "INVALID_FIELD", "sampling.n"),
     "n 129": ({"prompt": "x", "sampling": {"n": 129}}, "INVALID_FIELD", "sampling.n"),
     "best_of": ({"prompt": "x", "sampling": {"bestOf": 4}}, "INVALID_FIELD", "sampling.best_of"),

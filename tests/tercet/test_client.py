@@ -43,7 +43,18 @@ async def test_what_is_not_given_is_not_sent(gateway):
         await client.generate("count 1").answer()
     sampling = gateway.requests[0].sampling
     assert not any(sampling.HasField(name) for name in ("temperature", "top_p", "top_k", "min_p", "seed"))
-    assert not gateway.requests[0].stop.HasField("max_tokens")
+    assert not any(sampling.HasField(f"{name}_penalty") for name in ("repetition", "frequency", "presence"))
+    assert not any(gateway.requests[0].stop.HasField(name) for name in ("max_tokens", "min_tokens"))
+
+
+async def test_tokens_that_are_biased_or_allowed_are_sent(gateway):
+    async with Client(gateway.address) as client:
+        await client.generate("count 1", Options(logit_bias={7: -1.5}, allowed_token_ids=(7, 8))).answer()
+        with pytest.raises(errors.InvalidFieldError):
+            await client.generate("count 1", Options(logit_bias={-7: 1.0})).answer()
+    sampling = gateway.requests[0].sampling
+    assert [(item.token_id, item.bias) for item in sampling.logit_bias] == [(7, -1.5)]
+    assert list(sampling.allowed_token_ids) == [7, 8]
 
 
 async def test_zero_is_sent(gateway):

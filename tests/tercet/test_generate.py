@@ -33,7 +33,8 @@ def test_generate_passes_every_option(gateway):
     flags = {
         "--temperature": "0.5", "--top-p": "0.25", "--top-k": "7", "--min-p": "0.125", "--seed": str(2**63),
         "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake", "-n": "2",
-        "--class": "batch", "--priority": "-3", "--cache-salt": "mine",
+        "--class": "batch", "--priority": "-3", "--cache-salt": "mine", "--repetition-penalty": "1.5",
+        "--frequency-penalty": "-0.5", "--presence-penalty": "0.25", "--min-tokens": "3",
     }  # fmt: skip
     pairs = [part for pair in flags.items() for part in pair]
     done = run("generate", "hi", "--address", gateway.address, *pairs, "--stop", "a b", "--stop", "c", "--ignore-eos")
@@ -45,6 +46,8 @@ def test_generate_passes_every_option(gateway):
     assert (list(request.stop.strings), list(request.stop.token_ids)) == (["a b", "c"], [5])
     assert (request.model, sampling.n, request.traffic_class, request.priority) == ("fake", 2, "batch", -3)
     assert request.cache_salt == "mine"
+    assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, -0.5, 0.25)
+    assert request.stop.min_tokens == 3
 
 
 def test_generate_wants_a_token_at_least(gateway):

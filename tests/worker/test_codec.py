@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
-from tercet.mesh.v1 import worker_pb2
+from tercet.mesh.v1 import sequence_pb2, worker_pb2
 from worker.codec import decode_command, encode_event
 from worker.messages import (
     BlockCounts,
     Fork,
     KvEvents,
     NewSequence,
+    Penalties,
     PlanDone,
     Release,
     ReleaseCause,
@@ -39,6 +43,36 @@ def test_forks_are_named_with_their_seeds() -> None:
 def test_an_id_twice_breaks_the_protocol(ids: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="sequence 7: it and its forks have an id twice"):
         decode_command(new_sequence(*(worker_pb2.Fork(sequence_id=key) for key in ids)), LIMITS)
+
+
+def penalized(**fields: Any) -> NewSequence:
+    message = sequence_pb2.Penalties(**{"prompt_tokens": 2, "repetition": 1, **fields})
+    new = worker_pb2.NewSequence(
+        sequence_id=7, token_ids=[1, 2], max_length=9, sampling=sequence_pb2.Sampling(penalties=message)
+    )
+    decoded = decode_command(worker_pb2.WorkerCommand(new_sequence=new), LIMITS)
+    assert isinstance(decoded, NewSequence)
+    return decoded
+
+
+def test_penalties() -> None:
+    decoded = penalized(frequency=-0.5, presence=2, biased_ids=[49, 0], biases=[1.5, -100], min_tokens=3)
+    assert decoded.problem is None
+    assert decoded.sampling.penalties == Penalties(2, 1.0, -0.5, 2.0, ((49, 1.5), (0, -100.0)), None, 3)
+    assert penalized(allowed_ids=[3, 4]).sampling.penalties == Penalties(2, allowed_ids=(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"repetition": 0}, "out of range"), ({"repetition": math.nan}, "out of range"),
+        ({"repetition": 1e-45}, "out of range"), ({"frequency": math.inf}, "out of range"),
+        ({"biased_ids": [1], "biases": [math.inf]}, "out of range"), ({"biased_ids": [1]}, "1 tokens have 0 biases"),
+        ({"biased_ids": [50], "biases": [1]}, "not below 50"), ({"allowed_ids": [3, 50]}, "not below 50"),
+    ],
+)  # fmt: skip
+def test_penalties_that_no_kernel_may_see(fields: dict[str, Any], problem: str) -> None:
+    assert problem in str(penalized(**fields).problem)
 
 
 def test_swap_and_resume() -> None:
