@@ -21,15 +21,18 @@ class StepAttention {
 
   void prepare(int* workspace, Stream stream) {
     plan_ = workspace;
+    plan_is_new_ = true;
     states_ = reinterpret_cast<float*>(workspace + sizes_.plan_words);
     if (has_kernels_) plan_attention(shape_, rows_, sizes_, plan_, stream);
   }
 
-  void attend(const AttentionTensors& tensors, Stream stream) const {
+  void attend(const AttentionTensors& tensors, Stream stream) {
     if (!has_kernels_) return attention_simple(shape_, rows_, tensors, stream);
     if (plan_ == nullptr) throw std::logic_error("attend before prepare");
     attention_prefill(shape_, rows_, tensors, sizes_, plan_, stream);
-    attention_decode(shape_, rows_, tensors, sizes_, plan_, states_, stream);
+    const bool has_prefill = sizes_.num_tiles > 0;
+    attention_decode(shape_, rows_, tensors, sizes_, plan_, states_, has_prefill || !plan_is_new_, stream);
+    plan_is_new_ = false;
   }
 
  private:
@@ -38,6 +41,7 @@ class StepAttention {
   bool has_kernels_;
   AttentionSizes sizes_{};
   int* plan_ = nullptr;
+  bool plan_is_new_ = false;  // the kernel that made it was the last one launched
   float* states_ = nullptr;
 };
 
@@ -59,7 +63,7 @@ void bind_attention(py::module_& m) {
       .def("prepare", [](StepAttention& self, uintptr_t workspace,
                          uintptr_t stream) { self.prepare(address<int>(workspace), stream_of(stream)); })
       .def("attend",
-           [](const StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k_cache,
+           [](StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k_cache,
               uintptr_t v_cache, uintptr_t out, float scale, float k_scale, float v_scale, uintptr_t stream) {
              self.attend({address(q), q_token_stride, q_head_stride, address(k_cache), address(v_cache), address(out),
                           scale, k_scale, v_scale},

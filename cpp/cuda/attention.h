@@ -52,6 +52,7 @@ struct AttentionBounds {
 // How much room a plan needs: upper bounds.
 struct AttentionSizes {
   bool all_decode;           // every token is one of decode
+  bool one_each;             // and the only one of its sequence, as far as tokens of decode go
   bool merges;               // some token's context may be of several chunks
   std::int64_t num_units;    // of decode: a token with one chunk of its context
   std::int64_t num_tiles;    // of prefill: a sequence with one tile of its query rows
@@ -73,10 +74,14 @@ bool attention_has_kernels(const AttentionShape& shape);
 void plan_attention(const AttentionShape& shape, const AttentionRows& rows, const AttentionSizes& sizes, int* plan,
                     Stream stream);
 
+// What `starts_early` says of a launch of decode: the kernel before it lets others start only after it has waited for
+// the end of all before it, as place_heads and prefill do, and the plan is older than that kernel. Then all but the
+// step's own keys and values may be read at once.
+//
 // The tokens that are alone in their sequence's chunk; all, where no sequence may have more than one or there are no
 // more tokens than sequences.
 void attention_decode(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
-                      const AttentionSizes& sizes, int* plan, float* states, Stream stream);
+                      const AttentionSizes& sizes, int* plan, float* states, bool starts_early, Stream stream);
 
 // The other tokens.
 void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,

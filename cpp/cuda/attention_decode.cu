@@ -5,7 +5,7 @@
 // Each warp streams its own 16-token tiles of K and V, cp.async from the pages into a ring of its own, and its loads
 // run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token of more
 // than one chunk leaves its states (m, l, o) in memory for attention_merge.cu: the bits of a result depend on the token
-// alone.
+// alone. The first loads do not wait for the kernel that places the step's own keys and values.
 #include "attention_decode.cuh"
 #include "dependent_launch.cuh"
 
@@ -172,17 +172,19 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   const int warp = threadIdx.x / kWarp;
   const uint32_t ring = shared_address(shared) + warp * R::kBytes;
   auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * R::kBytes);
-  wait_for_kernel_before();
-  let_next_kernel_start();
+  if (!args.starts_early) wait_for_kernel_before();
   const Share share = args.plan.shares[blockIdx.x];
   const int begin = share.begin, end = share.end;
-
-  if (begin >= end) return;
-
   Item item(args, share);
   Loader<S, D> loader(args, item, end - begin, ring);
 #pragma unroll 1
-  for (int i = 0; i < R::kStages - 1; ++i) loader.load();
+  for (int i = 0; i < R::kStages - 1; ++i) {
+    if (loader.at_end()) wait_for_kernel_before();
+    loader.load();
+  }
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  if (begin >= end) return;
   uint32_t q[D / 16][4];
   load_queries<T, S, D>(args, item, q);
   int stage = 0;
@@ -224,7 +226,7 @@ void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream str
 }  // namespace
 
 void attention_decode(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
-                      const AttentionSizes& sizes, int* plan, float* states, Stream stream) {
+                      const AttentionSizes& sizes, int* plan, float* states, bool starts_early, Stream stream) {
   constexpr float kLog2E = 1.4426950408889634f;
   const int group = group_of(shape);
   DecodeArguments args{rows,
@@ -239,7 +241,8 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
                        parts_of_group(group),
                        log2_of(shape.block_size),
                        static_cast<int>(shape.num_blocks) - 1,
-                       tensors.scale * tensors.k_scale * kLog2E};
+                       tensors.scale * tensors.k_scale * kLog2E,
+                       starts_early && sizes.one_each};
   with_heads(shape, [&](auto zero, auto dim) {
     using T = decltype(zero);
     constexpr int D = decltype(dim)::value;

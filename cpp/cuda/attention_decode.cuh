@@ -27,6 +27,7 @@ struct DecodeArguments {
   int block_shift;  // log2 S
   int last_block;   // N - 1
   float scale_log2;
+  bool starts_early;
 };
 
 // A part of a unit. Items follow each other: all parts of a unit, then those of the next.
@@ -73,15 +74,16 @@ class Loader {
     const int lane = threadIdx.x % kWarp;
     lane_offset_ = Rows::offset(lane / kPieces, lane % kPieces);
     open();
+    find_tile();
+  }
+
+  // Whether the next tile holds what this very step puts into the cache: the token's own key and value.
+  __device__ bool at_end() const {
+    return count_ > 0 && chunk_start_ + (tile_ + 1) * kTileTokens >= item_.unit.context;
   }
 
   // Starts the next tile's copies, if there is one, and ends the group in any case.
   __device__ void load() {
-    while (count_ > 0 && tile_ * kTileTokens >= item_.num_tokens) {
-      if (--count_ == 0) break;
-      item_.step(args_);
-      open();
-    }
     if (count_ > 0) {
       const int num_rows = item_.num_tokens - tile_ * kTileTokens;
       const uint32_t to = ring_ + stage_ * (2 * kTileBytes);
@@ -92,6 +94,7 @@ class Loader {
       }
       stage_ = stage_ + 1 == Ring<S, D>::kStages ? 0 : stage_ + 1;
       tile_ += kWarps;
+      find_tile();
     }
     commit_copies();
   }
@@ -135,6 +138,15 @@ class Loader {
       const uint32_t place = to + Rows::offset(row, piece);
       copy_async(place, k + from, row < num_rows);
       copy_async(place + kTileBytes, v + from, row < num_rows);
+    }
+  }
+
+  // On to the next item, unless this one has a tile for the warp.
+  __device__ void find_tile() {
+    while (count_ > 0 && tile_ * kTileTokens >= item_.num_tokens) {
+      if (--count_ == 0) break;
+      item_.step(args_);
+      open();
     }
   }
 

@@ -169,6 +169,7 @@ AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows&
   const int parts = parts_of(shape);
   AttentionSizes sizes{};
   sizes.all_decode = bounds.num_chunked < 0 ? rows.num_tokens <= rows.num_sequences : bounds.num_chunked == 0;
+  sizes.one_each = !sizes.all_decode || bounds.num_chunked == 0;
   sizes.num_merged = sizes.all_decode ? rows.num_tokens : rows.num_sequences;
   const std::int64_t num_decoding = std::min(rows.num_sequences, rows.num_tokens);
   sizes.num_units = num_decoding * chunks;

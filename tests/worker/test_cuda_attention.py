@@ -12,6 +12,7 @@ from tests.worker.cuda import needs_cuda
 from tests.worker.test_attention import NAN, Sequences, make_sequences
 from worker.ops.attention import UNSCALED, AttentionBatch, paged_attention, paged_attention_reference
 from worker.ops.dtypes import FP8
+from worker.ops.heads import place_heads
 from worker.ops.step_attention import attention_workspace, serves_fp8
 
 pytestmark = needs_cuda
@@ -324,6 +325,59 @@ def test_graphs_plan_anew_with_each_replay_and_share_a_workspace(dtype: torch.dt
         wide.assert_replay_equals_twin(chunks[::-1])
         # Sequences that ended on the way.
         decode.assert_replay_equals_twin(chunks[2:4])
+
+
+@pytest.mark.parametrize(("dtype", "dim", "fp8"), [kind for kind in KINDS if kind.values[0] is torch.bfloat16])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_the_kernel_before_puts_into_the_cache_is_seen(
+    dtype: torch.dtype, dim: int, fp8: bool, mixed: bool
+) -> None:
+    """Decode starts to load before that kernel has ended, but for the step's own keys and values."""
+    lengths = [1, 16, 17, 64, 65, 300, 513, 1024, 2000, *(33 * i for i in range(1, 40))]
+    sequences = make(lengths, (8, 2), dim, 64, dtype, fp8)
+    chunks = decodes(lengths)
+    if mixed:
+        chunks[7] = (7, 900, 1024)
+    q, batch = sequences.sequences.batch(chunks)
+    step, query = on_gpu(batch), q.cuda()
+    want = sequences.run(query, step, 0.1)
+    blocks, offsets = step.slots // 64, step.slots % 64
+    stored = sequences.k_cache, sequences.v_cache
+    k, v = (
+        (cache.float()[blocks, :, offsets] * scale).to(dtype)
+        for cache, scale in zip(stored, sequences.kv_scales, strict=True)
+    )
+    layers = [tuple(cache.clone() for cache in stored) for _ in range(5)]
+    cos_sin = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), dim=1).cuda()  # turns nothing
+    positions = torch.zeros_like(step.slots)
+
+    def run() -> list[Tensor]:
+        outputs = []
+        shared = AttentionBatch(
+            step.query_starts, step.context_lens, step.block_tables, step.slots, step.total_context, step.num_chunked
+        )
+        for k_cache, v_cache in layers:
+            caches = k_cache, v_cache, step.slots, sequences.kv_scales
+            place_heads(query, k, v, None, 1e-6, positions, cos_sin, *caches)
+            outputs.append(paged_attention(query, k_cache, v_cache, shared, 0.1, sequences.kv_scales))
+        return outputs
+
+    run()  # loads the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run()
+    for _ in range(20):
+        for layer in layers:
+            for cache in layer:
+                if fp8:
+                    cache.view(torch.uint8)[blocks, :, offsets] = 127
+                else:
+                    cache[blocks, :, offsets] = NAN
+        for out in outputs:
+            out.fill_(NAN)
+        graph.replay()
+        for out in outputs:
+            assert torch.equal(out, want)
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:
