@@ -5,7 +5,7 @@ from __future__ import annotations
 # Larger steps keep a GPU busy for longer than their operations take to be launched one by one.
 MAX_TOKENS = 1024
 _MIXED_TOKENS = (*range(32, 129, 32), *range(192, 513, 64), *range(640, MAX_TOKENS + 1, 128))
-_MIXED_ROWS = (8, 32, 128)
+_MIXED_ROWS = (8, 32, 128, 256, 512)
 
 
 def run_sizes(max_rows: int) -> list[int]:

@@ -129,6 +129,11 @@ class Round {
       slots_[places[i]] = content(mirrored, first + i);
     }
     table.commit(fresh.data(), fresh.size());
+    if (random_.one_in(2)) {
+      const int reached = table.num_tokens() + random_.number(0, block_size_);
+      const int room = table.num_blocks() - (reached + block_size_ - 1) / block_size_;
+      expect(table.trim(reached) == std::max(0, room), "a trim gave back other blocks than those behind");
+    }
   }
 
   // Few different ids, so that prefixes meet.

@@ -123,6 +123,21 @@ class TestRoom:
         assert table.slots(3 * S, 0).tolist() == []
         assert table.slots(0, 1).dtype == np.int64
 
+    def test_room_that_was_reserved_in_vain_goes_back(self) -> None:
+        pool = BlockPool(8, S)
+        table = BlockTable(pool)
+        table.reserve(3 * S + 1)
+        first, second, third, _ = table.blocks()
+        table.commit(list(range(S + 1)))
+        assert table.trim(2 * S + 1) == 1
+        assert table.blocks() == [first, second, third]
+        assert table.trim(2 * S + 1) == 0
+        assert table.trim(S + 1) == 1
+        assert (table.num_blocks, table.num_tokens, pool.num_used) == (2, S + 1, 2)
+        with pytest.raises(RuntimeError, match="trim to 4 tokens of 5 that are committed"):
+            table.trim(S)
+        pool.check()
+
     @pytest.mark.parametrize(("first", "count"), [(-1, 1), (0, -1), (0, S + 1), (S, 1), (2**31 - 1, 2**31 - 1)])
     def test_slots_beyond_the_room_are_refused(self, first: int, count: int) -> None:
         table = BlockTable(BlockPool(8, S))

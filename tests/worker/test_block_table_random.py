@@ -101,6 +101,19 @@ class RandomOperations(RuleBasedStateMachine):
         assert len(table.blocks) == len(before) + needed
         assert all(a == b or i == partial for i, (a, b) in enumerate(zip(before, table.blocks, strict=False)))
 
+    @rule(table=tables, extra=st.integers(-2, 2 * S))
+    def trim(self, table: ModelTable, extra: int) -> None:
+        wanted = len(table.tokens) + extra
+        if extra < 0:
+            with pytest.raises(RuntimeError):
+                table.real.trim(wanted)
+            return
+        kept = -(-wanted // S)
+        # What is beyond the tokens has one user and no name.
+        assert table.real.trim(wanted) == len(table.blocks[kept:])
+        table.blocks = table.blocks[:kept]
+        assert table.real.blocks() == table.blocks
+
     @rule(table=tables, tokens=st.lists(st.integers(0, 1), max_size=2 * S))
     def commit(self, table: ModelTable, tokens: list[int]) -> None:
         first = len(table.tokens)

@@ -30,6 +30,15 @@ def test_blocks_fill_the_memory_given_to_them() -> None:
     assert budget.full_length_sequences == pytest.approx(10 / 3)
 
 
+def test_captured_steps_take_memory_too() -> None:
+    budget = plan_budget(**{**ARGUMENTS, "graph_bytes": 300})
+    assert [line.split()[0] for line in budget.lines()][:3] == ["weights", "workspace", "graphs"]
+    plan_budget(**{**ARGUMENTS, "graph_bytes": 360})
+    with pytest.raises(StartupError, match=r"weights .* \+ graphs 0 MiB = "):
+        plan_budget(**{**ARGUMENTS, "graph_bytes": 361})
+    assert all("graphs" not in line for line in plan_budget(**ARGUMENTS).lines())
+
+
 def test_a_rest_that_holds_no_block_is_left() -> None:
     assert plan_budget(**{**ARGUMENTS, "kv_cache_memory": 703}).num_blocks == 10
 

@@ -26,6 +26,7 @@ from worker.messages import (
     PlanDone,
     Release,
     ReleaseCause,
+    Released,
     Resume,
     Sampling,
     StepResult,
@@ -244,7 +245,7 @@ def test_commands_stop_a_run_whenever_they_come(
             if rng.random() < 0.3 and sum(map(len, got.values())) > 600:
                 number = rng.choice([number for number in specs if number not in released])
                 executor.submit(Release((number,), ReleaseCause.CANCEL))
-                while not (hasattr(event, "found") and event.sequence_id == number):
+                while not isinstance(event, Released):
                     event = events.get(timeout=20)
                     if isinstance(event, StepResult):
                         for key, token_id in zip(event.sequence_ids, event.token_ids, strict=True):
