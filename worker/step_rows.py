@@ -213,6 +213,8 @@ class StepRows:
             block_tables=device.block_tables[: shape.num_rows],
             slots=device.slots[: shape.num_tokens],
             total_context=shape.total_context,
+            # Rows of one token each: only decode is launched, and may start early.
+            num_chunked=0 if shape.num_tokens == shape.num_rows else None,
             workspace=workspace,
         )
 
