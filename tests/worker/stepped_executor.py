@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import torch
 
+from tests.worker.eager_graphs import eager_graph_steps
 from tests.worker.recall_model import CONFIG, RecallModel
 from worker.executor import Executor
 from worker.host_steps import HostSteps
@@ -23,6 +25,7 @@ from worker.messages import (
     Released,
     StepResult,
 )
+from worker.steps import Steps
 from worker.swap_space import SwapSpace
 
 CPU = torch.device("cpu")
@@ -33,13 +36,14 @@ class SteppedExecutor:
 
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, num_swap_blocks: int = 0, caching: bool = True,
-        model: RecallModel | None = None,
+        model: RecallModel | None = None, captured: int | None = None,
     ) -> None:  # fmt: skip
+        """`captured` is the seed of a device that computes runs by itself; None: the host computes each step."""
         self.model = model or RecallModel()
         self.kv_cache = KVCache(CONFIG, num_blocks, block_size, torch.float32, CPU, caching)
         self.swap_space = SwapSpace(self.kv_cache, num_swap_blocks)
         self.executor = Executor(
-            HostSteps(self.model, self.kv_cache),  # type: ignore[arg-type]
+            self._steps(captured),
             self.kv_cache,
             self.swap_space,
             check_every_step=True,
@@ -47,6 +51,12 @@ class SteppedExecutor:
         self.events: list[Event] = []
         self._plan_seq = 0
         self.obey(Attach(self.events.append))
+
+    def _steps(self, captured: int | None) -> Steps:
+        if captured is None:
+            return HostSteps(self.model, self.kv_cache)  # type: ignore[arg-type]
+        rng = random.Random(captured)
+        return eager_graph_steps(self.model, self.kv_cache, rng, max_rows=32)  # type: ignore[arg-type]
 
     def obey(self, *commands: Command) -> list[Event]:
         """Obeys the commands and runs no step; the events."""

@@ -251,6 +251,7 @@ def test_an_id_that_is_used_again_replaces_what_it_was() -> None:
     steps=st.integers(1, 6),
     caching=st.booleans(),
     victims=st.sets(st.integers(0, 15), max_size=3),
+    captured=st.none() | st.integers(0, 99),
 )
 def test_any_schedule_gives_each_member_its_own_text(
     prompts: list[list[int]],
@@ -260,8 +261,9 @@ def test_any_schedule_gives_each_member_its_own_text(
     steps: int,
     caching: bool,
     victims: set[int],
+    captured: int | None,
 ) -> None:
-    bench = SteppedExecutor(num_blocks=200, caching=caching)
+    bench = SteppedExecutor(num_blocks=200, caching=caching, captured=captured)
     expected, got = {}, {}
     account = [0, 0]
     for number, prompt in enumerate(prompts):

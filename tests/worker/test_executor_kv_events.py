@@ -151,9 +151,12 @@ def test_what_was_evicted_is_told() -> None:
         max_size=30,
     ),
     num_blocks=st.integers(4, 16),
+    captured=st.none() | st.integers(0, 99),
 )
-def test_a_listener_knows_the_cache(moves: list[tuple[str, int, list[int]]], num_blocks: int) -> None:
-    bench = SteppedExecutor(num_blocks=num_blocks, num_swap_blocks=6)
+def test_a_listener_knows_the_cache(
+    moves: list[tuple[str, int, list[int]]], num_blocks: int, captured: int | None
+) -> None:
+    bench = SteppedExecutor(num_blocks=num_blocks, num_swap_blocks=6, captured=captured)
     listener = Listener()
     listener.take(bench.events)
     for move, number, tokens in moves:

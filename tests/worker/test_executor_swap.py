@@ -232,12 +232,17 @@ def test_the_time_of_a_block_is_measured() -> None:
     moves=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["swap", "resume", "preempt", "step"])), max_size=25),
     num_swap_blocks=st.integers(0, 12),
     caching=st.booleans(),
+    captured=st.none() | st.integers(0, 99),
 )
 def test_whatever_comes_and_goes_each_keeps_its_text(
-    prompts: list[list[int]], moves: list[tuple[int, str]], num_swap_blocks: int, caching: bool
+    prompts: list[list[int]],
+    moves: list[tuple[int, str]],
+    num_swap_blocks: int,
+    caching: bool,
+    captured: int | None,
 ) -> None:
     length = 12
-    bench = SteppedExecutor(num_blocks=30, num_swap_blocks=num_swap_blocks, caching=caching)
+    bench = SteppedExecutor(num_blocks=30, num_swap_blocks=num_swap_blocks, caching=caching, captured=captured)
     got: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
     swapped: set[int] = set()
     live = set(got)
