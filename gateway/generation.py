@@ -127,6 +127,7 @@ class Generation:
                 min_p=request.sampling.min_p,
                 seed=seed,
                 penalties=request.penalties,
+                num_logprobs=request.sampling.num_logprobs,
                 deadline_ms=self._deadline_ms(),
                 n=request.n,
                 traffic_class=request.traffic_class,

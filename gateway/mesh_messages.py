@@ -12,6 +12,7 @@ from tercet.mesh.v1 import sequence_pb2
 from .cancel import CancelCause
 from .penalties import NO_PENALTIES, Penalties
 from .sequence_end import Account, EndReason, SequenceEnd
+from .token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Submission:
     min_p: float
     seed: int
     penalties: Penalties
+    num_logprobs: int | None
     deadline_ms: int | None
     n: int
     traffic_class: str
@@ -80,6 +82,7 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
             min_p=submission.min_p,
             seed=submission.seed,
             penalties=_to_penalties(submission),
+            num_logprobs=submission.num_logprobs,
         ),
         deadline_ms=submission.deadline_ms,
         n=submission.n,
@@ -103,6 +106,11 @@ def _to_penalties(submission: Submission) -> sequence_pb2.Penalties | None:
         allowed_ids=penalties.allowed_ids,
         min_tokens=penalties.min_tokens,
     )
+
+
+def to_token_logprobs(item: sequence_pb2.TokenLogprobs) -> TokenLogprobs:
+    """Logprobs at one token's place."""
+    return TokenLogprobs(item.logprob, tuple(item.top_ids), tuple(item.top_logprobs))
 
 
 def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:

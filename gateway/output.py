@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .detokenizer import Detokenizer
 from .sequence_end import EndReason
 from .stop_matcher import StopMatcher
+from .token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ class Output:
     """
 
     __slots__ = (
-        "_detokenizer", "_marks", "_matcher", "_num_chars", "_num_ready_chars", "_num_taken", "_plain", "_ready_ids",
-        "_ready_text", "_stop_token_ids", "_waiting_ids", "_waiting_text", "finish", "num_ready", "num_tokens",
+        "_detokenizer", "_logprobs", "_marks", "_matcher", "_num_chars", "_num_ready_chars", "_num_taken", "_plain",
+        "_ready_ids", "_ready_text", "_stop_token_ids", "_waiting_ids", "_waiting_text", "finish", "num_ready",
+        "num_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -51,14 +53,19 @@ class Output:
         self._num_ready_chars = 0
         self._ready_ids: list[int] = []
         self._ready_text: list[str] = []
+        # Of the tokens that were not taken, ready or not.
+        self._logprobs: deque[TokenLogprobs] = deque()
         self._num_taken = 0
         self.num_tokens = 0
         self.num_ready = 0
         self.finish: Finish | None = None
 
-    def push(self, token_id: int) -> None:
-        """Takes the next token. One that completes a stop string sets `finish`."""
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Takes the next token, with its logprobs if all of them have some. One that completes a stop string sets
+        `finish`."""
         self.num_tokens += 1
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
         text = self._detokenizer.push(token_id)
         if self._plain and not self._waiting_ids and not self._detokenizer.pending:
             # Nothing can hold it back, and nothing is held before it: the way of nearly all tokens.
@@ -86,9 +93,10 @@ class Output:
             own = reason is EndReason.STOP and stop_token_id in self._stop_token_ids
             self.finish = Finish(reason, stop_token_id=stop_token_id if own else None)
 
-    def take(self) -> tuple[int, str, tuple[int, ...]]:
-        """What is ready: tokens before it, its text, its token ids."""
-        taken = self._num_taken, "".join(self._ready_text), tuple(self._ready_ids)
+    def take(self) -> tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        """What is ready: tokens before it, its text, its token ids, and their logprobs, if they have some."""
+        logprobs = tuple(self._logprobs.popleft() for _ in range(min(self.num_ready, len(self._logprobs))))
+        taken = self._num_taken, "".join(self._ready_text), tuple(self._ready_ids), logprobs
         self._num_taken += self.num_ready
         self.num_ready = 0
         self._ready_ids.clear()

@@ -10,6 +10,7 @@ from .generation import Admission, Summary
 from .output import Finish
 from .sequence_end import EndReason
 from .stream import Delta
+from .token_logprobs import TokenLogprobs
 
 
 def to_accepted(admission: Admission) -> pb.Accepted:
@@ -32,6 +33,7 @@ def to_delta(delta: Delta) -> pb.Delta:
         output_index=delta.output_index,
         text=delta.text,
         token_ids=delta.token_ids,
+        logprobs=[_token_logprobs(item) for item in delta.logprobs],
     )
 
 
@@ -62,21 +64,32 @@ def to_result(admission: Admission, deltas: Sequence[Delta], summary: Summary) -
     finished = to_finished(summary)
     texts: list[list[str]] = [[] for _ in finished.outputs]
     token_ids: list[list[int]] = [[] for _ in finished.outputs]
+    logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in finished.outputs]
     for delta in deltas:
         texts[delta.output_index].append(delta.text)
         token_ids[delta.output_index] += delta.token_ids
+        logprobs[delta.output_index] += map(_token_logprobs, delta.logprobs)
     return pb.GenerateResult(
         request_id=admission.request_id,
         model=admission.model.name,
         model_revision=admission.model.revision,
         seed=admission.seed,
         outputs=[
-            pb.Output(text="".join(texts[end.output_index]), token_ids=token_ids[end.output_index], end=end)
+            pb.Output(
+                text="".join(texts[end.output_index]),
+                token_ids=token_ids[end.output_index],
+                end=end,
+                logprobs=logprobs[end.output_index],
+            )
             for end in finished.outputs
         ],
         usage=finished.usage,
         timings=finished.timings,
     )
+
+
+def _token_logprobs(item: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(logprob=item.logprob, top_token_ids=item.top_ids, top_logprobs=item.top_logprobs)
 
 
 def _output_end(index: int, finish: Finish) -> pb.OutputEnd:

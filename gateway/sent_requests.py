@@ -5,6 +5,7 @@ Knows no stream but the requests' own; what has to be said to the scheduler it h
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,9 +16,10 @@ from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
 from .cancel import CancelCause
-from .mesh_messages import CANCEL_REASONS, Submission, to_account, to_sequence_end, to_submit
+from .mesh_messages import CANCEL_REASONS, Submission, to_account, to_sequence_end, to_submit, to_token_logprobs
 from .sequence_end import EndReason
 from .stream import Stream
+from .token_logprobs import TokenLogprobs
 
 log = structlog.get_logger()
 
@@ -120,13 +122,17 @@ class SentRequests:
         if len(batch.sequence_ids) != len(batch.token_ids):
             raise ProtocolError("the columns of a token batch differ in length")
         by_sequence = self._by_sequence
+        logprobs: defaultdict[int, deque[TokenLogprobs]] = defaultdict(deque)
+        for item in batch.logprobs:
+            logprobs[item.sequence_id].append(to_token_logprobs(item))
         stopped: list[tuple[SentSequence, CancelCause]] = []
         for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
             sequence = by_sequence.get(sequence_id)
             if sequence is None:
                 continue
             try:
-                cause = sequence.request.stream.push(sequence.output_index, token_id)
+                of_token = logprobs[sequence_id].popleft() if sequence_id in logprobs else None
+                cause = sequence.request.stream.push(sequence.output_index, token_id, of_token)
             except Exception:
                 _fault(sequence.request)
                 cause = CancelCause.FAULT

@@ -16,6 +16,7 @@ from tercet.errors import EngineFaultError, RequestCancelledError, RequestError,
 from .cancel import CancelCause
 from .output import Finish, Output
 from .sequence_end import Account, EndReason, SequenceEnd
+from .token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Delta:
     token_offset: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if they were asked for
 
 
 class Stream:
@@ -83,16 +85,16 @@ class Stream:
         self.queue_position = queue_position
         self._wake.set()
 
-    def push(self, index: int, token_id: int) -> CancelCause | None:
-        """Takes the next token of an output. Returns why work need not go on, if so: STOP_STRING is about this output
-        alone, anything else about the request."""
+    def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelCause | None:
+        """Takes the next token of an output, with its logprobs if all of them have some. Returns why work need not go
+        on, if so: STOP_STRING is about this output alone, anything else about the request."""
         output = self._outputs[index]
         if self.error is not None or output.finish is not None:
             return None
         if self.first_token_at is None:
             self.first_token_at = self._clock()
         before = output.num_ready
-        output.push(token_id)
+        output.push(token_id, logprobs)
         self._note_ready(index, output, before)
         if output.finish is not None:
             self._note_finish()
@@ -159,9 +161,9 @@ class Stream:
         if isinstance(self.error, SlowConsumerError):
             raise self.error
         index = self._ready.popleft()
-        token_offset, text, token_ids = self._outputs[index].take()
+        token_offset, text, token_ids, logprobs = self._outputs[index].take()
         self._num_held -= len(token_ids)
-        delta = Delta(self._num_deltas, index, token_offset, text, token_ids)
+        delta = Delta(self._num_deltas, index, token_offset, text, token_ids, logprobs)
         self._num_deltas += 1
         return delta
 

@@ -12,6 +12,7 @@ from tercet.v1 import inference_pb2 as pb
 from .penalties import Penalties, read_penalties
 from .served_model import Catalogue, ServedModel
 from .template import Message
+from .token_logprobs import MAX_LOGPROBS
 from .vocabulary import check_token_ids
 
 ROLES = ("system", "user", "assistant")
@@ -52,13 +53,15 @@ Input = TextInput | TokenInput | ChatInput
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
-    """How to choose tokens, every value set; `seed` is None where one has to be drawn."""
+    """How to choose tokens, every value set; `seed` is None where one has to be drawn, `num_logprobs` where no logprobs
+    are wanted."""
 
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int | None
+    num_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +254,15 @@ def _sampling(given: pb.SamplingParams, model: ServedModel) -> SamplingChoice:
         raise _out_of_range("top_p", top_p, "in (0, 1]")
     if not 0 <= min_p <= 1:
         raise _out_of_range("min_p", min_p, "in [0, 1]")
+    if given.logprobs > MAX_LOGPROBS:
+        raise _out_of_range("logprobs", given.logprobs, f"at most {MAX_LOGPROBS}")
     return SamplingChoice(
         temperature=temperature,
         top_p=top_p,
         top_k=min(top_k, model.vocab_size),
         min_p=min_p,
         seed=given.seed if given.HasField("seed") else None,
+        num_logprobs=given.logprobs if given.HasField("logprobs") else None,
     )
 
 

@@ -134,6 +134,8 @@ class TokenBatch:
     sequence_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     ends: tuple[SequenceEnd, ...]
+    # As in StepReported, in the order of the tokens.
+    logprobs: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

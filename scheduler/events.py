@@ -46,6 +46,8 @@ class Sampling:
     seed: int
     # A tercet.mesh.v1.Penalties as it came, empty for none.
     penalties: bytes = b""
+    # None: no logprobs.
+    num_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ class StepReported:
     ended: tuple[Ended, ...]
     blocks: BlockCounts
     step_us: int = 0
+    # By sequence, of those that ask: a tercet.mesh.v1.TokenLogprobs as it came.
+    logprobs: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

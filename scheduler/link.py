@@ -251,6 +251,7 @@ def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
             ended=tuple(_ended_from_proto(ended) for ended in step.ended),
             blocks=_counts_from_proto(step.blocks),
             step_us=step.step_us,
+            logprobs=tuple((item.sequence_id, item.SerializeToString()) for item in step.logprobs),
         )
     if kind == "plan_done":
         done = event.plan_done

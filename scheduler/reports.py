@@ -83,7 +83,15 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     elif worker.window.plans_ahead < PLANS_AHEAD:
         mesh.touch(mesh.fleet.pool_of(worker))
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
-        mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends)))
+        logprobs = _logprobs_of(event, sequence_ids)
+        mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends), logprobs))
+
+
+def _logprobs_of(event: StepReported, sequence_ids: list[int]) -> tuple[tuple[int, bytes], ...]:
+    if not event.logprobs:
+        return ()
+    sent = set(sequence_ids)
+    return tuple(item for item in event.logprobs if item[0] in sent)
 
 
 def plan_ended(mesh: MeshState, event: PlanEnded, now: float) -> None:

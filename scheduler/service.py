@@ -27,7 +27,7 @@ from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
 from .wire import enum_value, sampling_from_proto
 
-_COLUMNS = ("sequence_ids", "token_ids", "ends")
+_COLUMNS = ("sequence_ids", "token_ids", "ends", "logprobs")
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -148,6 +148,7 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
             sequence_ids=message.sequence_ids,
             token_ids=message.token_ids,
             ends=[_end_to_proto(end) for end in message.ends],
+            logprobs=[sequence_pb2.TokenLogprobs.FromString(item) for _, item in message.logprobs],
         )
         return scheduler_pb2.SchedulerMessage(tokens=batch)
     if isinstance(message, Accepted):

@@ -29,6 +29,7 @@ def sampling_to_proto(sampling: Sampling) -> sequence_pb2.Sampling:
         min_p=sampling.min_p,
         seed=sampling.seed,
         penalties=penalties,
+        num_logprobs=sampling.num_logprobs,
     )
 
 
@@ -40,4 +41,5 @@ def sampling_from_proto(sampling: sequence_pb2.Sampling) -> Sampling:
         min_p=sampling.min_p,
         seed=sampling.seed,
         penalties=sampling.penalties.SerializeToString() if sampling.HasField("penalties") else b"",
+        num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
     )

@@ -36,6 +36,7 @@ from tercet.messages import (
     Output,
     OutputEnd,
     Prompt,
+    TokenLogprobs,
     from_event,
     from_fleet,
     from_model,
@@ -64,6 +65,7 @@ __all__ = [
     "Output",
     "OutputEnd",
     "Prompt",
+    "TokenLogprobs",
     "generate_blocking",
 ]
 
@@ -124,12 +126,14 @@ class Generation:
         finished: Finished | None = None
         texts: defaultdict[int, list[str]] = defaultdict(list)
         token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
         # An iteration that `on_text` breaks off ends here, not whenever the event loop finds it.
         async with contextlib.aclosing(self.__aiter__()) as events:
             async for event in events:
                 if isinstance(event, Delta):
                     texts[event.output_index].append(event.text)
                     token_ids[event.output_index].extend(event.token_ids)
+                    logprobs[event.output_index].extend(event.logprobs)
                     if on_text is not None and event.output_index == 0:
                         on_text(event.text)
                 elif isinstance(event, Accepted):
@@ -138,7 +142,10 @@ class Generation:
                     finished = event
         if accepted is None or finished is None:
             raise errors.GatewayLostError(f"the stream from {self._address} ended without its last event")
-        written = [("".join(texts[index]), tuple(token_ids[index])) for index in range(len(finished.outputs))]
+        written = [
+            ("".join(texts[index]), tuple(token_ids[index]), tuple(logprobs[index]))
+            for index in range(len(finished.outputs))
+        ]
         return to_answer(written, accepted, finished)
 
 

@@ -51,6 +51,8 @@ class Options:
     request_id: str = ""
     # Outputs of one prompt; number i draws with seed + i.
     n: int | None = None
+    # Logprobs of each token, and of so many of the likeliest ones.
+    logprobs: int | None = None
     # Within a class lower is served earlier and preempted later.
     priority: int | None = None
     # Empty: the gateway's default.
@@ -72,12 +74,21 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The logprob of a token, and the (token id, logprob) of the likeliest ones at its place, the likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of one output, and the ids of exactly its tokens."""
+    """More text of one output, and the ids of exactly its tokens, with their logprobs if asked for."""
 
     text: str
     token_ids: tuple[int, ...]
     output_index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +142,13 @@ Event = Accepted | Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One whole output; its end as in OutputEnd."""
+    """One whole output; its end as in OutputEnd, `logprobs` as in Delta."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop: str | int | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +236,7 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
                 min_p=options.min_p,
                 seed=options.seed,
                 n=options.n,
+                logprobs=options.logprobs,
                 repetition_penalty=options.repetition_penalty,
                 frequency_penalty=options.frequency_penalty,
                 presence_penalty=options.presence_penalty,
@@ -281,7 +294,12 @@ def from_event(event: pb.GenerateEvent) -> Event | None:
     if kind == "accepted":
         return _accepted(event.accepted)
     if kind == "delta":
-        return Delta(event.delta.text, tuple(event.delta.token_ids), event.delta.output_index)
+        return Delta(
+            event.delta.text,
+            tuple(event.delta.token_ids),
+            event.delta.output_index,
+            from_logprobs(event.delta.logprobs),
+        )
     if kind == "finished":
         return _finished(event.finished.outputs, event.finished.usage, event.finished.timings)
     return None
@@ -293,15 +311,27 @@ def from_result(result: pb.GenerateResult) -> Answer:
         result.request_id, result.model, result.model_revision, 0, result.seed, result.usage.prompt_tokens
     )
     finished = _finished([output.end for output in result.outputs], result.usage, result.timings)
-    written = [(output.text, tuple(output.token_ids)) for output in result.outputs] or [("", ())]
+    written = [(output.text, tuple(output.token_ids), from_logprobs(output.logprobs)) for output in result.outputs] or [
+        ("", (), ())
+    ]
     return to_answer(written, accepted, finished)
 
 
-def to_answer(written: Iterable[tuple[str, tuple[int, ...]]], accepted: Accepted, finished: Finished) -> Answer:
-    """The answer of outputs as (text, token ids), one for each end."""
+def from_logprobs(logprobs: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """The logprobs of tokens."""
+    return tuple(
+        TokenLogprobs(item.logprob, tuple(zip(item.top_token_ids, item.top_logprobs, strict=False)))
+        for item in logprobs
+    )
+
+
+def to_answer(
+    written: Iterable[tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...]]], accepted: Accepted, finished: Finished
+) -> Answer:
+    """The answer of outputs as (text, token ids, logprobs), one for each end."""
     outputs = tuple(
-        Output(text, token_ids, end.finish_reason, end.stop)
-        for (text, token_ids), end in zip(written, finished.outputs, strict=True)
+        Output(text, token_ids, end.finish_reason, end.stop, logprobs)
+        for (text, token_ids, logprobs), end in zip(written, finished.outputs, strict=True)
     )
     return Answer(outputs, accepted, finished)
 

@@ -26,7 +26,11 @@ from .messages import (
     Resume,
     Sampling,
     StepResult,
+    TokenLogprobs,
 )
+
+# Of the likeliest tokens. What the kernels can find.
+MAX_LOGPROBS = 20
 
 _CAUSES = {
     worker_pb2.RELEASE_CAUSE_CANCEL: ReleaseCause.CANCEL,
@@ -79,6 +83,7 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
                 sampling.min_p,
                 sampling.seed,
                 _penalties(sampling.penalties) if sampling.HasField("penalties") else None,
+                sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
             ),
             new.prefix_salt,
             _problem(new, limits),
@@ -103,7 +108,7 @@ def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | Non
         return f"token id {max(new.token_ids)} is not below {limits.vocab_size}"
     sampling = new.sampling
     sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
-    if not sane:
+    if not sane or sampling.num_logprobs > MAX_LOGPROBS:
         return "sampling parameters are out of range"
     return _problem_of_penalties(sampling.penalties, limits.vocab_size) if sampling.HasField("penalties") else None
 
@@ -149,6 +154,7 @@ def encode_event(event: Event) -> worker_pb2.WorkerEvent:
                 ended=[_encode_ended(item) for item in event.ended],
                 blocks=_encode_counts(event.blocks),
                 step_us=event.step_us,
+                logprobs=[_encode_logprobs(sequence_id, item) for sequence_id, item in event.logprobs],
             )
             return worker_pb2.WorkerEvent(step=step)
         case PlanDone():
@@ -190,6 +196,12 @@ def _encode_ended(item: Ended) -> worker_pb2.Ended:
         out.failure.reason = item.failure.reason
         out.failure.message = item.failure.message
     return out
+
+
+def _encode_logprobs(sequence_id: int, item: TokenLogprobs) -> sequence_pb2.TokenLogprobs:
+    return sequence_pb2.TokenLogprobs(
+        sequence_id=sequence_id, logprob=item.logprob, top_ids=item.top_ids, top_logprobs=item.top_logprobs
+    )
 
 
 def _encode_counts(counts: BlockCounts) -> worker_pb2.BlockCounts:

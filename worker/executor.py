@@ -217,8 +217,8 @@ class Executor:
             self._join(self._plans.head)
             chunks = missing_chunks(self._sequences, self._plans.head.chunks)
         rows = list(self._sequences.decoding())
-        penalized = any(row.penalized for row in rows)
-        if rows and not chunks and not penalized and self._begin_run(rows):
+        needs_host = any(row.needs_host for row in rows)
+        if rows and not chunks and not needs_host and self._begin_run(rows):
             return self._next_of_run()
         if rows or chunks:
             return mixed_step(self._steps, self._kv_cache, self._sequences, [*((row, 1) for row in rows), *chunks])
@@ -273,6 +273,7 @@ class Executor:
             ended=ended,
             blocks=self._counts(),
             step_us=took_us,
+            logprobs=tuple(outcome.logprobs),
         )
         self._plans.note_step(took_us)
         self._send(result)

@@ -47,9 +47,8 @@ class GraphSteps:
     def step(self, rows: Seq[Row]) -> Computed:
         """See Steps."""
         with self._device_errors():
-            # What is done to logits is kept on the host.
-            penalized = any(row.sequence.penalized for row in rows)
-            captured = None if penalized else self._graphs.find_mixed(_shape_of(rows))
+            needs_host = any(row.sequence.needs_host for row in rows)
+            captured = None if needs_host else self._graphs.find_mixed(_shape_of(rows))
             if captured is None:
                 return self._host.step(rows)
             shape = self._rows.fill(rows)

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from .draws import draw
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.commit import LIVE, NO_TOKEN, commit_reference
-from .ops.penalties import Penalties, PenaltyCounts, PenaltyRow, penalize
 from .ops.sampler import sample_packed
 from .sequence import Sequence
 from .step_rows import StepRows, StepShape
@@ -40,7 +40,13 @@ class HostSteps:
         """See Steps."""
         num_draws = sum(row.num_draws for row in rows)
         self._make_room(sum(row.count for row in rows), max(len(rows), num_draws))
-        return Computed(self._forward(self._rows.fill(rows), self._penalties(rows)).tolist())
+        shape = self._rows.fill(rows)
+        logits = self._forward(shape)
+        if shape.num_draws == 0:
+            return Computed([])
+        if any(row.sequence.needs_host for row in rows):
+            return draw(logits, self._rows.device.params[: shape.num_draws], rows)
+        return Computed(self._draw(logits).tolist())
 
     def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
         """See Steps."""
@@ -60,7 +66,7 @@ class HostSteps:
         self._num_left = 0
         rows = self._rows.host.commit_rows(num_live)
         shape = StepShape(num_live, num_live, num_live, int(rows.context_lens.sum()))
-        recorded = commit_reference(self._forward(shape), rows, self._block_size)
+        recorded = commit_reference(self._draw(self._forward(shape)), rows, self._block_size)
         tokens = torch.full((len(self._sequences),), NO_TOKEN, dtype=torch.int32)
         tokens[self._places] = recorded
         live = rows.status == LIVE
@@ -82,32 +88,21 @@ class HostSteps:
         """See Steps. At once."""
         self._stopped = True
 
-    def _penalties(self, rows: Seq[Row]) -> Penalties | None:
-        """Of a step's draws, if any has some."""
-        drawing = [row for row in rows if row.num_draws]
-        if not any(row.sequence.penalized for row in drawing):
-            return None
-        vocab_size = self._model.config.vocab_size
-        none = PenaltyCounts(PenaltyRow(), vocab_size)
-        counts = [row.sequence.penalties(vocab_size) or none for row in drawing for _ in range(row.num_draws)]
-        return Penalties.of(counts, vocab_size, 0, self._device)
-
-    def _forward(self, shape: StepShape, penalties: Penalties | None = None) -> Tensor:
-        """The tokens int64 [D] of the first rows, on the host."""
+    def _forward(self, shape: StepShape) -> Tensor:
+        """The logits [D, V] of the first rows."""
         rows = self._rows
         rows.upload(shape.num_rows)
-        logits = self._model.forward(
+        return self._model.forward(
             rows.device.token_ids[: shape.num_tokens],
             rows.device.positions[: shape.num_tokens],
             self._kv,
             rows.attention(shape),
             rows.device.logit_rows[: shape.num_draws],
-        )  # [D, V]
-        if shape.num_draws == 0:
-            return torch.empty(0, dtype=torch.int64)
-        if penalties is not None:
-            penalize(logits, penalties)
-        return sample_packed(logits, rows.device.params[: shape.num_draws]).cpu()
+        )
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """The tokens int64 [D] of the first rows, on the host."""
+        return sample_packed(logits, self._rows.device.params[: len(logits)]).cpu()
 
     def _make_room(self, num_tokens: int, num_rows: int) -> None:
         rows = self._rows

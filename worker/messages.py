@@ -47,6 +47,8 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     penalties: Penalties | None = None
+    # Logprobs of each token, and of so many of the likeliest ones; None: no logprobs.
+    num_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,15 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of a token, and columns of the likeliest ones with theirs, the likeliest first."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced: columns of sequence ids and their tokens, prefill progress, ends, the pool, time in us."""
 
@@ -192,6 +203,8 @@ class StepResult:
     ended: tuple[Ended, ...]
     blocks: BlockCounts
     step_us: int
+    # By sequence id, of those that want some.
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

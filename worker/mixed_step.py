@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, repeat
 
 import structlog
 
@@ -62,10 +62,11 @@ def mixed_step(
 
 
 def _take(rows: list[Row], computed: Computed, sequences: Sequences, outcome: Outcome) -> None:
-    next_token = iter(computed.tokens)
+    next_token, next_logprobs = iter(computed.tokens), iter(computed.logprobs or repeat(None))
     for row in rows:
         sequence, in_prefill = row.sequence, not row.sequence.prefill_complete
         drawn = list(islice(next_token, row.num_draws))
+        logprobs = list(islice(next_logprobs, row.num_draws))
         if drawn and min(drawn) < 0:
             # Before its blocks are published: what made the logits so must not be found by the next prompt.
             outcome.ended.extend(sequences.fail(sequence, "the model's logits are not finite"))
@@ -78,9 +79,11 @@ def _take(rows: list[Row], computed: Computed, sequences: Sequences, outcome: Ou
         if not drawn:
             continue
         members = [sequence, *sequences.begin_forks(sequence)] if sequence.forks else [sequence]
-        for member, token_id in zip(members, drawn, strict=True):
+        for member, token_id, of_token in zip(members, drawn, logprobs, strict=True):
             outcome.sequence_ids.append(member.spec.sequence_id)
             outcome.token_ids.append(token_id)
+            if of_token is not None:
+                outcome.logprobs.append((member.spec.sequence_id, of_token))
             if reason := member.append(token_id):
                 stop_token_id = token_id if reason is EndReason.STOP else 0
                 outcome.ended.append(sequences.end(member, reason, stop_token_id=stop_token_id))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import Ended, PrefillProgress
+from .messages import Ended, PrefillProgress, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Tokens by sequence, progress of prefills, and who ended; `step_us` in microseconds where the device told it."""
+    """Tokens by sequence, progress of prefills, who ended, and logprobs of those that want some; `step_us` in
+    microseconds where the device told it."""
 
     sequence_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     prefills: list[PrefillProgress] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     step_us: int | None = None
+    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)

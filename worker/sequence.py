@@ -72,9 +72,9 @@ class Sequence:
         return self.in_decode_set and self.prefill_complete
 
     @property
-    def penalized(self) -> bool:
-        """Whether something is done to its logits before a token is chosen."""
-        return self.spec.sampling.penalties is not None
+    def needs_host(self) -> bool:
+        """Whether choosing its tokens takes more than `sample`, so that a device does not do it by itself."""
+        return self.spec.sampling.penalties is not None or self.spec.sampling.num_logprobs is not None
 
     def penalties(self, vocab_size: int) -> PenaltyCounts | None:
         """What is done to its logits for the next token, if anything."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+from .messages import TokenLogprobs
 from .sequence import Sequence
 
 
@@ -28,13 +29,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The tokens of a step; NOT_FINITE (worker/ops/commit.py) in place of one whose logits were not.
+    """The tokens of a step; NOT_FINITE in place of one whose logits were not.
 
     `step_us` is how long the step took, in microseconds, where the device knows that better than who waited for it.
+    `logprobs` is beside `tokens`, or None if none of them wants any.
     """
 
     tokens: list[int]
     step_us: int | None = None
+    logprobs: list[TokenLogprobs | None] | None = None
 
 
 class Steps(Protocol):
@@ -42,7 +45,7 @@ class Steps(Protocol):
 
     A *run* is several decode steps over the same rows, a token of each, for which nobody is asked in between. A row
     ends in mid-run with its last token or at a stop id, or where its logits are not finite; it stays, and is empty.
-    None of its rows is penalized: that takes the host between two steps. Blocks are reserved by the caller. Whatever
+    None of its rows `needs_host` between two steps. Blocks are reserved by the caller. Whatever
     fails raises: then nothing is known of the step, and the run is over; DeviceLost, if there is no sense in another
     one.
     """

@@ -50,6 +50,9 @@ def sampling_options(command: Command) -> Command:
         click.option("--min-tokens", type=_UINT32, metavar="N", help="Tokens before one that ends may come."),
         click.option("--repetition-penalty", type=float, metavar="X", help="Above 1: what is there already is rarer."),
         click.option("--frequency-penalty", type=float, metavar="X", help="For each time a token was generated."),
+        click.option(
+            "--logprobs", type=click.IntRange(0, 20), metavar="N", help="Of tokens and the N likeliest (--json)."
+        ),
         click.option("--presence-penalty", type=float, metavar="X", help="For a token that was generated."),
         click.option(
             "--class",

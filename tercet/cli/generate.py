@@ -81,6 +81,7 @@ def to_json(answer: Answer) -> str:
             "token_ids": answer.token_ids,
             "finish_reason": answer.finished.finish_reason,
             "stop": answer.finished.stop,
+            "logprobs": [dataclasses.asdict(item) for item in answer.outputs[0].logprobs],
             "outputs": [
                 {**dataclasses.asdict(output), "seed": (answer.accepted.seed + index) % 2**64}
                 for index, output in enumerate(answer.outputs)

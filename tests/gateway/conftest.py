@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,12 @@ class FakeSequence:
         self.ended = False
         self._scheduler = scheduler
 
-    async def tokens(self, *token_ids: int, end: pb.SequenceEnd | None = None) -> None:
+    async def tokens(
+        self, *token_ids: int, end: pb.SequenceEnd | None = None, logprobs: Sequence[sequence_pb2.TokenLogprobs] = ()
+    ) -> None:
         """One message with these tokens and perhaps the end."""
-        batch = pb.TokenBatch(sequence_ids=[self.sequence_id] * len(token_ids), token_ids=token_ids)
+        sequence_ids = [self.sequence_id] * len(token_ids)
+        batch = pb.TokenBatch(sequence_ids=sequence_ids, token_ids=token_ids, logprobs=logprobs)
         if end is not None:
             self.ended = True
             end.sequence_id = self.sequence_id

@@ -137,6 +137,39 @@ async def test_penalties_are_resolved_and_absent_where_nothing_is_asked(gateway:
     assert scheduler.sequences[3].submit.sampling.penalties.min_tokens == 1
 
 
+async def test_logprobs_come_with_the_tokens_they_are_of(gateway: Any, scheduler: Any, model: Any) -> None:
+    def item(sequence: Any, number: int) -> sequence_pb2.TokenLogprobs:
+        return sequence_pb2.TokenLogprobs(
+            sequence_id=sequence.sequence_id, logprob=-number, top_ids=[number, 7], top_logprobs=[-0.5, -number]
+        )
+
+    async def play(sequence: Any) -> None:
+        # "a" of the stop string is held back, and one message brings tokens of several steps.
+        first, *rest = model.tokenizer.encode("haxab", add_bos=False)
+        await sequence.tokens(first, logprobs=[item(sequence, 0)])
+        await sequence.tokens(*rest, logprobs=[item(sequence, 1 + i) for i in range(len(rest))])
+        await sequence.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    request = pb.GenerateRequest(
+        prompt="x", sampling=pb.SamplingParams(logprobs=2), stop=pb.StopConditions(strings=["abc"])
+    )
+    events = await stream(gateway, request)
+    text, token_ids, _ = check_events(events)
+    assert text == "haxab"
+    deltas = [event.delta for event in events if event.HasField("delta")]
+    assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
+    want = [pb.TokenLogprobs(logprob=-i, top_token_ids=[i, 7], top_logprobs=[-0.5, -i]) for i in range(len(token_ids))]
+    assert [each for delta in deltas for each in delta.logprobs] == want
+    assert scheduler.sequences[0].submit.sampling.num_logprobs == 2
+    once = await gateway.inference.GenerateOnce(request)
+    assert list(once.outputs[0].logprobs) == want
+    await stream(gateway, pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(logprobs=0)))
+    assert scheduler.sequences[2].submit.sampling.HasField("num_logprobs")
+    await stream(gateway, pb.GenerateRequest(prompt="x"))
+    assert not scheduler.sequences[3].submit.sampling.HasField("num_logprobs")
+
+
 async def test_chat_is_rendered_and_tokenize_agrees(gateway: Any, scheduler: Any) -> None:
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hello")])
     events = await stream(gateway, pb.GenerateRequest(chat=chat))
@@ -261,6 +294,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "min_tokens": ({"prompt": "x", "stop": {"minTokens": 9, "maxTokens": 8}}, "INVALID_FIELD", "stop.min_tokens"),
     "min_tokens, no max": ({"prompt": "x", "stop": {"minTokens": 256}}, "INVALID_FIELD", "stop.min_tokens"),
+    "21 logprobs": ({"prompt": "x", "sampling": {"logprobs": 21}}, "INVALID_FIELD", "sampling.logprobs"),
     "n 0": ({"prompt": "x", "sampling": {"n": 0}}, "INVALID_FIELD", "sampling.n"),
     "n 129": ({"prompt": "x", "sampling": {"n": 129}}, "INVALID_FIELD", "sampling.n"),
     "best_of": ({"prompt": "x", "sampling": {"bestOf": 4}}, "INVALID_FIELD", "sampling.best_of"),

@@ -16,6 +16,7 @@ from gateway.output import Finish, Output
 from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stop_matcher import StopMatcher
 from gateway.stream import Delta, Stream
+from gateway.token_logprobs import TokenLogprobs
 from tercet.errors import EngineFaultError, RequestCancelledError, SlowConsumerError, WorkerLostError
 
 # Tokens of one or more bytes of a text with short repeats, so that stops and characters are cut everywhere.
@@ -67,7 +68,7 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
         reader: asyncio.Future[Delta | None] | None = None
         for token_id, read in zip(token_ids, reads, strict=False):
             pushed.append(token_id)
-            if stream.push(0, token_id) is not None:
+            if stream.push(0, token_id, TokenLogprobs(-len(pushed), (), ())) is not None:
                 break
             if read:
                 # What a client sees now is the text of whole tokens and can never belong to a stop string.
@@ -90,6 +91,8 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
         match = matcher.push(decode(token_ids))
         text = "".join(delta.text for delta in deltas)
         assert [token_id for delta in deltas for token_id in delta.token_ids] == pushed
+        assert [-item.logprob for delta in deltas for item in delta.logprobs] == list(range(1, len(pushed) + 1))
+        assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
         assert stream.num_tokens == len(pushed)
         assert [delta.seq for delta in deltas] == list(range(len(deltas)))
         assert all(delta.token_ids for delta in deltas)

@@ -141,6 +141,7 @@ def _random_ask(
             min_p=rng.choice([0.0, 0.05]),
             seed=rng.choice([0, 1, 7, 2**64 - 2]),
             penalties=b"" if penalties is None else penalties_to_bytes(penalties),
+            num_logprobs=words.choice([None, None, None, 0, 3]),
         ),
         penalties=penalties,
         salt=rng.choice([b"", b"", b"tenant"]),

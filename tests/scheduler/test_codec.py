@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.actions import NewSequence, Release, ReleaseCause, Resume
@@ -10,7 +12,14 @@ from scheduler.fleet import FleetView, WorkerView
 from scheduler.link import ContractError, command_to_proto, event_from_proto, info_from_proto
 from scheduler.service import fleet_to_proto, submission_from_proto
 from scheduler.simulator.small import GREEDY
-from tercet.mesh.v1 import scheduler_pb2, worker_pb2
+from scheduler.wire import sampling_from_proto, sampling_to_proto
+from tercet.mesh.v1 import scheduler_pb2, sequence_pb2, worker_pb2
+
+
+def test_sampling_comes_back_as_it_was() -> None:
+    penalties = sequence_pb2.Penalties(prompt_tokens=3, biased_ids=[1], biases=[0.5]).SerializeToString()
+    for sampling in (GREEDY, replace(GREEDY, seed=2**64 - 1, penalties=penalties), replace(GREEDY, num_logprobs=0)):
+        assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
 
 
 def test_a_leader_names_its_forks_and_their_seeds() -> None:
@@ -36,6 +45,11 @@ def test_events() -> None:
     step = worker_pb2.StepResult(plan_seq=1, step=2, sequence_ids=[5, 6], token_ids=[7, 8], blocks=counts, step_us=1500)
     seen = event_from_proto(worker_pb2.WorkerEvent(step=step), 9)
     assert seen == StepReported(9, 1, 2, (5, 6), (7, 8), (), (), BlockCounts(1, 2, 3), 1500)
+    logprobs = sequence_pb2.TokenLogprobs(sequence_id=6, logprob=-1.5, top_ids=[7], top_logprobs=[-0.5])
+    step.logprobs.append(logprobs)
+    seen = event_from_proto(worker_pb2.WorkerEvent(step=step), 9)
+    assert isinstance(seen, StepReported)
+    assert seen.logprobs == ((6, logprobs.SerializeToString()),)
     gone = worker_pb2.Released(sequence_id=5, found=True, blocks_used=4, blocks_freed=3, blocks=counts, swapped=True)
     seen = event_from_proto(worker_pb2.WorkerEvent(released=gone), 9)
     assert seen == SequenceReleased(9, 5, True, 4, 3, BlockCounts(1, 2, 3), swapped=True)

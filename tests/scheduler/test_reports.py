@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outcomes import prepared
 
+from scheduler.actions import ToGateway, TokenBatch
 from scheduler.events import PrefillProgress, StepReported
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
@@ -62,6 +63,23 @@ def test_a_step_that_says_no_time_teaches_nothing() -> None:
     mesh.core.handle(report, mesh.now)
     assert worker.steps == 1
     assert not heard
+
+
+def test_logprobs_go_with_their_tokens_and_no_others() -> None:
+    mesh, gateway = prepared(delay=0.0)
+    mesh.submit(gateway, submission(1))
+    mesh.run(until=0.005)
+    (worker,) = mesh.core._mesh.fleet.workers.values()
+    counts = worker.ledger.counts
+    report = StepReported(
+        1, 1, 0, (1, 44), (7, 8), (PrefillProgress(1, 3, 0),), (), counts, logprobs=((1, b"one"), (44, b"unknown"))
+    )
+    (batch,) = [
+        action.message
+        for action in mesh.core.handle(report, mesh.now)
+        if isinstance(action, ToGateway) and isinstance(action.message, TokenBatch)
+    ]
+    assert (batch.token_ids, batch.logprobs) == ((7,), ((1, b"one"),))
 
 
 def test_news_of_a_worker_that_is_gone_and_of_sequences_it_has_not_changes_nothing() -> None:

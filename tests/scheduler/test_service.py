@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch
 from scheduler.events import EndReason
 from scheduler.service import merged, message_to_proto
+from tercet.mesh.v1 import sequence_pb2
 
 ids = st.integers(1, 5)
 
@@ -47,6 +48,15 @@ def test_merging_loses_nothing_and_keeps_the_order(messages: list[GatewayMessage
     for each in kinds:
         here, there = out.index(each), messages.index(each)
         assert _tokens(out[:here]) == _tokens(messages[:there])
+
+
+def test_logprobs_are_merged_in_the_order_of_their_tokens() -> None:
+    items = [sequence_pb2.TokenLogprobs(sequence_id=1, logprob=-i).SerializeToString() for i in range(3)]
+    batches = [TokenBatch((1,), (10 + i,), (), ((1, item),)) for i, item in enumerate(items)]
+    (batch,) = merged(batches)
+    assert isinstance(batch, TokenBatch)
+    assert batch.logprobs == tuple((1, item) for item in items)
+    assert [item.logprob for item in message_to_proto(batch).tokens.logprobs] == [0, -1, -2]
 
 
 def test_batches_that_follow_each_other_are_one_message() -> None:

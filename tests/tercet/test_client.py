@@ -4,7 +4,7 @@ import pytest
 
 from tercet import errors
 from tercet.client import Accepted, ChatMessage, Client, Delta, Finished, Options, Output, OutputEnd, generate_blocking
-from tercet.messages import from_event
+from tercet.messages import TokenLogprobs, from_event, from_result
 from tercet.ports import free_ports
 from tercet.v1 import inference_pb2 as pb
 
@@ -45,6 +45,15 @@ async def test_what_is_not_given_is_not_sent(gateway):
     assert not any(sampling.HasField(name) for name in ("temperature", "top_p", "top_k", "min_p", "seed"))
     assert not any(sampling.HasField(f"{name}_penalty") for name in ("repetition", "frequency", "presence"))
     assert not any(gateway.requests[0].stop.HasField(name) for name in ("max_tokens", "min_tokens"))
+
+
+def test_logprobs_of_a_delta_and_of_a_result_are_alike():
+    item = pb.TokenLogprobs(logprob=-0.5, top_token_ids=[7, 9], top_logprobs=[-0.25, -0.5])
+    want = (TokenLogprobs(-0.5, ((7, -0.25), (9, -0.5))),)
+    delta = from_event(pb.GenerateEvent(delta=pb.Delta(text="x", token_ids=[9], logprobs=[item])))
+    assert delta.logprobs == want
+    output = pb.Output(text="x", token_ids=[9], logprobs=[item], end=pb.OutputEnd(reason=pb.FINISH_REASON_STOP))
+    assert from_result(pb.GenerateResult(outputs=[output])).outputs[0].logprobs == want
 
 
 async def test_tokens_that_are_biased_or_allowed_are_sent(gateway):

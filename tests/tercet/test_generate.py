@@ -34,7 +34,7 @@ def test_generate_passes_every_option(gateway):
         "--temperature": "0.5", "--top-p": "0.25", "--top-k": "7", "--min-p": "0.125", "--seed": str(2**63),
         "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake", "-n": "2",
         "--class": "batch", "--priority": "-3", "--cache-salt": "mine", "--repetition-penalty": "1.5",
-        "--frequency-penalty": "-0.5", "--presence-penalty": "0.25", "--min-tokens": "3",
+        "--logprobs": "4", "--frequency-penalty": "-0.5", "--presence-penalty": "0.25", "--min-tokens": "3",
     }  # fmt: skip
     pairs = [part for pair in flags.items() for part in pair]
     done = run("generate", "hi", "--address", gateway.address, *pairs, "--stop", "a b", "--stop", "c", "--ignore-eos")
@@ -47,7 +47,7 @@ def test_generate_passes_every_option(gateway):
     assert (request.model, sampling.n, request.traffic_class, request.priority) == ("fake", 2, "batch", -3)
     assert request.cache_salt == "mine"
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, -0.5, 0.25)
-    assert request.stop.min_tokens == 3
+    assert (request.stop.min_tokens, sampling.logprobs) == (3, 4)
 
 
 def test_generate_wants_a_token_at_least(gateway):
@@ -79,8 +79,15 @@ def test_generate_json_has_all_outputs_and_the_first_beside_them(gateway):
     done = run("generate", "count 1", "--raw", "--json", "-n", "2", "--address", gateway.address)
     answer = json.loads(done.stdout)
     assert answer["outputs"] == [
-        {"text": "0 ", "token_ids": [100], "finish_reason": "stop", "stop": "!", "seed": 9},
-        {"text": "1:0 more", "token_ids": [1000, 7], "finish_reason": "length", "stop": None, "seed": 10},
+        {"text": "0 ", "token_ids": [100], "finish_reason": "stop", "stop": "!", "logprobs": [], "seed": 9},
+        {
+            "text": "1:0 more",
+            "token_ids": [1000, 7],
+            "finish_reason": "length",
+            "stop": None,
+            "logprobs": [],
+            "seed": 10,
+        },
     ]
     assert {**answer["outputs"][0], **answer} == answer
 

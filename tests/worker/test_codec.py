@@ -20,6 +20,8 @@ from worker.messages import (
     ReleaseCause,
     Released,
     Resume,
+    StepResult,
+    TokenLogprobs,
 )
 
 LIMITS = worker_pb2.Hello(vocab_size=50, max_model_len=100)
@@ -60,6 +62,25 @@ def test_penalties() -> None:
     assert decoded.problem is None
     assert decoded.sampling.penalties == Penalties(2, 1.0, -0.5, 2.0, ((49, 1.5), (0, -100.0)), None, 3)
     assert penalized(allowed_ids=[3, 4]).sampling.penalties == Penalties(2, allowed_ids=(3, 4))
+
+
+def test_logprobs() -> None:
+    for wanted in (None, 0, 20):
+        new = worker_pb2.NewSequence(sequence_id=7, token_ids=[1, 2], max_length=9)
+        new.sampling.num_logprobs = wanted or 0
+        if wanted is None:
+            new.sampling.ClearField("num_logprobs")
+        decoded = decode_command(worker_pb2.WorkerCommand(new_sequence=new), LIMITS)
+        assert isinstance(decoded, NewSequence)
+        assert (decoded.sampling.num_logprobs, decoded.problem) == (wanted, None)
+    new.sampling.num_logprobs = 21
+    decoded = decode_command(worker_pb2.WorkerCommand(new_sequence=new), LIMITS)
+    assert isinstance(decoded, NewSequence)
+    assert decoded.problem == "sampling parameters are out of range"
+    of_token = TokenLogprobs(-1.5, (3, 4), (-0.5, -1.5))
+    step = encode_event(StepResult(1, 0, (7,), (4,), (), (), COUNTS, 10, ((7, of_token),))).step
+    assert [(item.sequence_id, item.logprob) for item in step.logprobs] == [(7, -1.5)]
+    assert (list(step.logprobs[0].top_ids), list(step.logprobs[0].top_logprobs)) == ([3, 4], [-0.5, -1.5])
 
 
 @pytest.mark.parametrize(
