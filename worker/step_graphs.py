@@ -52,6 +52,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         # Not the default one, which cannot be captured.
         self._stream = torch.cuda.Stream(kv_cache.blocks.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
         runs = [self._shape(size, size) for size in run_sizes(rows.max_rows)]
         mixed = [self._shape(*size) for size in mixed_sizes(rows.max_rows)]
         self._workspace = max((self._workspace_of(shape) for shape in (*runs, *mixed)), key=len)
