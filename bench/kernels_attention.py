@@ -56,6 +56,7 @@ class Case:
 
 CASES = [
     Case("decode 8b 64x512", 64, 512, 1),
+    Case("decode 8b 256x512", 256, 512, 1),
     Case("decode 8b 64x2048", 64, 2048, 1),
     Case("decode 8b 32x512", 32, 512, 1),
     Case("decode 8b 8x512", 8, 512, 1),
