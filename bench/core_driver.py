@@ -13,7 +13,7 @@ from scheduler.admission import QueueBounds
 from scheduler.core import CoreSettings
 from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached, WorkerInfo
 from scheduler.plan_log.checkpoint import Snapshot
-from scheduler.plan_log.recorder import LEFT_OUT, recorded_core
+from scheduler.plan_log.recorder import recorded_core
 from scheduler.planner import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.small import submission
@@ -111,7 +111,7 @@ class CoreDriver:
     def checkpoint(self) -> Took:
         """What one of the recorder's checkpoints takes now."""
         clock = Stopwatch()
-        checkpoint = Snapshot(self.core, LEFT_OUT)
+        checkpoint = Snapshot(self.core)
         clock.lap()
         # To free it takes long, too, and is done elsewhere.
         del checkpoint

@@ -17,10 +17,10 @@ from typing import Any
 
 from tercet.errors import PlanFileError, RequestError
 
-from .columns import Column, Containers, Counted, Kept, Mixed, Objects, References, Table, Tuples
+from .columns import Column, Containers, Counted, Kept, Mixed, References, Table, Tuples
 from .conform import strange_field
-from .shape import ATOMS, BLANK_CLASSES, Shape, is_blank, is_counted, shape_of
-from .values import class_of, counted, decode, decode_field, encode, fields_of
+from .shape import ATOMS, BLANK_CLASSES, Shape, shape_of
+from .values import class_of, decode, encode, fields_of
 
 # Containers that can change, by name; they are numbered like objects.
 _CONTAINERS: dict[str, type] = {
@@ -33,11 +33,10 @@ _NAMES = {cls: name for name, cls in _CONTAINERS.items()}
 class Snapshot:
     """The state of everything reachable from `root`; later changes of it do not show. Number 0 is the root.
 
-    `left_out` are attributes that are not state, by name of their class. Raises UnknownClassError.
+    Raises UnknownClassError.
     """
 
-    def __init__(self, root: object, left_out: Mapping[str, frozenset[str]] | None = None) -> None:
-        self._left_out = left_out or {}
+    def __init__(self, root: object) -> None:
         # By identity, in the order in which they were found, which their numbers are in, too.
         self._numbers: dict[int, int] = {id(root): 0}
         self._found: list[Any] = [root]
@@ -85,31 +84,16 @@ class Snapshot:
         name = _NAMES.get(cls)
         if name is not None:
             return Containers(name, [self._contents(name, value) for value in values])
-        shape = shape_of(cls)
-        if cls in BLANK_CLASSES:
-            return Objects(shape.name, [{}] * len(values))
-        if shape.fields is None:
-            return Objects(shape.name, [self._attributes(shape, value) for value in values])
-        return self._table(shape, values)
+        return self._table(shape_of(cls), values)
 
     def _contents(self, container: str, value: Any) -> tuple[Column, ...]:
         if container in _MAPPINGS:
             return self._column(list(value)), self._column(list(value.values()))
         return (self._column(list(value)),)
 
-    def _attributes(self, shape: Shape, value: Any) -> dict[str, Column]:
-        left_out = self._left_out.get(shape.name, ())
-        return {
-            name: Kept([None if is_blank(name) else counted(each)])
-            if is_blank(name) or is_counted(name)
-            else self._column([each])
-            for name, each in vars(value).items()
-            if name not in left_out
-        }
-
     def _table(self, shape: Shape, values: list[Any]) -> Table:
         columns: dict[str, Column] = {}
-        for index, name in enumerate(shape.fields or ()):
+        for index, name in enumerate(shape.fields):
             if index in shape.counted:
                 tag = "zero_list" if index in shape.lists else "zeros"
                 columns[name] = Counted(tag, list(map(len, map(attrgetter(name), values))))
@@ -156,7 +140,7 @@ class Snapshot:
 def restore(entries: Iterable[Any], root: type, left_out: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """The object that `Snapshot.encoded` wrote, a `root`, with everything that it refers to.
 
-    `left_out` are values for attributes that the snapshot left out, by name of their class. Raises PlanFileError.
+    `left_out` are values for attributes that are no state, by name of their class. Raises PlanFileError.
     """
     written = list(entries)
     shells = [_shell(data) for data in written]
@@ -222,14 +206,5 @@ def _hashable(value: Any) -> Any:
 
 
 def _fill_object(shell: Any, data: dict[str, Any], resolve: Callable[[int], Any]) -> None:
-    cls = type(shell)
-    if cls in BLANK_CLASSES:
-        return
-    names = shape_of(cls).fields
-    if names is None:
-        for name, content in data.items():
-            if name != "is":
-                vars(shell)[name] = decode_field(name, content, resolve)
-        return
-    for name, value in fields_of(data, names, resolve).items():
+    for name, value in fields_of(data, shape_of(type(shell)).fields, resolve).items():
         setattr(shell, name, value)

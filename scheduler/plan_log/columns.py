@@ -74,15 +74,14 @@ class Mixed(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Objects of one class that has declared its fields: rows of those that can be kept as they are, and columns of
-    the others by their names. Of fields that are in neither nothing is kept."""
+    """Objects of one class: rows of the fields that can be kept as they are, and columns of the others by their names.
+    Of fields that are in neither nothing is kept."""
 
     shape: Shape
     rows: Sequence[Sequence[Any]]
     columns: Mapping[str, Column]
 
     def encoded(self) -> Iterator[Any]:
-        assert self.shape.fields is not None
         start = {"is": self.shape.name, **dict.fromkeys(self.shape.fields)}
         cells = {name: column.encoded() for name, column in self.columns.items()}
         for row in self.rows:
@@ -91,17 +90,6 @@ class Table(NamedTuple):
                 **dict(zip(self.shape.kept, map(encode, row), strict=True)),
                 **{name: next(column) for name, column in cells.items()},
             }
-
-
-class Objects(NamedTuple):
-    """Objects of one class of which each may have attributes of its own: for each object columns of one value."""
-
-    name: str
-    attributes: Sequence[Mapping[str, Column]]
-
-    def encoded(self) -> Iterator[Any]:
-        for columns in self.attributes:
-            yield {"is": self.name, **{name: next(column.encoded()) for name, column in columns.items()}}
 
 
 class Containers(NamedTuple):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from collections.abc import Sequence as SequenceOf
-from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -45,9 +44,6 @@ from .values import Copied, encode, kept
 VALUES_PER_ROUND = 128
 # Rounds that are freed with each that is added.
 FREED_PER_ROUND = 16
-# The attribute of the core that is no state of it: whom it asks.
-LOOKUP = "_lookup"
-LEFT_OUT: Mapping[str, frozenset[str]] = MappingProxyType({Core.__name__: frozenset({LOOKUP})})
 
 # They have no tokens, and never change.
 _KEPT_AS_THEY_ARE = frozenset(
@@ -109,7 +105,7 @@ class Recorder:
         self._max_rounds = max_rounds
         self._max_values = max_rounds * VALUES_PER_ROUND
         self._last_ids: dict[int, tuple[tuple[int, ...], array[int]]] = {}
-        self._segments = deque([Segment(Snapshot(core, LEFT_OUT))])
+        self._segments = deque([Segment(Snapshot(core))])
         self._num_rounds = self._num_values = 0
         # Values of sequence ids that the round being kept shares with none before it.
         self._unshared = 0
@@ -166,7 +162,7 @@ class Recorder:
             # To free thousands of them at once takes long, too.
             self._gone += oldest.rounds
         if segment.moment.has_come(self._share(len(segment.rounds), segment.num_values), self._core.num_sequences):
-            self._segments.append(Segment(Snapshot(self._core, LEFT_OUT)))
+            self._segments.append(Segment(Snapshot(self._core)))
 
     def _share(self, num_rounds: int, num_values: int) -> float:
         """Of what may be kept."""

@@ -20,8 +20,8 @@ from ..sequence import Sequence
 from .checkpoint import restore
 from .plan_file import PlanFile
 from .player import Player
-from .recorder import LOOKUP
 from .round import Round, encode_command
+from .shape import LOOKUP
 
 
 @dataclass(frozen=True, slots=True)

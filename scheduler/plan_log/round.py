@@ -31,7 +31,8 @@ StepIds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class KeptStep(NamedTuple):
-    """A StepReported without tokens. Consecutive ones of a worker share `sequence_ids` while those do not change."""
+    """A StepReported without tokens and logprobs. Consecutive ones of a worker share `sequence_ids` while those do not
+    change."""
 
     link: int
     plan_seq: int
@@ -162,7 +163,7 @@ def _decode_step(data: dict[str, Any], last_ids: dict[int, StepIds]) -> Event:
     ids = last_ids.get(link)
     if ids is None:
         raise PlanFileError("the first step of a stream names its sequences")
-    step: StepReported = _conforming(decode({**data, "sequence_ids": [], "token_ids": []}))
+    step: StepReported = _conforming(decode({**data, "sequence_ids": [], "token_ids": [], "logprobs": []}))
     return replace(step, sequence_ids=ids[0], token_ids=ids[1])
 
 

@@ -68,6 +68,8 @@ BLANK: Mapping[str, Any] = types.MappingProxyType(
 BLANK_SETS = frozenset({"prefixes"})
 # All that is in these are keys of blocks, which are made of tokens.
 BLANK_CLASSES = frozenset({prefix_index.PromisedPrefixes})
+# The attribute of the core that is no state of it: whom it asks.
+LOOKUP = "_lookup"
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -83,9 +85,9 @@ class Shape:
     """How the objects of one class are written.
 
     `inline`: they never change and have no identity, so they are written where they are used. `plain`: their fields
-    can be kept as they are, since none of them can change, or has to be hidden. `fields` is None if each object may
-    have its own. Indices of fields: of the `counted` only the length is kept, of the `blank` nothing, the `open` are
-    the others that are not plain, and `kept` names those that are. `lists` are the counted ones that are no tuples.
+    can be kept as they are, since none of them can change, or has to be hidden. Indices of fields: of the `counted`
+    only the length is kept, of the `blank` nothing, the `open` are the others that are not plain, and `kept` names
+    those that are. `lists` are the counted ones that are no tuples.
     """
 
     def __init__(self, cls: type) -> None:
@@ -93,9 +95,8 @@ class Shape:
         self.name = cls.__name__
         self.enum = issubclass(cls, Enum)
         self.inline = is_inline(cls)
-        self.fields = () if self.enum else _fields_of(cls)
+        self.fields = names = () if self.enum or cls in BLANK_CLASSES else _fields_of(cls)
         hints = hints_of(cls)
-        names = self.fields or ()
         self.counted = tuple(index for index, name in enumerate(names) if is_counted(name))
         self.lists = frozenset(index for index in self.counted if typing.get_origin(hints.get(names[index])) is list)
         self.blank = tuple(index for index, name in enumerate(names) if is_blank(name))
@@ -156,14 +157,12 @@ def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*names) if len(names) > 1 else lambda value: tuple([getattr(value, name) for name in names])
 
 
-def _fields_of(cls: type) -> tuple[str, ...] | None:
+def _fields_of(cls: type) -> tuple[str, ...]:
     if issubclass(cls, tuple):
         return tuple(cls._fields)  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(cls):
         return tuple(field.name for field in dataclasses.fields(cls))
-    if "__dict__" in dir(cls) and not hasattr(cls, "__slots__"):
-        return None
-    return tuple(name for base in reversed(cls.__mro__) for name in getattr(base, "__slots__", ()))
+    return tuple(name for name in hints_of(cls) if name != LOOKUP)  # type: ignore[arg-type]  # a class can be hashed
 
 
 @functools.cache

@@ -48,7 +48,7 @@ def encode(value: Any) -> Any:
     shape = shape_of(kind)
     if shape.enum:
         return {"enum": f"{shape.name}.{value.name}"}
-    if not shape.inline or shape.fields is None:
+    if not shape.inline:
         raise UnknownClassError(kind)
     return encode_fields(shape, copied(shape, [value])[0])
 
@@ -93,18 +93,12 @@ def copied(shape: Shape, values: Iterable[Any]) -> list[list[Any]]:
 
 def encode_fields(shape: Shape, fields: list[Any]) -> dict[str, Any]:
     """JSON data of what `copied` returned. Raises UnknownClassError."""
-    assert shape.fields is not None
     data: dict[str, Any] = {"is": shape.name}
     for name, value in zip(shape.fields, fields, strict=True):
         data[name] = encode(value)
     for index in shape.counted:
         data[shape.fields[index]] = {"zero_list" if index in shape.lists else "zeros": fields[index]}
     return data
-
-
-def counted(value: Any) -> dict[str, int]:
-    """JSON data of a value of which only the length is kept."""
-    return {"zero_list" if type(value) is list else "zeros": len(value)}
 
 
 def decode(data: Any, resolve: Callable[[int], Any] | None = None) -> Any:
@@ -174,7 +168,7 @@ def class_of(data: dict[str, Any]) -> type:
 def _decode_object(data: dict[str, Any], resolve: Callable[[int], Any] | None) -> Any:
     cls = class_of(data)
     shape = shape_of(cls)
-    if not shape.inline or shape.fields is None:
+    if not shape.inline:
         raise PlanFileError(f"{shape.name} stands where only values can")
     return cls(**fields_of(data, shape.fields, resolve))
 

@@ -11,7 +11,8 @@ from scheduler.actions import Action
 from scheduler.core import Core
 from scheduler.events import Event
 from scheduler.plan_log.plan_file import PlanFile, read_plan_file
-from scheduler.plan_log.recorder import LOOKUP, NotedLookup, Recorder
+from scheduler.plan_log.recorder import NotedLookup, Recorder
+from scheduler.plan_log.shape import LOOKUP
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import GREEDY, worker_info
 from scheduler.simulator.text import VOCAB
