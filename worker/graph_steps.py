@@ -61,9 +61,8 @@ class GraphSteps:
     def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
         """See Steps."""
         with self._device_errors():
-            contexts = sum(sequence.num_computed for sequence in sequences)
             count = len(sequences)
-            self._total_context = contexts + count * num_steps
+            self._total_context = sum(each.num_computed + min(num_steps, each.num_remaining) for each in sequences)
             self._captured = self._graphs.find_run(StepShape(count, count, count, self._total_context))
             if self._captured is None:
                 self._host.begin(sequences, num_steps)

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Run:
-    """Has room for all its steps from the beginning, and the block tables are up to date again when it is closed.
+    """Has room for all its steps from the beginning. Until it is closed, block tables know full blocks alone.
 
     What is reserved beyond what was computed is `num_ahead`: who spends blocks by what is reported of them need not
     know of it, since it is no more than what they gave leave to take.
@@ -138,6 +138,7 @@ class Run:
 
     def _take(self, tokens: list[int], step_us: int | None) -> Outcome:
         outcome = Outcome(step_us=step_us)
+        block_size = self._kv_cache.pool.block_size
         sequence_ids, token_ids, ended = outcome.sequence_ids, outcome.token_ids, outcome.ended
         for place, (row, token_id) in enumerate(zip(self._rows, tokens, strict=True)):
             if row is None:
@@ -149,6 +150,9 @@ class Run:
                 self._rows[place] = None
                 continue
             row.num_computed += 1
+            if row.num_computed % block_size == 0:
+                # Not all of a long run at its end, where somebody waits.
+                row.publish()
             sequence_ids.append(row.spec.sequence_id)
             token_ids.append(token_id)
             if reason := row.append(token_id):

@@ -19,9 +19,8 @@ _MAX_INT32 = 2**31 - 1
 class Sequence:
     """A sequence between NewSequence and its end. Its KV cache holds the first `num_computed` of `token_ids`.
 
-    The block table is behind until `settle`: what a run computes is entered at its end. A leader has `forks` until its
-    prefill is complete and they begin. While a sequence is swapped out its table is empty, and blocks of host memory
-    hold what its KV cache held.
+    The block table may be behind, until `publish`. A leader has `forks` until its prefill is complete and they begin.
+    While a sequence is swapped out its table is empty, and blocks of host memory hold what its KV cache held.
     """
 
     __slots__ = (
@@ -122,10 +121,13 @@ class Sequence:
         self.num_cached = self.table.match_prefix(self.token_ids[:-1])
         self.num_computed = self.num_cached
 
-    def settle(self) -> None:
-        """Enters what was computed into the block table, which publishes the blocks that became full, and gives back
-        the room that was reserved beyond."""
+    def publish(self) -> None:
+        """Enters what was computed into the block table: others find the blocks that became full."""
         self.table.commit(self.token_ids[self.table.num_tokens : self.num_computed])
+
+    def settle(self) -> None:
+        """Publishes, and gives back the room that was reserved beyond."""
+        self.publish()
         self.table.trim(self.num_computed)
 
     def append(self, token_id: int) -> EndReason | None:
