@@ -86,8 +86,8 @@ class Shape:
 
     `inline`: they never change and have no identity, so they are written where they are used. `plain`: their fields
     can be kept as they are, since none of them can change, or has to be hidden. Indices of fields: of the `counted`
-    only the length is kept, of the `blank` nothing, the `open` are the others that are not plain, and `kept` names
-    those that are. `lists` are the counted ones that are no tuples.
+    only the length is kept, of the `blank` nothing, `hidden` names both; the `open` are the others that are not plain,
+    and `kept` names those that are. `lists` are the counted ones that are no tuples.
     """
 
     def __init__(self, cls: type) -> None:
@@ -106,6 +106,7 @@ class Shape:
             if not is_counted(name) and not is_blank(name) and not is_plain(hints.get(name))
         )
         self.plain = self.enum or (self.inline and not self.counted and not self.blank and not self.open)
+        self.hidden = tuple(names[index] for index in (*self.counted, *self.blank))
         self.read = _reader(names)
         special = {*self.counted, *self.blank, *self.open}
         self.kept = tuple(name for index, name in enumerate(names) if index not in special)

@@ -71,7 +71,7 @@ def kept(value: Any) -> Any:
     if isinstance(value, errors.RequestError):
         return encode(value)
     shape = shape_of(kind)
-    if shape.plain:
+    if shape.plain or not (shape.open or any(getattr(value, name) for name in shape.hidden)):
         return value
     (row,) = copied(shape, [value])
     for index in shape.open:

@@ -39,3 +39,5 @@ def test_a_kept_value_is_written_as_the_value_and_has_no_token(value: Any) -> No
 def test_what_hides_nothing_is_kept_as_it_is() -> None:
     assert kept(VALUES[-1]) is VALUES[-1]
     assert kept((1, COUNTS)) == (1, COUNTS)
+    # It could have penalties, but has none.
+    assert kept(GREEDY) is GREEDY
