@@ -29,11 +29,12 @@ else:
 ENV_PREFIX = "TERCET"
 
 # Who set the environment of a child of `tercet up`, and what the child is called there; which instructions the C++
-# extension may use.
+# extension may use; which GPUs the CUDA one is built for.
 PARENT_PID_VARIABLE = f"{ENV_PREFIX}_PARENT_PID"
 PROCESS_NAME_VARIABLE = f"{ENV_PREFIX}_PROCESS_NAME"
 ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
-_NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE})
+CUDA_ARCHS_VARIABLE = f"{ENV_PREFIX}_CUDA_ARCHS"
+_NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE, CUDA_ARCHS_VARIABLE})
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]

@@ -134,7 +134,11 @@ def test_a_mistyped_variable_is_told_its_neighbour():
 
 def test_variables_that_are_no_settings_may_be_there():
     assert (
-        load_config(None, {"TERCET_ISA": "avx2", "TERCET_PARENT_PID": "1", "TERCET_PROCESS_NAME": "x"}) == MeshConfig()
+        load_config(
+            None,
+            {"TERCET_ISA": "avx2", "TERCET_CUDA_ARCHS": "90", "TERCET_PARENT_PID": "1", "TERCET_PROCESS_NAME": "x"},
+        )
+        == MeshConfig()
     )
 
 
