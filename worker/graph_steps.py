@@ -42,6 +42,7 @@ class GraphSteps:
         # Of the run: nothing if the host computes it.
         self._captured: CapturedStep | None = None
         self._sequences: Seq[Sequence] = ()
+        self._num_live = 0
         self._total_context = 0
 
     def step(self, rows: Seq[Row]) -> Computed:
@@ -67,7 +68,7 @@ class GraphSteps:
             if self._captured is None:
                 self._host.begin(sequences, num_steps)
                 return
-            self._sequences = sequences
+            self._sequences, self._num_live = sequences, count
             self._launch(self._captured, self._rows.fill_run(sequences), num_steps)
 
     def next(self) -> Computed | None:
@@ -79,15 +80,17 @@ class GraphSteps:
             if record is None:
                 return None
             tokens, step_us, _ = record
+            self._num_live = int((tokens >= 0).sum())
             return Computed(tokens[: len(self._sequences)].tolist(), step_us)
 
     def extend(self, num_steps: int) -> bool:
-        """See Steps."""
+        """See Steps. Not where a smaller graph would do by now."""
         with self._device_errors():
             if self._captured is None:
                 return self._host.extend(num_steps)
             total_context = self._total_context + len(self._sequences) * num_steps
-            if total_context > self._captured.shape.total_context:
+            live = StepShape(self._num_live, self._num_live, self._num_live, total_context)
+            if self._graphs.find_run(live) is not self._captured:
                 return False
             self._rows.fill_tables(self._sequences)
             # Before the steps that need them, which are launched later on the same stream.

@@ -56,8 +56,8 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is wanted of it."""
-        return self.num_left == 0 or self._disturbed or not any(self._rows)
+        """Whether nothing more is wanted of it: it has run, or most of its rows are empty."""
+        return self.num_left == 0 or self._disturbed or 2 * len(self._live) < len(self._begun_with)
 
     @property
     def _live(self) -> list[Sequence]:

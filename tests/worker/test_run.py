@@ -95,15 +95,37 @@ def test_a_command_ends_a_run_after_what_was_computed_is_told() -> None:
         assert tokens_of(bench.events, 1) == continuation([1, 2], 50)
 
 
-def test_what_only_adds_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The runs that begin: rows and steps."""
+    found: list[tuple[int, int]] = []
     begin = GraphSteps.begin
 
-    def counted(self: GraphSteps, sequences: Seq[Sequence], num_steps: int) -> None:
-        begun.append(num_steps)
+    def noted(self: GraphSteps, sequences: Seq[Sequence], num_steps: int) -> None:
+        found.append((len(sequences), num_steps))
         begin(self, sequences, num_steps)
 
-    monkeypatch.setattr(GraphSteps, "begin", counted)
+    monkeypatch.setattr(GraphSteps, "begin", noted)
+    return found
+
+
+def test_a_run_with_few_rows_left_makes_way_for_a_smaller_one(begun: list[tuple[int, int]]) -> None:
+    bench = Bench()
+    lengths = {1: 5, 2: 5, 3: 9, 4: 40, 5: 40}
+    specs = [NewSequence(number, (number,), 1 + length) for number, length in lengths.items()]
+    bench.obey(*specs, Plan(1, 20, tuple(Chunk(number, 1) for number in lengths), tuple(lengths)))
+    bench.step(8)
+    # Three of five go on, for which a smaller graph would do: it gets no longer than it is.
+    bench.obey(Plan(2, 10))
+    while bench.done() != [(1, 20, False), (2, 10, False)]:
+        bench.step()
+    # And with two of five it ends.
+    assert begun == [(5, 19), (2, 11 + 10)]
+    for number, length in lengths.items():
+        assert tokens_of(bench.events, number) == continuation([number], min(length, 30))
+
+
+def test_what_only_adds_does_not_end_a_run(begun: list[tuple[int, int]]) -> None:
     bench = Bench()
     bench.obey(NewSequence(1, (5,), 100), Plan(1, 5, (Chunk(1, 1),), (1,)), Plan(2, 6))
     bench.step(3)
@@ -111,7 +133,7 @@ def test_what_only_adds_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     bench.step(20)
     bench.obey(Plan(4, 10))
     bench.step(18)
-    assert begun == [4 + 6]
+    assert begun == [(1, 4 + 6)]
     assert bench.done() == [(1, 5, False), (2, 6, False), (3, 20, False), (4, 10, False)]
     assert [(step.plan_seq, step.step) for step in steps_of(bench.events)][4:12] == [
         (1, 4), *((2, number) for number in range(6)), (3, 0),
@@ -120,7 +142,7 @@ def test_what_only_adds_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     # Chunks change what decodes: that takes a run of its own.
     bench.obey(Plan(5, 9, (Chunk(2, 1),), (2,)))
     bench.step(9)
-    assert begun == [10, 8]
+    assert begun == [(1, 10), (2, 8)]
     assert tokens_of(bench.events, 2) == continuation([6], 8)
 
 
