@@ -119,8 +119,8 @@ def test_a_run_with_few_rows_left_makes_way_for_a_smaller_one(begun: list[tuple[
     bench.obey(Plan(2, 10))
     while bench.done() != [(1, 20, False), (2, 10, False)]:
         bench.step()
-    # And with two of five it ends.
-    assert begun == [(5, 19), (2, 11 + 10)]
+    # And with two of five it ends, with that step or with one that was on its way.
+    assert begun in ([(5, 19), (2, 11 + 10)], [(5, 19), (2, 10 + 10)])
     for number, length in lengths.items():
         assert tokens_of(bench.events, number) == continuation([number], min(length, 30))
 
