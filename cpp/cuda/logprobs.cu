@@ -124,8 +124,8 @@ void logprobs(const float* logits, int num_rows, int vocab_size, const std::int6
   if (num_rows == 0) return;
   const bool aligned = vocab_size % 4 == 0 && is_aligned(logits);
   with_team(num_rows, "logprobs", [&](auto blocks) {
-    launch_team<blocks>(logprobs_kernel<blocks>, num_rows, sizeof(Found), stream, "logprobs", logits, vocab_size,
-                        aligned, chosen_ids, num_top, width, chosen, top_ids, top_logprobs);
+    launch_team<blocks>(logprobs_kernel<blocks>, num_rows, stream, "logprobs", logits, vocab_size, aligned, chosen_ids,
+                        num_top, width, chosen, top_ids, top_logprobs);
   });
 }
 

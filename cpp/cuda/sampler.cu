@@ -91,7 +91,7 @@ void sample(const float* logits, int num_rows, int vocab_size, const SamplingPar
   if (num_rows == 0) return;
   const bool aligned = vocab_size % 4 == 0 && is_aligned(logits);
   with_team(num_rows, "sample", [&](auto blocks) {
-    launch_team<blocks>(sample_kernel<blocks>, num_rows, 0, stream, "sample", logits, vocab_size, aligned, params,
+    launch_team<blocks>(sample_kernel<blocks>, num_rows, stream, "sample", logits, vocab_size, aligned, params,
                         token_ids);
   });
 }

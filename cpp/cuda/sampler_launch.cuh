@@ -32,11 +32,14 @@ void with_team(int num_rows, const char* kernel, F&& f) {
 }
 
 // Launches a team of `kBlocks` for each row. The kernel's first argument is the candidates that its Shared has room
-// for beside `static_bytes` of shared memory that it declares itself.
+// for beside the shared memory that it declares itself.
 template <int kBlocks, typename... Parameters, typename... Arguments>
-void launch_team(void (*kernel)(int, Parameters...), int num_rows, int static_bytes, Stream stream, const char* name,
+void launch_team(void (*kernel)(int, Parameters...), int num_rows, Stream stream, const char* name,
                  Arguments... arguments) {
-  const int shared_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, name) - static_bytes;
+  cudaFuncAttributes declared{};
+  check(cudaFuncGetAttributes(&declared, kernel), name);
+  const int shared_bytes =
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, name) - static_cast<int>(declared.sharedSizeBytes);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
   const int max_candidates = (shared_bytes - static_cast<int>(sizeof(Shared))) / static_cast<int>(sizeof(Candidate));
   cudaLaunchConfig_t config{};
