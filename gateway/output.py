@@ -62,10 +62,14 @@ class Output:
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Takes the next token, with its logprobs if all of them have some. One that completes a stop string sets
-        `finish`."""
-        self.num_tokens += 1
+        `finish`. Raises ValueError if it has logprobs and one that waits has none, or the other way round."""
         if logprobs is not None:
+            if len(self._logprobs) < self.num_tokens - self._num_taken:
+                raise ValueError("logprobs of a token before are missing")
             self._logprobs.append(logprobs)
+        elif self._logprobs:
+            raise ValueError("logprobs of a token are missing")
+        self.num_tokens += 1
         text = self._detokenizer.push(token_id)
         if self._plain and not self._waiting_ids and not self._detokenizer.pending:
             # Nothing can hold it back, and nothing is held before it: the way of nearly all tokens.
@@ -95,7 +99,7 @@ class Output:
 
     def take(self) -> tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...]]:
         """What is ready: tokens before it, its text, its token ids, and their logprobs, if they have some."""
-        logprobs = tuple(self._logprobs.popleft() for _ in range(min(self.num_ready, len(self._logprobs))))
+        logprobs = tuple(self._logprobs.popleft() for _ in range(self.num_ready)) if self._logprobs else ()
         taken = self._num_taken, "".join(self._ready_text), tuple(self._ready_ids), logprobs
         self._num_taken += self.num_ready
         self.num_ready = 0

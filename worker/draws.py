@@ -24,9 +24,10 @@ def draw(logits: Tensor, params: Tensor, rows: Seq[Row]) -> Computed:
         raw = logits.clone()
         penalize(logits, _penalties(drawing, logits))
     token_ids = sample_packed(logits, params)
-    if all(sequence.spec.sampling.num_logprobs is None for sequence in drawing):
-        return Computed(token_ids.tolist())
-    return Computed(token_ids.tolist(), logprobs=_logprobs(drawing, raw, token_ids))
+    wanted = any(sequence.spec.sampling.num_logprobs is not None for sequence in drawing)
+    # Before anything waits for the tokens.
+    found = _logprobs(drawing, raw, token_ids) if wanted else None
+    return Computed(token_ids.tolist(), logprobs=found)
 
 
 def _penalties(drawing: Seq[Sequence], logits: Tensor) -> Penalties:

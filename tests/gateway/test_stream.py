@@ -160,6 +160,15 @@ def test_each_of_several_outputs_is_what_it_would_be_alone(
     asyncio.run(go())
 
 
+def test_logprobs_of_all_tokens_or_of_none() -> None:
+    item = TokenLogprobs(-1.0, (), ())
+    for first, second in ((item, None), (None, item)):
+        (output,) = make(["ab"])._outputs
+        output.push(0, first)
+        with pytest.raises(ValueError, match="are missing"):
+            output.push(0, second)
+
+
 async def test_deltas_come_in_the_order_in_which_they_became_ready() -> None:
     stream = make(n=3)
     for index, token_id in [(2, 0), (0, 1), (2, 2), (1, 3)]:
