@@ -39,8 +39,8 @@ __device__ inline void copy_tile(uint32_t to, const TensorMap& matrix, int row, 
 // After init_barrier, before other blocks or the copy engine use the barriers.
 __device__ inline void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// All threads of all blocks of the cluster: what came before an arrival, all see after the wait.
-__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// All threads of all blocks of the cluster: barriers that were shown before an arrival may be used after the wait.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ inline int rank_in_cluster() {
@@ -56,31 +56,21 @@ __device__ inline uint32_t address_in_cluster(uint32_t address, int rank) {
   return there;
 }
 
-__device__ inline float4 load_in_cluster(uint32_t address) {
+// To another block, behind the thread's back; the barrier, in the same block, counts the bytes when they have arrived.
+// Fences would wait for all that is under way.
+__device__ inline void store_in_cluster(uint32_t address, float first, float second, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "f"(first), "f"(second), "r"(barrier)
+               : "memory");
+}
+
+__device__ inline float4 load_shared(uint32_t address) {
   float4 x;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
                : "r"(address)
                : "memory");
   return x;
-}
-
-__device__ inline void store_shared(uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-
-// At a barrier of another block; pairs with wait_cluster_barrier there.
-__device__ inline void arrive_in_cluster(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ inline void wait_cluster_barrier(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
 }
 
 }  // namespace tercet::cuda

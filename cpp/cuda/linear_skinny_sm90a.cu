@@ -3,7 +3,8 @@
 // A cluster of thread blocks makes a tile of kRows outputs for all T rows of x, each block for its part of K; clusters
 // stay and take tiles in turn. In a block one thread has the copy engine bring chunks of W and x to a ring of stages,
 // and four warps multiply them by mma.sync: a warp has 16 * kTiles rows of W, and all T as the columns of the product.
-// At the end of a tile each block adds up its share of the outputs over the blocks of its cluster, in their order.
+// What a block has of a tile it sends to the blocks of its cluster, each of which finishes a share of the outputs: it
+// adds up what came for them, in the order of the blocks. By then it is multiplying the next tile.
 //
 // So an output is a chain over k for each block, and the sum of these: its bits depend on neither T nor other rows.
 #include <algorithm>
@@ -20,11 +21,12 @@ constexpr int kMultiplyThreads = kWarps * kWarp;  // one warp more copies
 constexpr int kThreads = kMultiplyThreads + kWarp;
 constexpr int kTiles = 2;  // of 16 rows of W, for each warp
 constexpr int kRows = kWarps * 16 * kTiles;
+constexpr int kHalf = kRows / 2;
 constexpr int kChunk = kPanelElements;  // of K
 constexpr int kMaxSplits = 8;
 constexpr int kMostSharedBytes = 227 << 10;  // that a block may have
 // What it takes: the next product's blocks copy weights before this one's have ended.
-constexpr int kSharedBytes = 112 << 10;
+constexpr int kSharedBytes = 113 << 10;
 constexpr const char* kName = "linear_skinny";
 
 struct Arguments {
@@ -36,6 +38,7 @@ struct Arguments {
   int num_tiles;
   int num_chunks;  // of a block's part of K
   int num_splits;  // parts of K, blocks of a cluster
+  int share;       // rows of each half of a tile that a block finishes
   bool gated, wide;
 };
 
@@ -44,17 +47,12 @@ template <int kTokens>
 struct Layout {
   static constexpr int kWeightBytes = kRows * kPanelRowBytes;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kPanelRowBytes;
-  // Sums pass between blocks some tokens at a time, through two buffers in turn: [kPass][kPitch] floats, padded so that
-  // a warp's stores meet different banks.
-  static constexpr int kPass = kTokens < 16 ? kTokens : 16;
-  static constexpr int kPitch = kRows + 4;
-  static constexpr int kSumBytes = kPass * kPitch * 4;
-  static constexpr int kAlignment = 1024;
+  // Sums pass between blocks some tokens at a time, through two buffers in turn: [source][half][share][kPass] floats.
+  static constexpr int kPass = kTokens < 32 ? kTokens : 32;
+  static constexpr int kSumBytes = kRows * kPass * 4;
   static constexpr int kBarrierBytes = 8;
-  static constexpr int kStages =
-      (kSharedBytes - kAlignment - 2 * (kSumBytes + kBarrierBytes)) / (kStageBytes + 2 * kBarrierBytes);
-  static constexpr int kBytes =
-      kAlignment + kStages * (kStageBytes + 2 * kBarrierBytes) + 2 * (kSumBytes + kBarrierBytes);
+  static constexpr int kStages = (kSharedBytes - 2 * (kSumBytes + kBarrierBytes)) / (kStageBytes + 2 * kBarrierBytes);
+  static constexpr int kBytes = kStages * (kStageBytes + 2 * kBarrierBytes) + 2 * (kSumBytes + kBarrierBytes);
 };
 
 // Addresses in a block's shared memory.
@@ -63,9 +61,7 @@ struct Places {
   uint32_t stages, sums_at, barriers;
 
   __device__ explicit Places(uint32_t base)
-      : stages((base + L::kAlignment - 1) / L::kAlignment * L::kAlignment),
-        sums_at(stages + L::kStages * L::kStageBytes),
-        barriers(sums_at + 2 * L::kSumBytes) {}
+      : stages(base), sums_at(stages + L::kStages * L::kStageBytes), barriers(sums_at + 2 * L::kSumBytes) {}
   __device__ uint32_t stage(int i) const { return stages + i * L::kStageBytes; }
   __device__ uint32_t sums(int buffer) const { return sums_at + buffer * L::kSumBytes; }
   __device__ uint32_t full(int i) const { return barriers + i * L::kBarrierBytes; }
@@ -103,7 +99,7 @@ __device__ void copy(const Arguments& args, const Places<L>& places, const Tiles
   const int num_copies = tiles.count * args.num_chunks, num_first = min(num_copies, L::kStages);
   const int first_column = rank * args.num_chunks * kChunk;
   // A tile is two runs of rows: neighbours, or the gates and what goes with them.
-  const int rows_apart = args.gated ? args.num_outputs : kRows / 2, rows_of_tile = args.gated ? kRows / 2 : kRows;
+  const int rows_apart = args.gated ? args.num_outputs : kHalf, rows_of_tile = args.gated ? kHalf : kRows;
   int tile = tiles.first, chunk = 0;  // of the weights that are next
   const auto copy_weights = [&](int stage) {
     const uint32_t to = places.stage(stage), full = places.full(stage);
@@ -146,94 +142,112 @@ __device__ void multiply_chunk(float (&sums)[kTiles][kTokens / 8][4], uint32_t s
   const uint32_t inputs =
       stage + Layout<kTokens>::kWeightBytes + (lane % 8 + (kPairs ? lane / 16 * 8 : 0)) * kPanelRowBytes;
   const int quarter = (kPairs ? lane / 8 % 2 : lane / 8) * 16;
-  uint32_t x[(kTokens + 8) / 16][4];
+  // As much at once as registers hold, so that loads do not wait for products.
+  constexpr int kSteps = kTokens > 16 ? 1 : kChunk / 16, kLoads = (kTokens + 8) / 16;
 #pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-    if (kPairs || k % 2 == 0) {
+  for (int first = 0; first < kChunk / 16; first += kSteps) {
+    uint32_t x[kSteps][kLoads][4], w[kSteps][kTiles][4];
 #pragma unroll
-      for (int n = 0; n < (kTokens + 8) / 16; ++n) {
-        load_matrices(x[n], inputs + n * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + quarter)));
+    for (int step = 0; step < kSteps; ++step) {
+      const int k = first + step;
+      if (kPairs || k % 2 == 0) {
+#pragma unroll
+        for (int n = 0; n < kLoads; ++n) {
+          load_matrices(x[step][n], inputs + n * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + quarter)));
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        load_matrices(w[step][m], weights + m * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + half)));
       }
     }
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      uint32_t w[4];
-      load_matrices(w, weights + m * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + half)));
+    for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-      for (int n = 0; n < kTokens / 8; ++n) {
-        const int first = (kPairs ? n : k) % 2 * 2;
-        multiply_add<T>(sums[m][n], w, x[n / 2][first], x[n / 2][first + 1]);
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < kTokens / 8; ++n) {
+          const uint32_t (&here)[4] = kPairs ? x[step][n / 2] : x[step / 2 * 2][0];
+          const int pair = (kPairs ? n : step) % 2 * 2;
+          multiply_add<T>(sums[m][n], w[step][m], here[pair], here[pair + 1]);
+        }
       }
     }
   }
 }
 
-// Four neighbouring sums over the blocks of the cluster, in their order.
-__device__ inline float4 sum_over_cluster(uint32_t address, int num_splits) {
-  float4 parts[kMaxSplits];
+// Sends sums of a tile, for kPass tokens, to the blocks that finish them: `to` and `arrived` are where these have the
+// buffer and its barrier.
+template <int kTokens>
+__device__ void send(const Arguments& args, const float (&sums)[kTiles][kTokens / 8][4], int first_token, uint32_t to,
+                     uint32_t arrived, int rank) {
+  constexpr int kPass = Layout<kTokens>::kPass;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
-  for (int i = 0; i < kMaxSplits; ++i) {
-    if (i < num_splits) parts[i] = load_in_cluster(address_in_cluster(address, i));
-  }
-  float4 sum = parts[0];
+  for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-  for (int i = 1; i < kMaxSplits; ++i) {
-    if (i < num_splits) {
-      sum.x += parts[i].x;
-      sum.y += parts[i].y;
-      sum.z += parts[i].z;
-      sum.w += parts[i].w;
+    for (int eight = 0; eight < 2; ++eight) {
+      const int row = (warp * kTiles + m) * 16 + eight * 8 + lane / 4, half = row / kHalf;
+      const int block = row % kHalf / args.share, row_there = (rank * 2 + half) * args.share + row % args.share;
+      const uint32_t place = address_in_cluster(to + (row_there * kPass + lane % 4 * 2) * 4, block);
+      const uint32_t barrier = address_in_cluster(arrived, block);
+#pragma unroll
+      for (int n = 0; n < kPass / 8; ++n) {
+        const float (&sum)[4] = sums[m][first_token / 8 + n];
+        store_in_cluster(place + n * 32, sum[eight * 2], sum[eight * 2 + 1], barrier);
+      }
     }
+  }
+}
+
+// Of four tokens one output, over the blocks of the cluster in their order.
+template <int kPass>
+__device__ float4 add_up(const Arguments& args, uint32_t sums, int half, int row, int token) {
+  float4 sum = load_shared(sums + ((half * args.share + row) * kPass + token) * 4);
+  for (int source = 1; source < args.num_splits; ++source) {
+    const float4 part = load_shared(sums + (((source * 2 + half) * args.share + row) * kPass + token) * 4);
+    sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
   }
   return sum;
 }
 
 template <typename T>
-__device__ void add_bias(float4& sum, const void* bias, int output, int num_outputs) {
-  const T* from = static_cast<const T*>(bias) + output;
-  float* to = &sum.x;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (output + i < num_outputs) to[i] += widen(from[i]);
-  }
+__device__ float4 with_bias(const float4& sum, const void* bias, int output) {
+  const float more = bias != nullptr ? widen(static_cast<const T*>(bias)[output]) : 0.0f;
+  return {sum.x + more, sum.y + more, sum.z + more, sum.w + more};
 }
 
 template <typename Out>
-__device__ void store(void* out, std::int64_t row, int output, int num_outputs, const float4& sum) {
-  Out* to = static_cast<Out*>(out) + row * num_outputs + output;
-  const float* from = &sum.x;
+__device__ void store(const Arguments& args, int token, int output, const float4& values) {
+  const float* from = &values.x;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (output + i < num_outputs) to[i] = narrow<Out>(from[i]);
+    if (token + i >= args.num_rows) break;
+    static_cast<Out*>(args.out)[static_cast<std::int64_t>(token + i) * args.num_outputs + output] =
+        narrow<Out>(from[i]);
   }
 }
 
 __device__ inline float silu_times(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
 
-// This block's share of a tile's outputs for some tokens: added up over the cluster, finished and stored.
-template <typename T, typename L>
+// This block's share of a tile's outputs for kPass tokens.
+template <typename T, int kPass>
 __device__ void finish(const Arguments& args, uint32_t sums, int tile, int first_token, int rank) {
-  const int columns = args.gated ? kRows / 2 : kRows;
-  const int share = columns / args.num_splits, vectors = share / 4;
-  const int tokens = min(L::kPass, args.num_rows - first_token);
-  for (int i = threadIdx.x; i < tokens * vectors; i += kMultiplyThreads) {
-    const int token = i / vectors, column = rank * share + i % vectors * 4;
-    const int output = tile * columns + column;
+  const int rows = args.gated ? args.share : 2 * args.share;
+  const int quads = (min(kPass, args.num_rows - first_token) + 3) / 4;
+  for (int i = threadIdx.x; i < rows * quads; i += kMultiplyThreads) {
+    const int row = i % args.share, half = i % rows / args.share, quad = i / rows * 4, token = first_token + quad;
+    const int output = (args.gated ? tile : tile * 2 + half) * kHalf + rank * args.share + row;
     if (output >= args.num_outputs) continue;
-    const uint32_t from = sums + (token * L::kPitch + column) * 4;
-    float4 sum = sum_over_cluster(from, args.num_splits);
-    if (args.bias != nullptr) add_bias<T>(sum, args.bias, output, args.num_outputs);
+    float4 sum = with_bias<T>(add_up<kPass>(args, sums, half, row, quad), args.bias, output);
     if (args.gated) {
-      float4 up = sum_over_cluster(from + kRows / 2 * 4, args.num_splits);
-      if (args.bias != nullptr) {
-        add_bias<T>(up, static_cast<const T*>(args.bias) + args.num_outputs, output, args.num_outputs);
-      }
+      const float4 up = with_bias<T>(add_up<kPass>(args, sums, 1, row, quad), args.bias, args.num_outputs + output);
       sum = {silu_times(sum.x, up.x), silu_times(sum.y, up.y), silu_times(sum.z, up.z), silu_times(sum.w, up.w)};
     }
     if (args.wide) {
-      store<float>(args.out, first_token + token, output, args.num_outputs, sum);
+      store<float>(args, token, output, sum);
     } else {
-      store<T>(args.out, first_token + token, output, args.num_outputs, sum);
+      store<T>(args, token, output, sum);
     }
   }
 }
@@ -243,7 +257,13 @@ __device__ void multiply(const Arguments& args, const Places<Layout<kTokens>>& p
   using L = Layout<kTokens>;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   Turn<L::kStages> turn;
-  Turn<2> buffer;
+  Turn<2> sent, received;
+  int tile_received = -1, token_received = 0;  // what is to be finished, if anything
+  const auto finish_received = [&] {
+    wait_barrier(places.summed(received.at), received.parity);
+    finish<T, L::kPass>(args, places.sums(received.at), tile_received, token_received, rank);
+    received.advance();
+  };
   for (int i = 0; i < tiles.count; ++i) {
     float sums[kTiles][kTokens / 8][4] = {};
     for (int chunk = 0; chunk < args.num_chunks; ++chunk) {
@@ -256,36 +276,23 @@ __device__ void multiply(const Arguments& args, const Places<Layout<kTokens>>& p
 #pragma unroll
     for (int first = 0; first < kTokens; first += L::kPass) {
       if (first >= args.num_rows) break;
-      const uint32_t to = places.sums(buffer.at);
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < L::kPass / 8; ++n) {
-          const float (&sum)[4] = sums[m][first / 8 + n];
-          const int token = n * 8 + lane % 4 * 2, row = (warp * kTiles + m) * 16 + lane / 4;
-          const uint32_t at = to + (token * L::kPitch + row) * 4;
-          store_shared(at, sum[0]);
-          store_shared(at + L::kPitch * 4, sum[1]);
-          store_shared(at + 8 * 4, sum[2]);
-          store_shared(at + (L::kPitch + 8) * 4, sum[3]);
-        }
-      }
-      // Two buffers are enough: a block that arrives for one has read the other to its end.
+      // Two buffers are enough: who sends for one has received for the other, and those that sent that had read this.
+      if (tile_received >= 0) finish_received();
       sync_warpgroup(1);
-      if (static_cast<int>(threadIdx.x) < args.num_splits) {
-        arrive_in_cluster(address_in_cluster(places.summed(buffer.at), threadIdx.x));
-      }
-      wait_cluster_barrier(places.summed(buffer.at), buffer.parity);
-      finish<T, L>(args, to, tiles.first + i * tiles.step, first, rank);
-      buffer.advance();
+      if (threadIdx.x == 0) arrive_expecting(places.summed(sent.at), L::kSumBytes);
+      send<kTokens>(args, sums, first, places.sums(sent.at), places.summed(sent.at), rank);
+      sent.advance();
+      tile_received = tiles.first + i * tiles.step;
+      token_received = first;
     }
   }
+  if (tile_received >= 0) finish_received();
 }
 
 template <typename T, int kTokens>
 __global__ void __launch_bounds__(kThreads) linear_skinny_kernel(const __grid_constant__ Arguments args) {
   using L = Layout<kTokens>;
-  extern __shared__ unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const Places<L> places(shared_address(shared));
   if (threadIdx.x == kMultiplyThreads) {
     for (int i = 0; i < L::kStages; ++i) {
@@ -301,16 +308,10 @@ __global__ void __launch_bounds__(kThreads) linear_skinny_kernel(const __grid_co
   const int rank = rank_in_cluster();
   if (threadIdx.x / kWarp == kWarps) {
     if (threadIdx.x == kMultiplyThreads) copy<L>(args, places, tiles, rank);
-    __syncwarp();
-    wait_for_cluster();
   } else {
-    wait_for_cluster();
+    wait_for_cluster();  // for its barriers
     multiply<T, kTokens>(args, places, tiles, rank);
   }
-  // Others may still read sums that lie here.
-  __syncwarp();
-  arrive_at_cluster();
-  wait_for_cluster();
 }
 
 // What a launch of so many clusters of `num_splits` blocks is made of. Not to be moved: `config` refers to
@@ -363,7 +364,7 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 SkinnyLinear::SkinnyLinear(Dtype dtype, const void* weight, std::int64_t row_stride, int num_outputs, int depth,
                            const void* bias)
     : dtype_(dtype),
-      weight_(tensor_map(weight, num_outputs, depth, row_stride, kRows / 2)),
+      weight_(tensor_map(weight, num_outputs, depth, row_stride, kHalf)),
       bias_(bias),
       num_outputs_(num_outputs),
       depth_(depth) {
@@ -393,8 +394,9 @@ void SkinnyLinear::multiply(const void* x, std::int64_t x_stride, int num_rows, 
   args.out = out;
   args.num_rows = num_rows;
   args.num_outputs = gated ? num_outputs_ / 2 : num_outputs_;
-  args.num_tiles = ceil_div(args.num_outputs, gated ? kRows / 2 : kRows);
+  args.num_tiles = ceil_div(args.num_outputs, gated ? kHalf : kRows);
   args.num_splits = num_splits_;
+  args.share = kHalf / num_splits_;
   args.num_chunks = ceil_div(ceil_div(depth_, kChunk), num_splits_);
   args.gated = gated;
   args.wide = wide;
