@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads) linear_skinny_kernel(const __grid_co
       init_barrier(places.full(i), 1);
       init_barrier(places.empty(i), kWarps);
     }
-    for (int i = 0; i < 2; ++i) init_barrier(places.summed(i), args.num_splits);
+    for (int i = 0; i < 2; ++i) init_barrier(places.summed(i), 1);
     show_barriers();
   }
   __syncthreads();
