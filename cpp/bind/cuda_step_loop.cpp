@@ -44,7 +44,7 @@ void bind_step_loop(py::module_& m) {
       .def(py::init([](int num_records, int max_rows, int lead_us) {
              return std::make_unique<CudaStepLoop>(std::make_unique<CudaStepDevice>(num_records, max_rows), lead_us);
            }),
-           py::arg("num_records"), py::arg("max_rows"), py::arg("lead_us") = 150)
+           py::arg("num_records"), py::arg("max_rows"), py::arg("lead_us") = 100)
       .def(
           "run",
           [](CudaStepLoop& self, std::shared_ptr<StepGraph> graph, int num_steps, uintptr_t stream) {

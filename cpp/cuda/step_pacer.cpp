@@ -9,8 +9,8 @@ namespace tercet::cuda {
 namespace {
 
 constexpr std::int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond, kSecond = 1000 * kMillisecond;
-// A thread that sleeps may wake up so much too late.
-constexpr std::int64_t kSpin = 50 * kMicrosecond;
+// A record is waited for awake for so long, since a thread that sleeps wakes up too late.
+constexpr std::int64_t kAwake = 30 * kMicrosecond;
 // What is lost at most when a step ends far sooner than the one before it: other contexts, the same graph.
 constexpr std::int64_t kLongestNap = 200 * kMicrosecond;
 constexpr std::int64_t kLongestOverdueNap = 50 * kMicrosecond;
@@ -87,16 +87,20 @@ void StepPacer::look_at_the_device(std::int64_t now) {
   }
 }
 
-// Half of what is left, again and again, since it may end sooner. What is overdue is looked for ever more seldom.
+// Until the launch, for which the lead allows to wake up late, or until shortly before the end. What is overdue is
+// looked for ever more seldom.
 std::int64_t StepPacer::nap_ns(bool may_launch) {
-  std::int64_t moment = began_ns_;
+  std::int64_t moment = began_ns_, awake = kAwake;
   if (num_on_their_way() > 0 && graph_->step_ns > 0) {
-    const bool launch_comes_first = may_launch && num_to_launch_ > 0 && num_on_their_way() == 1;
-    moment = expected_end() - (launch_comes_first ? lead_ns_ : 0);
+    moment = expected_end();
+    if (may_launch && num_to_launch_ > 0 && num_on_their_way() == 1) {
+      moment -= lead_ns_;
+      awake = 0;
+    }
   }
   const std::int64_t left = moment - device_.now_ns();
-  if (left > kSpin) return std::min(left / 2, kLongestNap);
-  if (left > -kSpin) return 0;
+  if (left > awake) return std::min(left - awake, kLongestNap);
+  if (left > -kAwake) return 0;
   return std::min(-left / 8, kLongestOverdueNap);
 }
 

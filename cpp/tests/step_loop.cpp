@@ -12,7 +12,7 @@
 namespace tercet::cuda {
 namespace {
 
-constexpr std::int64_t kLead = 150 * kMicrosecond;
+constexpr std::int64_t kLead = 100 * kMicrosecond;
 
 template <typename Error, typename F>
 void expect_throws(F&& f, const std::string& what) {
@@ -66,7 +66,7 @@ void launches_late(std::int64_t step_ns) {
     expect(lead <= kLead + 10 * kMicrosecond, "step " + std::to_string(s) + " was launched too early");
   }
   const std::int64_t per_step = gpu.awake_ns / 50;
-  expect(per_step < 140 * kMicrosecond, std::to_string(per_step / 1000) + " us awake in a step");
+  expect(per_step < 60 * kMicrosecond, std::to_string(per_step / 1000) + " us awake in a step");
 }
 
 // A graph that has run before is expected to take as long again.
