@@ -93,7 +93,7 @@ class StepLoop:
     step is queued behind the one that runs. A thread of its own does this, without the GIL.
     """
 
-    def __init__(self, num_records: int, max_rows: int, lead_us: int = 150, /) -> None:
+    def __init__(self, num_records: int, max_rows: int, lead_us: int = 100, /) -> None:
         """For the current device. So many records may wait for `next` (at least 2) before launching waits for it;
         the next step is launched `lead_us` before the one that runs is expected to end."""
     def run(self, graph: StepGraph, num_steps: int, stream: int, /) -> None:
