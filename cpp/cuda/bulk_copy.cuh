@@ -64,6 +64,16 @@ __device__ inline void store_in_cluster(uint32_t address, float first, float sec
                : "memory");
 }
 
+// Waits for the end of the phase of this parity of a barrier that counts what other blocks store.
+__device__ inline void wait_cluster_barrier(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 __device__ inline float4 load_shared(uint32_t address) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

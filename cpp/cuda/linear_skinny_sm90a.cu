@@ -260,7 +260,7 @@ __device__ void multiply(const Arguments& args, const Places<Layout<kTokens>>& p
   Turn<2> sent, received;
   int tile_received = -1, token_received = 0;  // what is to be finished, if anything
   const auto finish_received = [&] {
-    wait_barrier(places.summed(received.at), received.parity);
+    wait_cluster_barrier(places.summed(received.at), received.parity);
     finish<T, L::kPass>(args, places.sums(received.at), tile_received, token_received, rank);
     received.advance();
   };
