@@ -89,6 +89,8 @@ class BlockTable:
     def release(self) -> int:
         """Gives all blocks back; returns how many have no other user. The table is empty afterwards; again gives 0."""
     @property
+    def block_size(self) -> int: ...
+    @property
     def num_blocks(self) -> int: ...
     @property
     def num_tokens(self) -> int:

@@ -71,8 +71,7 @@ def _take(rows: list[Row], computed: Computed, sequences: Sequences, outcome: Ou
             # Before its blocks are published: what made the logits so must not be found by the next prompt.
             outcome.ended.extend(sequences.fail(sequence, "the model's logits are not finite"))
             continue
-        sequence.num_computed += row.count
-        sequence.settle()
+        sequence.advance(row.count)
         if in_prefill:
             progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
             outcome.prefills.append(progress)

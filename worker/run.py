@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Run:
-    """Has room for all its steps from the beginning. Until it is closed, block tables know full blocks alone.
+    """Has room for all its steps from the beginning, and gives back at its end what it did not need.
 
     What is reserved beyond what was computed is `num_ahead`: who spends blocks by what is reported of them need not
     know of it, since it is no more than what they gave leave to take.
@@ -45,7 +45,7 @@ class Run:
         try:
             self._reserve(num_steps)
         except _core.OutOfBlocks:
-            self._settle()
+            self._give_back()
             raise
 
     @property
@@ -112,8 +112,8 @@ class Run:
         self._steps.stop()
 
     def close(self) -> None:
-        """Brings the tables of those that are left up to date. After `next` gave None."""
-        self._settle()
+        """Gives back what was reserved in vain. After `next` gave None."""
+        self._give_back()
         self._rows = []
 
     def _reserve(self, num_steps: int) -> None:
@@ -132,13 +132,12 @@ class Run:
         for row in self._live:
             self._kv_cache.reserve(row.table, _reach(row, num_steps))
 
-    def _settle(self) -> None:
+    def _give_back(self) -> None:
         for row in self._live:
-            row.settle()
+            row.table.trim(row.num_computed)
 
     def _take(self, tokens: list[int], step_us: int | None) -> Outcome:
         outcome = Outcome(step_us=step_us)
-        block_size = self._kv_cache.pool.block_size
         sequence_ids, token_ids, ended = outcome.sequence_ids, outcome.token_ids, outcome.ended
         for place, (row, token_id) in enumerate(zip(self._rows, tokens, strict=True)):
             if row is None:
@@ -149,14 +148,10 @@ class Run:
                 ended += self._sequences.fail(row, "the model's logits are not finite")
                 self._rows[place] = None
                 continue
-            row.num_computed += 1
-            if row.num_computed % block_size == 0:
-                # Not all of a long run at its end, where somebody waits.
-                row.publish()
+            row.advance(1)
             sequence_ids.append(row.spec.sequence_id)
             token_ids.append(token_id)
             if reason := row.append(token_id):
-                row.settle()
                 # The device may go on with it, into blocks that are free now.
                 self._disturbed |= not row.stops_on_device
                 stop_token_id = token_id if reason is EndReason.STOP else 0

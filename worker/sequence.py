@@ -19,18 +19,20 @@ _MAX_INT32 = 2**31 - 1
 class Sequence:
     """A sequence between NewSequence and its end. Its KV cache holds the first `num_computed` of `token_ids`.
 
-    The block table may be behind, until `publish`. A leader has `forks` until its prefill is complete and they begin.
-    While a sequence is swapped out its table is empty, and blocks of host memory hold what its KV cache held.
+    The block table knows what the full ones of its blocks hold, and not always what the last one does. A leader has
+    `forks` until its prefill is complete and they begin. While a sequence is swapped out its table is empty, and blocks
+    of host memory hold what its KV cache held.
     """
 
     __slots__ = (
-        "_num_counted", "_penalties", "forks", "group", "host_blocks", "in_decode_set", "num_cached", "num_computed",
-        "params", "spec", "stop_ids", "table", "token_ids",
+        "_block_size", "_num_counted", "_penalties", "forks", "group", "host_blocks", "in_decode_set", "num_cached",
+        "num_computed", "params", "spec", "stop_ids", "table", "token_ids",
     )  # fmt: skip
 
     def __init__(self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup) -> None:
         self.spec = spec
         self.table = table
+        self._block_size = table.block_size
         self.group = group
         group.join(spec.sequence_id, table)
         self.token_ids = list(spec.token_ids)
@@ -101,6 +103,7 @@ class Sequence:
 
     def fork(self, fork: Fork) -> Sequence:
         """One that goes on from here with its own seed, and shares all blocks until it writes."""
+        self._enter()
         sampling = dataclasses.replace(self.spec.sampling, seed=fork.seed)
         spec = dataclasses.replace(self.spec, sequence_id=fork.sequence_id, sampling=sampling, forks=())
         child = Sequence(spec, self.table.fork(), self.group)
@@ -121,14 +124,15 @@ class Sequence:
         self.num_cached = self.table.match_prefix(self.token_ids[:-1])
         self.num_computed = self.num_cached
 
-    def publish(self) -> None:
-        """Enters what was computed into the block table: others find the blocks that became full."""
-        self.table.commit(self.token_ids[self.table.num_tokens : self.num_computed])
+    def advance(self, count: int) -> None:
+        """`count` more tokens are in the KV cache; others find the blocks that became full."""
+        self.num_computed += count
+        # Token by token that would cost more than all else that is done for a decode step.
+        if count > 1 or self.num_computed % self._block_size == 0:
+            self._enter()
 
-    def settle(self) -> None:
-        """Publishes, and gives back the room that was reserved beyond."""
-        self.publish()
-        self.table.trim(self.num_computed)
+    def _enter(self) -> None:
+        self.table.commit(self.token_ids[self.table.num_tokens : self.num_computed])
 
     def append(self, token_id: int) -> EndReason | None:
         """Takes the next token; says why the sequence ends with it, if it does. Stop beats length."""

@@ -130,6 +130,7 @@ void bind_blocks(py::module_& m) {
       .def("fork", &BlockTable::fork)
       .def("release", &BlockTable::release)
       .def("trim", &BlockTable::trim, py::arg("num_tokens"))
+      .def_property_readonly("block_size", &BlockTable::block_size)
       .def_property_readonly("num_blocks", &BlockTable::num_blocks)
       .def_property_readonly("num_tokens", &BlockTable::num_tokens)
       .def("blocks", &BlockTable::blocks)

@@ -62,10 +62,8 @@ def test_every_byte_comes_back(num_computed: int, caching: bool) -> None:
     sequences.add(NewSequence(1, tuple(range(num_computed)), 40))
     sequence = sequences.get(1)
     assert sequence is not None
-    # More room than what is written, which is not worth saving.
-    kv_cache.reserve(sequence.table, num_computed + 2 * S)
-    sequence.num_computed = num_computed
-    sequence.settle()
+    kv_cache.reserve(sequence.table, num_computed)
+    sequence.advance(num_computed)
     sequence.append(7)
     num_blocks = -(-num_computed // S)
 

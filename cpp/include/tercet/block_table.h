@@ -53,6 +53,7 @@ class BlockTable {
 
   int num_blocks() const { return static_cast<int>(blocks_.size()); }
   int num_tokens() const { return num_tokens_; }
+  int block_size() const { return pool_->block_size(); }
   const std::vector<std::int32_t>& blocks() const { return blocks_; }
 
   // Writes block * S + offset of positions first, first + 1, ... to out[0 .. count). Throws std::out_of_range unless
