@@ -87,6 +87,8 @@ class StepRows:
         self._host = torch.zeros(offsets[-1], dtype=torch.uint8, pin_memory=on_gpu)
         self._device = torch.zeros(offsets[-1], dtype=torch.uint8, device=device) if on_gpu else self._host
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        # A copy does not wait there for the step that runs.
+        self._aside = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._tables_offset, self._row_bytes = offsets[-2], table_width * 4
 
         def columns(memory: Tensor) -> Columns:
@@ -198,11 +200,14 @@ class StepRows:
             self._copied.record()
 
     def upload_tables(self, num_rows: int) -> None:
-        """The tables alone."""
+        """The tables alone, at once: a step that runs finds what it knows of them unchanged. What the current stream is
+        given from now on waits for them."""
         if self._copied is not None:
             used = slice(self._tables_offset, self._tables_offset + num_rows * self._row_bytes)
-            self._device[used].copy_(self._host[used], non_blocking=True)
-            self._copied.record()
+            with torch.cuda.stream(self._aside):
+                self._device[used].copy_(self._host[used], non_blocking=True)
+                self._copied.record()
+            self._copied.wait()
 
     def attention(self, shape: StepShape, workspace: Tensor | None = None) -> AttentionBatch:
         """Where the tokens stand, on the device; see AttentionBatch."""

@@ -179,21 +179,22 @@ def test_forks_and_swaps(device: Device) -> None:
         assert tokens_of(bench.events, number) == expected
 
 
-def test_plans_follow_each_other_in_one_run(device: Device) -> None:
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_plans_follow_each_other_in_one_run(device: Device, num_steps: int) -> None:
     bench = Bench(device, device.graphs)
-    spec = NewSequence(1, (5, 6, 7), 120)
+    spec = NewSequence(1, (5, 6, 7), 200)
     bench.executor.submit(spec)
     bench.executor.submit(bench.plan(4, {1: 3}))
     bench.executor.submit(bench.plan(6, {}))
     bench.executor.obey()
     bench.executor.step()
-    for _ in range(6):
+    for _ in range(100 // num_steps):
         bench.executor.step()
-        bench.executor.submit(bench.plan(5, {}))
+        bench.executor.submit(bench.plan(num_steps, {}))
         bench.executor.obey()
     bench.run()
     done = [(event.plan_seq, event.steps_run) for event in bench.events if isinstance(event, PlanDone)]
-    assert done == [(1, 4), (2, 6), *((number, 5) for number in range(3, 9))]
+    assert done == [(1, 4), (2, 6), *((number, num_steps) for number in range(3, 3 + 100 // num_steps))]
     got = tokens_of(bench.events, 1)
     assert got == alone(device, spec)[: len(got)]
     bench.run(Release((1,), ReleaseCause.CANCEL))
