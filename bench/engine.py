@@ -22,8 +22,9 @@ from bench.workload import PRESETS, Shape, work_for
 from tercet.config import WorkerSettings
 from tercet.telemetry import configure_logging
 from worker import _core
-from worker.budget import plan_budget
+from worker.budget import Budget, plan_budget
 from worker.engine import Layout, executor_for
+from worker.executor import Executor
 from worker.model.config import ModelConfig, RopeConfig
 from worker.model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from worker.weights.loader import random_model
@@ -84,6 +85,12 @@ def main(
 
 def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> Driver:
     """A driver of a started executor with random weights."""
+    executor, _ = start_executor(shape, settings, dtype)
+    return Driver(executor, settings.max_num_batched_tokens, settings.max_num_seqs)
+
+
+def start_executor(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> tuple[Executor, Budget]:
+    """A started executor with random weights, and the blocks it has."""
     device = torch.device(settings.device)
     model = model_config(shape)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
@@ -95,6 +102,7 @@ def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> 
         kv_cache_memory=settings.kv_cache_memory,
         available=None,
         max_model_len=MAX_MODEL_LEN,
+        swap_space=settings.swap_space,
     )
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -102,7 +110,7 @@ def start_driver(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -> 
         random_model(model, dtype, device, seed=0), Layout(model, device, dtype, dtype, budget), settings
     )
     executor.start()
-    return Driver(executor, settings.max_num_batched_tokens, settings.max_num_seqs)
+    return executor, budget
 
 
 if __name__ == "__main__":
