@@ -143,11 +143,9 @@ class Executor:
             self._check_pool()
             self._mailbox.wait(None)
 
-    def _disturbs(self, command: Command | None) -> bool:
+    def _disturbs(self, command: Command) -> bool:
         """Whether a run must end before a command is obeyed."""
         match command:
-            case None:
-                return False
             case NewSequence():
                 return self._sequences.knows(command)
             case Plan():
@@ -235,8 +233,8 @@ class Executor:
         except _core.OutOfBlocks:
             return False
         self._run.begin()
-        # What was submitted in between found no run to stop.
-        if self._disturbs(self._mailbox.first()):
+        # What was submitted in between found no run to stop, and is looked at first.
+        if len(self._mailbox):
             self._run.stop()
         return True
 
