@@ -27,15 +27,12 @@ from .model.decoder import Model
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from .ops.dtypes import FP8, KERNEL_DTYPES, KERNELS_BUILT, KERNELS_PROBLEM
 from .ops.step_attention import serves_fp8
-from .step_sizes import MAX_TOKENS, mixed_sizes, run_sizes
+from .step_sizes import graph_bytes
 from .steps import Steps
 from .swap_space import SwapSpace
 from .weights.loader import load_config, load_model, random_model
 
 log = structlog.get_logger()
-
-# Of a layer in a captured step, on the device: a dozen kernels and their arguments.
-_GRAPH_LAYER_BYTES = 12 << 10
 
 _DTYPES = {
     "auto": torch.bfloat16,
@@ -69,15 +66,20 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
     dtype = _dtype(settings, device)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     kv_dtype = _kv_dtype(settings, device, dtype, model.head_dim, block_size)
+    block_bytes = kv_block_bytes(model, block_size, kv_dtype)
+    graphs = 0
+    if _captures(device, dtype):
+        num_cache_tokens = settings.kv_cache_memory // block_bytes * block_size
+        graphs = graph_bytes(model, dtype, settings.max_num_seqs, num_cache_tokens)
     budget = plan_budget(
         weight_bytes=weight_bytes(model, dtype, device),
         workspace_bytes=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
-        kv_block_bytes=kv_block_bytes(model, block_size, kv_dtype),
+        kv_block_bytes=block_bytes,
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
         available=_available_bytes(device),
         memory_fraction=settings.memory_fraction,
-        graph_bytes=_graph_bytes(model, dtype, device, settings.max_num_seqs),
+        graph_bytes=graphs,
         max_model_len=model.max_model_len,
         swap_space=settings.swap_space,
         host_available=_available_bytes(torch.device("cpu")),
@@ -177,15 +179,6 @@ def _next_event(executor: Executor, events: queue.SimpleQueue[Event]) -> Event:
         except queue.Empty:
             if not executor.alive:
                 raise StartupError("the model's first step ended the executor; see the log above") from None
-
-
-def _graph_bytes(model: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> int:
-    """What captured steps take: the memory of the largest, which all share, and their nodes on the device."""
-    if not _captures(device, dtype):
-        return 0
-    num_graphs = len(run_sizes(max_num_seqs)) + len(mixed_sizes(max_num_seqs))
-    shared = workspace_bytes(model, dtype, max(MAX_TOKENS, max_num_seqs), max_num_seqs)
-    return shared + num_graphs * model.num_layers * _GRAPH_LAYER_BYTES
 
 
 def _device(name: str) -> torch.device:

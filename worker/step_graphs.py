@@ -19,7 +19,7 @@ from .ops.dtypes import KERNELS_BUILT
 from .ops.sampler import sample_packed
 from .ops.step_attention import attention_workspace
 from .step_rows import StepRows, StepShape
-from .step_sizes import mixed_sizes, run_sizes
+from .step_sizes import max_context, mixed_sizes, run_sizes
 
 if KERNELS_BUILT:
     from . import _kernels
@@ -46,8 +46,6 @@ class StepGraphs:
         self._kv_cache = kv_cache
         self._rows = rows
         self._loop = loop
-        # Of all contexts together. Sequences that share blocks may exceed it.
-        self._max_context = kv_cache.pool.num_total * kv_cache.pool.block_size
         self._captured: list[torch.cuda.CUDAGraph] = []  # they keep the memory
         self._pool = torch.cuda.graph_pool_handle()
         # Not the default one, which cannot be captured.
@@ -75,8 +73,9 @@ class StepGraphs:
         return next((step for step in self._mixed if step.shape.takes(shape)), None)
 
     def _shape(self, num_tokens: int, num_rows: int) -> StepShape:
-        longest = num_rows * self._model.config.max_model_len
-        return StepShape(num_tokens, num_rows, num_rows, min(longest, self._max_context))
+        pool = self._kv_cache.pool
+        most = max_context(num_rows, self._model.config.max_model_len, pool.num_total * pool.block_size)
+        return StepShape(num_tokens, num_rows, num_rows, most)
 
     def _workspace_of(self, shape: StepShape) -> torch.Tensor:
         k_cache, _ = self._kv_cache.layers[0]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from worker.step_sizes import MAX_TOKENS, mixed_sizes, run_sizes
+from tests.worker.recall_model import CONFIG
+from worker.model.tensors import workspace_bytes
+from worker.step_sizes import MAX_TOKENS, graph_bytes, max_context, mixed_sizes, run_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8, 32, 33, 160, 250, 256, 1024])
@@ -27,3 +30,15 @@ def test_other_steps(max_rows: int) -> None:
             if tokens > rows:
                 found = min(size for size in sizes if size[0] >= tokens and size[1] >= rows)
                 assert found[0] - tokens <= max(128, rows)
+
+
+def test_contexts_are_bounded_by_their_lengths_and_by_the_cache() -> None:
+    assert max_context(2, 100, 1000) == 200
+    # Shared blocks count for everybody who has them.
+    assert max_context(200, 100, 1000) == 4000
+
+
+def test_graphs_take_what_the_largest_does_and_more_for_more_of_them() -> None:
+    largest = workspace_bytes(CONFIG, torch.bfloat16, MAX_TOKENS, 8)
+    few = graph_bytes(CONFIG, torch.bfloat16, 8, 1000)
+    assert largest < few < graph_bytes(CONFIG, torch.bfloat16, 64, 1000) < graph_bytes(CONFIG, torch.bfloat16, 64, 9000)
