@@ -21,12 +21,21 @@ MAX_MODELS_LISTED = 16
 MAX_PRIORITY = 100
 
 
+# Sequences that may wait for each request that may: a request for n outputs is n sequences.
+MAX_SEQUENCES_PER_REQUEST = 8
+
+
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """Of each pool, and for new requests only: what was accepted once always finds its place again."""
 
     max_requests: int
     max_tokens: int
+
+    @property
+    def max_sequences(self) -> int:
+        """Each costs memory, and time in every round that looks at all of them, however short its prompt is."""
+        return MAX_SEQUENCES_PER_REQUEST * self.max_requests
 
 
 def find_pool(submission: Submission, fleet: Fleet) -> Pool:
@@ -134,15 +143,23 @@ def check_sizes(submission: Submission, pool: Pool) -> None:
 
 
 def check_queue(submission: Submission, pool: Pool, bounds: QueueBounds) -> None:
-    """Whether the pool has room for it. Raises QueueFullError. An empty queue takes a prompt of any length."""
-    requests, tokens = pool.waiting.num_requests, pool.waiting.num_tokens
-    if requests < bounds.max_requests and (
-        not requests or tokens + len(submission.prompt_token_ids) <= bounds.max_tokens
-    ):
+    """Whether the pool has room for it. Raises QueueFullError. An empty queue takes a request of any size."""
+    waiting = pool.waiting
+    requests, sequences, tokens = waiting.num_requests, waiting.num_sequences, waiting.num_tokens
+    fits = (
+        requests < bounds.max_requests
+        and sequences + submission.n <= bounds.max_sequences
+        and tokens + len(submission.prompt_token_ids) <= bounds.max_tokens
+    )
+    if fits or not requests:
         return
     raise errors.QueueFullError(
-        f"{requests} requests with {tokens} tokens are waiting;"
-        f" the bounds are {bounds.max_requests} and {bounds.max_tokens}",
-        metadata={"requests_waiting": str(requests), "tokens_waiting": str(tokens)},
+        f"{requests} requests for {sequences} outputs with {tokens} tokens are waiting;"
+        f" the bounds are {bounds.max_requests}, {bounds.max_sequences} and {bounds.max_tokens}",
+        metadata={
+            "requests_waiting": str(requests),
+            "outputs_waiting": str(sequences),
+            "tokens_waiting": str(tokens),
+        },
         retry_after_s=QUEUE_RETRY_SECONDS,
     )

@@ -67,6 +67,8 @@ def _audit_pool(pool: Pool) -> list[str]:
         problems.append(f"{pool.model}: the queue miscounts its tokens")
     if pool.waiting.num_requests != len({sequence.request for sequence in pool.waiting}):
         problems.append(f"{pool.model}: the queue miscounts its requests")
+    if pool.waiting.num_sequences != sum(len(leader.group) for leader in pool.waiting):
+        problems.append(f"{pool.model}: the queue miscounts its sequences")
     if any(each.state is not State.QUEUED or each.link is not None for leader in pool.waiting for each in leader.group):
         problems.append(f"{pool.model}: a sequence in the queue is not QUEUED")
     if any(leader.leader is not None for leader in pool.waiting):

@@ -192,14 +192,14 @@ class Core:
     ) -> None:
         deadline = None if submission.deadline_s is None else now + submission.deadline_s
         request = Request(gateway, submission, now, deadline)
-        sampling = submission.sampling
+        sampling, token_ids = submission.sampling, list(submission.prompt_token_ids)
         request.sequences = tuple(
             Sequence(
                 sequence_id=self._next_id + index,
                 request=request,
                 arrival=self._next_id + index,
-                token_ids=list(submission.prompt_token_ids),
-                max_length=len(submission.prompt_token_ids) + submission.max_tokens,
+                token_ids=token_ids,
+                max_length=len(token_ids) + submission.max_tokens,
                 sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
                 traffic_class=traffic_class,
                 urgency=traffic_class.urgency(submission.priority, now, self._next_id + index),

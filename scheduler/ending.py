@@ -55,7 +55,7 @@ def _cancel_sequence(
         if sequence in pool.waiting:
             pool.leave_queue(sequence)
         mesh.touch(pool)
-    sequence.part()
+    sequence.disband()
     sequence.become(State.CANCELLING)
     link = sequence.link if sequence.swapped_on is None else sequence.swapped_on
     if link is None:
@@ -183,7 +183,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     mesh.forget_deadlines()
     # They point at each other: without this they would wait for the garbage collector, with all their tokens.
     for sequence in request.sequences:
-        sequence.part()
+        sequence.disband()
     request.sequences = ()
 
 

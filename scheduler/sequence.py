@@ -90,6 +90,7 @@ class Sequence:
     request: Request
     # Place in the order of arrival over all sequences; kept for life.
     arrival: int
+    # Forks that wait share their leader's.
     token_ids: list[int]
     max_length: int
     # Sampling of the request with the seed of this output.
@@ -197,7 +198,13 @@ class Sequence:
         self.swapped_on, self.swapped_blocks = None, 0
 
     def part(self) -> None:
-        """The leader's prefill is complete, or the group is no more: each goes its own way. For the leader."""
+        """The leader's prefill is complete: each goes its own way. For the leader."""
+        for fork in self.forks:
+            fork.token_ids = list(self.token_ids)
+        self.disband()
+
+    def disband(self) -> None:
+        """The group is no more, and none of it gets another token. For the leader."""
         for fork in self.forks:
             fork.leader = None
         self.forks = ()

@@ -18,13 +18,14 @@ class WaitingQueue:
     _sequences: list[Sequence]
     # How many of each request are listed: outputs that had to give way come back one by one.
     _requests: dict[Request, int]
-    # Tokens of those listed; forks share those of their leader.
+    # Of those listed and of their forks, which share the tokens of their leader.
+    num_sequences: int
     num_tokens: int
 
     def __init__(self) -> None:
         self._sequences = []
         self._requests = {}
-        self.num_tokens = 0
+        self.num_sequences = self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -49,6 +50,7 @@ class WaitingQueue:
         """Puts it in its place; returns how many are ahead of it."""
         place = self._place(sequence)
         self._sequences.insert(place, sequence)
+        self.num_sequences += len(sequence.group)
         self.num_tokens += len(sequence.token_ids)
         self._requests[sequence.request] = self._requests.get(sequence.request, 0) + 1
         return place
@@ -58,6 +60,7 @@ class WaitingQueue:
         place = self._place(sequence)
         assert self._sequences[place] is sequence
         del self._sequences[place]
+        self.num_sequences -= len(sequence.group)
         self.num_tokens -= len(sequence.token_ids)
         left = self._requests.pop(sequence.request) - 1
         if left:

@@ -100,9 +100,13 @@ class SchedulerSettings:
     num_scheduler_steps: int = setting(
         0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", checks.count(0)
     )
-    max_queued_requests: int = setting(1024, "requests waiting in one pool before QUEUE_FULL", checks.count(1))
+    max_queued_requests: int = setting(
+        1024, "requests waiting in one pool before QUEUE_FULL; eight times as many outputs may wait", checks.count(1)
+    )
     max_queued_tokens: int = setting(
-        4_000_000, "prompt tokens waiting in one pool before QUEUE_FULL", checks.at_least(1)
+        4_000_000,
+        "prompt tokens waiting in one pool before QUEUE_FULL; outputs of one request share theirs",
+        checks.at_least(1),
     )
     max_prefill_tokens: int = setting(
         0,

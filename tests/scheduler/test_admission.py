@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sequences import sequence_of
 
-from scheduler.admission import QueueBounds, check_queue, check_sizes, find_class, find_pool
+from scheduler.admission import MAX_SEQUENCES_PER_REQUEST, QueueBounds, check_queue, check_sizes, find_class, find_pool
 from scheduler.events import Submission
 from scheduler.fleet import Fleet, Pool, Worker
 from scheduler.sequence import Request
@@ -170,8 +170,15 @@ def test_queue_bounds() -> None:
     check_queue(submission(1, (1,) * 50), pool, QueueBounds(1, 10))
     wait(pool, 1, 6)
     check_queue(submission(2, (1,) * 4), pool, QueueBounds(2, 10))
-    for bounds, length in ((QueueBounds(2, 10), 5), (QueueBounds(1, 1000), 1)):
+    most = 2 * MAX_SEQUENCES_PER_REQUEST
+    check_queue(submission(2, (1,) * 4, n=most - 1), pool, QueueBounds(2, 10))
+    for bounds, length, n in ((QueueBounds(2, 10), 5, 1), (QueueBounds(1, 1000), 1, 1), (QueueBounds(2, 10), 4, most)):
         with pytest.raises(errors.QueueFullError) as caught:
-            check_queue(submission(2, (1,) * length), pool, bounds)
+            check_queue(submission(2, (1,) * length, n=n), pool, bounds)
         assert caught.value.retry_after_s
-        assert caught.value.metadata == {"requests_waiting": "1", "tokens_waiting": "6"}
+        assert caught.value.metadata == {"requests_waiting": "1", "outputs_waiting": "1", "tokens_waiting": "6"}
+
+
+def test_an_empty_queue_takes_more_outputs_than_may_wait() -> None:
+    (pool,) = fleet_of(worker_info()).pools.values()
+    check_queue(submission(1, n=MAX_SEQUENCES_PER_REQUEST + 1), pool, QueueBounds(1, 10))

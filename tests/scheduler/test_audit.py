@@ -57,7 +57,7 @@ def _leader_without_fork(state: MeshState, worker: Worker) -> None:
 
 
 def _fork_with_tokens(state: MeshState, worker: Worker) -> None:
-    state.sequences[3].token_ids.append(1)
+    state.sequences[3].token_ids = [1, 2, 3, 4]
 
 
 def _swapped_nowhere(state: MeshState, worker: Worker) -> None:

@@ -9,7 +9,7 @@ import pytest
 from outcomes import judge, prepared, releases, settle
 
 from scheduler.actions import DropWorker, NewSequence, ReleaseCause, ToWorker
-from scheduler.admission import QueueBounds
+from scheduler.admission import MAX_SEQUENCES_PER_REQUEST, QueueBounds
 from scheduler.events import CancelReason, Ended, EndReason, Event, SequenceStopped, StepReported
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.gateway import Call
@@ -137,12 +137,37 @@ def test_a_waiting_group_counts_its_prompt_once_and_is_cancelled_at_once() -> No
     mesh.submit(gateway, submission(1, max_tokens=90))
     call = mesh.submit(gateway, submission(2, [3] * 40, 8, n=3))
     (pool,) = mesh.core._mesh.fleet.pools.values()
-    assert (len(pool.waiting), pool.waiting.num_tokens) == (1, 40)
+    assert (len(pool.waiting), pool.waiting.num_sequences, pool.waiting.num_tokens) == (1, 3, 40)
+    (leader,) = pool.waiting
+    # One list, however many outputs wait.
+    assert all(fork.token_ids is leader.token_ids for fork in leader.forks)
     assert mesh.core.view().requests_waiting == 1
     mesh.cancel(gateway, call)
     assert call.cancelled
-    assert not len(pool.waiting)
+    assert (len(pool.waiting), pool.waiting.num_sequences) == (0, 0)
     settle(mesh)
+
+
+def test_outputs_that_wait_count_each() -> None:
+    most = 2 * MAX_SEQUENCES_PER_REQUEST
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64, max_num_seqs=most)], bounds=QueueBounds(2, 10_000))
+    calls = [mesh.submit(gateway, submission(key, [key] * 30, 8, n=n)) for key, n in ((1, most), (2, most), (3, 1))]
+    assert [call.refused for call in calls] == [None, None, "QUEUE_FULL"]
+    settle(mesh)
+
+
+def test_a_token_for_a_group_whose_prefill_is_not_complete_breaks_the_contract() -> None:
+    for sequence_id in (1, 2):
+        mesh, gateway = prepared(infos=[worker_info(max_num_batched_tokens=4)], delay=0.0)
+        mesh.submit(gateway, submission(1, [3] * 60, n=2))
+        (worker,) = mesh.workers.values()
+        mesh.run(until=0.005)
+        (report, *_) = worker.finish()
+        assert isinstance(report, StepReported)
+        early = replace(report, sequence_ids=(sequence_id,), token_ids=(7,))
+        assert any(isinstance(action, DropWorker) for action in mesh.core.handle(early, mesh.now))
+        # None of the others has it.
+        assert [len(sequence.token_ids) for sequence in mesh.core._mesh.sequences.values()] == [60, 60]
 
 
 def test_a_deadline_ends_all_outputs() -> None:

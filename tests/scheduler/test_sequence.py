@@ -82,10 +82,15 @@ def group_of(size: int) -> list[Sequence]:
     return [leader, *forks]
 
 
-def test_a_group_that_parts_is_no_group() -> None:
+def test_a_group_that_parts_is_no_group_and_each_has_its_own_tokens() -> None:
     group = group_of(3)
+    for fork in group[1:]:
+        fork.token_ids = group[0].token_ids
     group[0].part()
     assert all(each.leader is None and each.group == (each,) for each in group)
+    for each in group:
+        each.token_ids.append(each.arrival)
+    assert [len(each.token_ids) for each in group] == [4, 4, 4]
 
 
 def test_a_fork_that_leaves_goes_alone() -> None:

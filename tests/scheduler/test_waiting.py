@@ -35,6 +35,7 @@ def test_order_is_by_urgency_then_arrival(order: list[int], moments: list[int], 
     assert [sequence.arrival for sequence in queue] == left
     assert [sequence.arrival for sequence in queue.head(3)] == left[:3]
     assert len(queue) == len(left)
+    assert queue.num_sequences == len(left)
     assert queue.num_tokens == sum(key + 1 for key in left)
 
 
