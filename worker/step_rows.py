@@ -72,8 +72,8 @@ class StepShape:
 class StepRows:
     """Columns for so many tokens and rows (and as many draws), filled on the host; `upload` gives them to the device.
 
-    On a CPU both are the same memory. On a GPU the host's is pinned and nothing waits, but for `fill` and `fill_run`:
-    for the copy before theirs.
+    On a CPU both are the same memory. On a GPU the host's is pinned: what fills it waits for the copy before, and nothing
+    else does.
     """
 
     def __init__(self, max_tokens: int, max_rows: int, table_width: int, device: torch.device) -> None:
