@@ -97,9 +97,10 @@ def _audit_worker(worker: Worker) -> list[str]:
     for sequence in worker.sequences.values():
         if sequence.link != worker.link or sequence.state in (State.QUEUED, State.FINISHED):
             problems.append(f"sequence {sequence.sequence_id} is {sequence.state.value} on link {sequence.link}")
-    if len(worker.sequences) > worker.limits.max_running:
-        problems.append(f"{len(worker.sequences)} sequences where {worker.limits.max_running} may be")
     running = worker.running
+    begun = len(running) - sum(map(worker.lent_slots, running))
+    if begun > worker.limits.max_running:
+        problems.append(f"{begun} sequences where {worker.limits.max_running} may be")
     if running and len(running) == len(worker.sequences) and not len(worker.window):
         problems.append(f"{len(running)} sequences run without a plan")
     for key, sequence in worker.swapped.items():

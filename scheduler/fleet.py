@@ -98,14 +98,14 @@ class Worker:
             self.promised.add(sequence.sequence_id, sequence.prefix_keys.get(self.info.block_size, ()))
             sequence.prefix_keys = None
 
-    def pending_prefills(self) -> list[tuple[tuple[float, int], int]]:
-        """Urgency of each prefill there and the tokens that it has yet to compute, the least urgent first. Forgets
-        those that are over, and what they promised."""
+    def pending_prefills(self) -> list[tuple[tuple[float, int], int, int]]:
+        """Urgency of each prefill there, the tokens that it has yet to compute and the slots that it lends, the least
+        urgent first. Forgets those that are over, and what they promised."""
         pending = []
         for sequence_id, sequence in list(self.arriving.items()):
             if sequence.state is State.PREFILL and self.sequences.get(sequence_id) is sequence:
                 tokens = sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
-                pending.append((sequence.urgency, tokens))
+                pending.append((sequence.urgency, tokens, self.lent_slots(sequence)))
             else:
                 del self.arriving[sequence_id]
                 self.promised.settle(sequence_id)
@@ -119,7 +119,21 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        return max(0, self.limits.max_running - len(self.sequences))
+        """For the most urgent; for others, without those that a group more urgent than they lends."""
+        lent = sum(map(self.lent_slots, self.arriving.values()))
+        return max(0, self.limits.max_running - len(self.sequences) + lent)
+
+    def lent_slots(self, leader: Sequence) -> int:
+        """Slots that its forks do not need yet: nothing in flight can begin them."""
+        return len(leader.forks) if leader.forks and self.tokens_before_end(leader) is not None else 0
+
+    def tokens_before_end(self, leader: Sequence) -> int | None:
+        """Tokens that its prefill may compute beyond what is in flight and surely not be complete; None if it may be
+        complete already. Before the first report nobody knows what the prefix cache has of it."""
+        if leader.state is not State.PREFILL or not leader.computed:
+            return None
+        left = leader.prefill_length - leader.computed - self.window.chunks_worst(leader.sequence_id)
+        return left - 1 if left > 0 else None
 
     def can_ever_hold(self, max_length: int) -> bool:
         """Whether a sequence of that length fits when it is alone there."""

@@ -31,8 +31,9 @@ class _Room:
     slots: int
     # Sequences there.
     taken: int
-    # Prefills there that have not been counted, the least urgent first, and the tokens that each has yet to compute.
-    behind: list[tuple[tuple[float, int], int]]
+    # Prefills there that have not been counted, the least urgent first, the tokens that each has yet to compute, and
+    # the slots that it lends.
+    behind: list[tuple[tuple[float, int], int, int]]
     # Prompt tokens to be computed there before it is the turn of the sequence that is looked at.
     pending: int
     # Tokens that may still be dealt to it.
@@ -45,9 +46,10 @@ class _Room:
         """Whether anything may still go there, now that it is the turn of the sequence: prefills that are more urgent
         are served before it."""
         while self.behind and self.behind[-1][0] < sequence.urgency:
-            _, tokens = self.behind.pop()
+            _, tokens, lent = self.behind.pop()
             self.pending += tokens
             self.budget -= tokens
+            self.slots -= lent
         return not self.shut and self.budget > 0
 
     def need(self, sequence: Sequence) -> int:

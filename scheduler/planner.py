@@ -28,6 +28,9 @@ class Prefill(NamedTuple):
     steps_left: int
     # Whether its join is on its way or done.
     joined: bool
+    # Slots of its forks that others may have until its prefill is complete, and tokens with which it surely is not.
+    lent: int = 0
+    before_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +179,16 @@ class _FirstStep:
     # Sequences that run or start; the same with those being released.
     running: int
     accounts: int
+    # Slots for whose turn it is: those that groups lend are taken when it is the group's.
+    slots: int
     # Steps until the last that decodes after this one ends at the latest.
     last_end: int
     # Prefill work that has to wait for the next plan: then this one must be short.
     backlog: bool = False
     # A newcomer found no room: nobody who is less urgent takes what it waits for.
     full: bool = False
+    # Forks wait for the slots that they lent.
+    owed: bool = False
     # The last to arrive of those whose prefill is complete with this step.
     newest: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)
@@ -192,8 +199,13 @@ class _FirstStep:
         """Gives a running prefill its share. It has a token of its own in the step."""
         self._note_turn(prefill)
         count = min(prefill.left, self.budget + 1, self.cap)
+        self.slots -= prefill.lent
+        owed = prefill.lent > 0 > self.slots
+        if owed:
+            self.owed = True
+            count = min(count, prefill.before_end)
         if count < prefill.left:
-            self.backlog = True
+            self.backlog |= count > 0 or not owed
         else:
             self._completes(prefill, prefill.steps_left)
         if count > 0:
@@ -205,7 +217,7 @@ class _FirstStep:
     def admit(self, candidate: Candidate) -> None:
         """Starts a newcomer if it has room."""
         self._note_turn(candidate)
-        if self.running + candidate.members > self.limits.max_running:
+        if candidate.members > self.slots:
             self.full = True
             return
         room = self.budget - (candidate.members - 1)
@@ -221,6 +233,7 @@ class _FirstStep:
         self.blocks -= need
         self.running += candidate.members
         self.accounts += candidate.members
+        self.slots -= candidate.members
         self.start.append(candidate)
         self.join.append(candidate.sequence_id)
         self.budget = room - count
@@ -259,23 +272,26 @@ def make_plan(
 
     `waiting` is in order of service. The plan's worst case fits `credits`, unless what runs is alone on the worker.
     Decodes come first, then prefills and newcomers by urgency. A newcomer that finds no room holds up those behind it,
-    but no prefill: that has its place already. Beside a token that somebody more urgent waits for, be it of a decode or
-    of one that came later and passed, prefill is capped.
+    but no prefill: that has its place already. Its forks lend their slots to whoever is more urgent, and it is not
+    complete before these are free again. Beside a token that somebody more urgent waits for, be it of a decode or of
+    one that came later and passed, prefill is capped.
     """
     left = credits.available - running.growth(1, limits.block_size)
     if left < 0 and len(running) and not running.lone:
         return Decision(shortage=-left) if credits.settled else NOTHING
 
     short = prefill_cap(policy, forecast.mixed_tokens)
+    lent = sum(prefill.lent for prefill in running.prefills)
     step = _FirstStep(
         limits=limits,
         # One token is set aside for everyone: a prefill that hits the prefix cache may decode sooner than believed.
-        budget=limits.max_num_batched_tokens - len(running),
+        budget=limits.max_num_batched_tokens - (len(running) - lent),
         cap=short if running.decoding else limits.max_num_batched_tokens,
         short=short,
         blocks=left,
         running=len(running),
         accounts=credits.sequences,
+        slots=limits.max_running - (credits.sequences - lent),
         last_end=running.last_end,
     )
     order: list[Prefill | Candidate] = [*running.prefills, *waiting]
@@ -312,18 +328,18 @@ def _length(step: _FirstStep, running: Running, credits: Credits, policy: Policy
     """How many steps the plan has that begins with this one."""
     if step.backlog:
         return 1
-    steps = max(1, min(step.last_end, _wanted_steps(running, policy, forecast, starting=bool(step.start))))
+    steps = max(1, min(step.last_end, _wanted_steps(step, running, policy, forecast)))
     if step.accounts > 1:
         steps = _affordable(running, step.start, steps, credits.available, step.limits.block_size)
     return steps
 
 
-def _wanted_steps(running: Running, policy: Policy, forecast: Forecast, *, starting: bool) -> int:
+def _wanted_steps(step: _FirstStep, running: Running, policy: Policy, forecast: Forecast) -> int:
     """The length of the plan as far as time goes. One that starts something ends the quiet."""
     if policy.num_steps:
         return policy.num_steps
-    steps = choose_steps(0 if starting else forecast.quiet_steps, forecast.step_seconds)
-    if forecast.crowded and running.first_end:
+    steps = choose_steps(0 if step.start else forecast.quiet_steps, forecast.step_seconds)
+    if (forecast.crowded or step.owed) and running.first_end:
         # The place that an end frees is filled in the next plan.
         steps = min(steps, max(running.first_end, least_steps(forecast.step_seconds)))
     return steps

@@ -112,7 +112,9 @@ def _prefill_view(
         if left <= 0:
             return None, gained
     steps_left = sequence.max_length - len(sequence.token_ids)
-    return Prefill(sequence.sequence_id, sequence.urgency, left, steps_left, joined), 0
+    before_end = worker.tokens_before_end(sequence) if sequence.forks else None
+    lent = 0 if before_end is None else len(sequence.forks)
+    return Prefill(sequence.sequence_id, sequence.urgency, left, steps_left, joined, lent, before_end or 0), 0
 
 
 def _forking(worker: Worker, running: list[Sequence]) -> bool:

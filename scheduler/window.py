@@ -103,6 +103,10 @@ class PlanWindow:
         """Most steps that plans numbered `since` and later may still run."""
         return sum(plan.steps_left for plan in self._plans if plan.plan_seq >= since)
 
+    def chunks_worst(self, sequence_id: int) -> int:
+        """Most tokens of the sequence that first steps may still compute."""
+        return sum(plan.chunks.get(sequence_id, 0) for plan in self._plans if not plan.steps_run)
+
     def expected(self, *, revoking: bool) -> list[Expected]:
         """What will run before the next plan; `revoking`: that plan ends all those in flight."""
         expected = []

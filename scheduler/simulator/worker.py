@@ -230,7 +230,7 @@ class SimulatedWorker:
         self._check_room()
 
     def _check_room(self) -> None:
-        assert len(self.sequences) + len(self.leaders) <= self.info.max_num_seqs, "too many sequences"
+        assert len(self.sequences) <= self.info.max_num_seqs, "too many sequences"
 
     def _join(self, sequence_ids: tuple[int, ...]) -> None:
         for sequence_id in sequence_ids:
@@ -284,6 +284,7 @@ class SimulatedWorker:
         for sequence_id, seed in forks:
             del self.leaders[sequence_id]
             self.sequences[sequence_id] = self.memory.fork(leader, sequence_id, seed)
+            self._check_room()
             yield sequence_id
 
     def _release(self, sequence_id: int, cause: ReleaseCause) -> SequenceReleased:

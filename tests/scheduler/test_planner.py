@@ -30,7 +30,8 @@ PLENTY = 1000
 
 
 class Row(NamedTuple):
-    """One running sequence; `left`: tokens of its prefill, 0: it decodes; `forks` wait for it."""
+    """One running sequence; `left`: tokens of its prefill, 0: it decodes; `forks` wait for it, and lend their slots if
+    `before_end` of its tokens surely do not complete it."""
 
     key: int
     left: int
@@ -40,6 +41,11 @@ class Row(NamedTuple):
     reserved: int
     joined: bool = True
     forks: int = 0
+    before_end: int | None = None
+
+    @property
+    def lent(self) -> int:
+        return 0 if self.before_end is None else self.forks
 
 
 def decoder(key: int, tokens: int = 10, steps_left: int = 50, max_length: int = 200) -> Row:
@@ -60,7 +66,9 @@ def columns(*rows: Row, lone: bool | None = None) -> Running:
     decoding = [row for row in rows if not row.left]
     ends = [row.steps_left for row in decoding]
     prefills = [
-        Prefill(row.key, (float(row.key), row.key), row.left, row.steps_left, row.joined) for row in rows if row.left
+        Prefill(row.key, (float(row.key), row.key), row.left, row.steps_left, row.joined, row.lent, row.before_end or 0)
+        for row in rows
+        if row.left
     ]
     return Running(
         sequence_ids=[row.key * 10 + index for row in rows for index in range(1 + row.forks)],
@@ -296,7 +304,8 @@ def running_sequences(draw: st.DrawFn, size: int) -> list[Row]:
         forks = draw(st.integers(0, 2)) if left else 0
         reserved = (1 + forks) * blocks(tokens, max_length, size) + draw(st.integers(-1, 1))
         steps_left = draw(st.integers(0, max_length))
-        rows.append(Row(key, left, tokens, max_length, steps_left, reserved, draw(st.booleans()), forks))
+        before_end = draw(st.none() | st.integers(0, left - 1)) if forks else None
+        rows.append(Row(key, left, tokens, max_length, steps_left, reserved, draw(st.booleans()), forks, before_end))
     return rows
 
 
@@ -306,9 +315,10 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 4, 16]))
     rows = data.draw(running_sequences(size))
     count = sum(1 + row.forks for row in rows)
+    lent = sum(row.lent for row in rows)
     limits = Limits(
-        max_num_seqs=data.draw(st.integers(max(1, count), 24)),
-        max_num_batched_tokens=data.draw(st.integers(max(1, count), 80)),
+        max_num_seqs=data.draw(st.integers(max(1, count - lent), 24)),
+        max_num_batched_tokens=data.draw(st.integers(max(1, count - lent), 80)),
         block_size=size,
     )
     policy = Policy(data.draw(st.integers(0, 40)), data.draw(st.sampled_from([0, 1, 7])))
@@ -349,6 +359,17 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     started = sum(each.members for each in starts.values())
     chunks = dict(decision.chunks)
     assert len(chunks) == len(decision.chunks)
+    # Each takes its slots when it is its turn; a group that has lent them is not complete before they are free.
+    slots = limits.max_running - (account.sequences - lent)
+    owed = set()
+    urgency = {row.key: (float(row.key), row.key) for row in rows} | {key: each.urgency for key, each in starts.items()}
+    for key in sorted(urgency, key=urgency.__getitem__):
+        slots -= by_key[key].lent if key in by_key else starts[key].members
+        if key in starts:
+            assert slots >= 0
+        elif by_key[key].lent and slots < 0:
+            owed.add(key)
+            assert chunks.get(key, 0) <= (by_key[key].before_end or 0)
     growth = sum((1 + row.forks) * blocks(row.tokens + 1, row.max_length, size) - row.reserved for row in rows)
     if decision.shortage:
         assert decision.num_steps == 0
@@ -359,7 +380,7 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     if not decision.num_steps:
         assert decision == NOTHING
         short = growth > account.available
-        idle = not any(row.left or row.steps_left for row in rows)
+        idle = not any(row.left or row.steps_left for row in rows if row.key not in owed)
         assert (short and not settled and not lone) or idle
         fits = waiting and waiting[0].members <= limits.max_running
         assert not (idle and fits and not account.sequences), "an empty worker starts what waits"
@@ -377,10 +398,9 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     first_alone = not account.sequences and len(starts) == 1
     assert grown <= account.available or ((lone or first_alone) and (count + started == 1 or decision.num_steps == 1))
     # Token budget of the first step, whoever decodes in it.
-    deciding = sum((1 + row.forks) - (row.key in chunks) for row in rows)
+    deciding = sum((1 + row.forks - row.lent) - (row.key in chunks) for row in rows)
     deciding += sum(each.members - (each.sequence_id in chunks) for each in starts.values())
     assert sum(chunks.values()) + deciding <= limits.max_num_batched_tokens
-    assert count + started <= limits.max_running
     known = CAUTIOUS_TOKENS if forecast.mixed_tokens is None else max(LEAST_PREFILL_TOKENS, forecast.mixed_tokens)
     cap = policy.max_prefill_tokens or known
     if any(not row.left for row in rows):
@@ -390,21 +410,23 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         assert key in by_key or not starts[key].swapped
     # Prefill that is left over makes the plan short.
     if decision.num_steps > 1:
-        assert all(row.left <= chunks.get(row.key, 0) for row in rows)
+        assert all(row.left <= chunks.get(row.key, 0) for row in rows if row.key not in owed)
+        assert not owed & chunks.keys()
         assert all(each.swapped or chunks[key] == each.tokens for key, each in starts.items())
     # Joins: the new ones, and those in doubt that get a chunk.
     assert set(decision.join) == set(starts) | {key for key in chunks if key in by_key and not by_key[key].joined}
     # Served in order of urgency, and the most urgent of all that has room advances.
-    urgency = {row.key: (float(row.key), row.key) for row in rows} | {key: each.urgency for key, each in starts.items()}
     assert [urgency[key] for key in chunks] == sorted(urgency[key] for key in chunks)
-    served = sorted([row.key for row in rows if row.left] + list(starts), key=urgency.__getitem__)
+    prefilling = [row.key for row in rows if row.left and (row.key not in owed or row.key in chunks)]
+    served = sorted([*prefilling, *starts], key=urgency.__getitem__)
     if served:
         assert served[0] in chunks or starts[served[0]].swapped
     # Nobody takes what a more urgent one of them still needs.
     missing = [
         key
         for key in served
-        if key in chunks and chunks[key] < (by_key[key].left if key in by_key else starts[key].tokens)
+        if key in chunks and key not in owed
+        if chunks[key] < (by_key[key].left if key in by_key else starts[key].tokens)
     ]
     for key in missing:
         behind = [each for each in served[served.index(key) + 1 :] if each in chunks]
@@ -419,12 +441,14 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
             assert sum(chunks.values()) <= max(before, cap)
             break
         before += chunks.get(key, 0)
-        if key in served and key not in missing:
+        if key in served and key not in missing and key not in owed:
             newest = max(newest, arrival)
     # A newcomer that was left behind lacks a slot, a token of the step, or blocks.
     if len(waiting) > len(starts):
         left_out = waiting[len(starts)]
-        slots = limits.max_running - count - started
+        turn = [key for key in urgency if urgency[key] < left_out.urgency]
+        slots = limits.max_running - (account.sequences - lent)
+        slots -= sum(by_key[key].lent if key in by_key else starts[key].members for key in turn)
         size_now = left_out.blocks(1, size) + count + started
         spare = account.available - growth - sum(each.blocks(1, size) for each in starts.values())
         full = sum(chunks.values()) + deciding + left_out.members > limits.max_num_batched_tokens
