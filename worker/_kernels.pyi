@@ -61,9 +61,7 @@ MAX_SKINNY_ROWS: int
 class SkinnyLinear:
     """cpp/cuda/linear_skinny.h. Keeps addresses, not tensors. RuntimeError where the GPU is not a Hopper."""
 
-    def __init__(
-        self, dtype: int, weight: int, row_stride: int, num_outputs: int, depth: int, bias: int, /
-    ) -> None:
+    def __init__(self, dtype: int, weight: int, row_stride: int, num_outputs: int, depth: int, bias: int, /) -> None:
         """A `bias` of 0 is none."""
     def multiply(
         self, x: int, x_stride: int, num_rows: int, out: int, wide: bool, gated: bool, stream: int, /
@@ -122,9 +120,7 @@ class StepLoop:
     def close(self) -> None:
         """Stops the run, waits for what is launched, and ends the thread. A `next` that waits raises RuntimeError."""
 
-def penalize(
-    logits: int, num_rows: int, vocab_size: int, rows: int, tokens: int, masks: int, stream: int, /
-) -> None:
+def penalize(logits: int, num_rows: int, vocab_size: int, rows: int, tokens: int, masks: int, stream: int, /) -> None:
     """cpp/cuda/penalties.h. Changes the logits in place."""
 
 def count_drawn(token_ids: int, num_rows: int, rows: int, tokens: int, stream: int, /) -> None:
