@@ -72,7 +72,7 @@ class StepShape:
 class StepRows:
     """Columns for so many tokens and rows (and as many draws), filled on the host; `upload` gives them to the device.
 
-    On a CPU both are the same memory. On a GPU the host's is pinned: what fills it waits for the copy before, and nothing
+    On a CPU both are the same memory. On a GPU the host's is pinned: what fills it waits for the copy before, nothing
     else does.
     """
 
