@@ -27,7 +27,7 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     `lookup` says how much of a sequence a worker's prefix cache has.
     """
     actions: list[Action] = []
-    dealt = deal(pool, policy, lookup) if pool.crowded else {}
+    dealt = deal(pool, policy, now, lookup) if pool.crowded else {}
     for worker in pool.workers.values():
         newcomers = dealt.get(worker.link, [])
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0

@@ -19,6 +19,12 @@ SEQUENCE_WEIGHT = 16
 # A step's prefill is dealt at most so often: more could not start in the plans that are made now.
 STEPS_DEALT = 2
 
+# A worker that has work and reports nothing for so many times as long as its step was to take may hang: what others can
+# run is not put there. At least so many seconds; and so many as long as nobody knows what a step takes.
+LATE_STEPS = 10
+LATE_SECONDS = 1.0
+LATE_SECONDS_UNKNOWN = 10.0
+
 # (worker, sequence, keys dealt to that worker just now) -> tokens of the sequence that its prefix cache has, or will
 # have when what was sent there is prefilled.
 CachedTokens = Callable[[Worker, Sequence, Container[int]], int]
@@ -94,7 +100,18 @@ def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> 
     return size * cached_run(keys, worker.prefixes, worker.promised, dealt)
 
 
-def deal(pool: Pool, policy: Policy, lookup: CachedTokens = cached_tokens) -> dict[int, list[Sequence]]:
+def late(worker: Worker, now: float) -> bool:
+    """Whether the worker owes a report for so long that it may hang."""
+    waited = now - worker.heard_at
+    # The time first: this is asked for every worker and plan.
+    if waited <= LATE_SECONDS or not worker.busy:
+        return False
+    tokens = worker.window.prefill_ahead + len(worker.sequences)
+    step_seconds = worker.step_times.predict(tokens, worker.context_tokens)
+    return waited > (LATE_SECONDS_UNKNOWN if step_seconds is None else LATE_STEPS * step_seconds)
+
+
+def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_tokens) -> dict[int, list[Sequence]]:
     """Which waiting sequences each worker (by link) should try to start, in order of service.
 
     No more than its next plans can start, so that the queue is not dealt anew with every event. Each goes where the
@@ -102,18 +119,22 @@ def deal(pool: Pool, policy: Policy, lookup: CachedTokens = cached_tokens) -> di
     compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the
     workers it may go to take nothing that is behind it, or a long one could starve. One that waits in a worker's host
     memory may go there only. A suspect of bringing workers down goes to an empty worker only, for which one of them
-    takes nobody else, and stays alone there until it has got a token.
+    takes nobody else, and stays alone there until it has got a token. What a worker can run that is not late waits for
+    such a one.
     """
     usable = [worker for worker in pool.workers.values() if not worker.dropped and worker.free_slots]
     rooms = {worker.link: _room(worker, policy) for worker in usable}
     if all(room.shut for room in rooms.values()) or all(_none_open(rooms, first) for first in pool.head(1)):
         return {}
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
+    punctual = [worker for worker in pool.workers.values() if not worker.dropped and not late(worker, now)]
     dealt: dict[int, list[Sequence]] = {}
-    for sequence in pool.head(swapped + sum(room.slots for room in rooms.values())):
+    for sequence in pool.head(swapped + sum(max(0, room.slots) for room in rooms.values())):
         if _none_open(rooms, sequence):
             break
         places = [room for room in rooms.values() if pool.may_go(room.worker, sequence)]
+        if len(punctual) < len(pool.workers) and any(pool.may_go(worker, sequence) for worker in punctual):
+            places = [room for room in places if room.worker in punctual]
         fitting = [room for room in places if room.has_place(sequence) and room.has_blocks(sequence)]
         if not fitting:
             _hold(places, sequence)

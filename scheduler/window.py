@@ -103,6 +103,11 @@ class PlanWindow:
         """Most steps that plans numbered `since` and later may still run."""
         return sum(plan.steps_left for plan in self._plans if plan.plan_seq >= since)
 
+    @property
+    def prefill_ahead(self) -> int:
+        """Most prefill tokens of a step that may be running."""
+        return max((sum(plan.chunks.values()) for plan in self._plans if not plan.steps_run), default=0)
+
     def chunks_worst(self, sequence_id: int) -> int:
         """Most tokens of the sequence that first steps may still compute."""
         return sum(plan.chunks.get(sequence_id, 0) for plan in self._plans if not plan.steps_run)

@@ -19,9 +19,29 @@ from tercet.ports import check_port_free
 # A prompt is bounded by validation, with a typed error; this only has to lie above it.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
+# A peer that hangs, or that the network has lost, is noticed when it has said nothing for so long and then does not
+# answer for so long.
+QUIET_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+
+
+def keepalive(quiet_s: float, answer_s: float) -> list[tuple[str, int]]:
+    """Options of either end of a connection with which it notices that the other end is gone."""
+    answer_ms = round(answer_s * 1e3)
+    return [
+        ("grpc.keepalive_time_ms", round(quiet_s * 1e3)),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        # gRPC pings on its own account, too, to measure the bandwidth: while one of those is on its way there is no
+        # other, and it has a minute.
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *keepalive(QUIET_SECONDS, ANSWER_SECONDS),
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
@@ -38,9 +58,6 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON_OPTIONS,
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
     # The default back-off grows to two minutes; a restarted peer should be found within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -59,8 +76,8 @@ class Server:
     unless `set_serving` says otherwise.
     """
 
-    def __init__(self) -> None:
-        self.grpc_server = grpc.aio.server(options=SERVER_OPTIONS)
+    def __init__(self, options: list[tuple[str, int]] = SERVER_OPTIONS) -> None:
+        self.grpc_server = grpc.aio.server(options=options)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 

@@ -12,7 +12,8 @@ from scheduler.actions import DropWorker, NewSequence, ReleaseCause, ToWorker
 from scheduler.admission import MAX_SEQUENCES_PER_REQUEST, QueueBounds
 from scheduler.events import CancelReason, Ended, EndReason, Event, SequenceStopped, StepReported
 from scheduler.sequence import MAX_LOSSES
-from scheduler.simulator.gateway import Call
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import GREEDY, submission, worker_info
 from tercet.errors import EngineFaultError
@@ -168,6 +169,62 @@ def test_a_token_for_a_group_whose_prefill_is_not_complete_breaks_the_contract()
         assert any(isinstance(action, DropWorker) for action in mesh.core.handle(early, mesh.now))
         # None of the others has it.
         assert [len(sequence.token_ids) for sequence in mesh.core._mesh.sequences.values()] == [60, 60]
+
+
+def lending_mesh() -> tuple[VirtualMesh, VirtualGateway, Call]:
+    """A group that can have every slot of its worker, in a prefill of 25 steps; it ends with the step at 0.25 s."""
+    mesh, gateway = prepared(
+        infos=[worker_info(num_blocks=200, max_num_seqs=4, max_num_batched_tokens=8, max_model_len=512)],
+        costs=[StepCost(0.01)],
+        caching=False,
+    )
+    group = mesh.submit(gateway, submission(1, [3] * 200, 8, n=4, traffic_class="batch"))
+    mesh.run(until=0.05)
+    return mesh, gateway, group
+
+
+def test_a_group_in_prefill_keeps_no_slot_from_who_is_more_urgent() -> None:
+    mesh, gateway, group = lending_mesh()
+    later = mesh.submit(gateway, submission(2, [5] * 4, 3, traffic_class="batch"))
+    urgent = [mesh.submit(gateway, submission(key, [key] * 4, 3)) for key in (3, 4, 5)]
+    settle(mesh)
+    for call in (group, later, *urgent):
+        judge(call)
+    assert all(call.outputs[0].times[0] < 0.15 for call in urgent)
+    # Who is less urgent does not get in the group's way.
+    assert later.outputs[0].times[0] > group.outputs[0].times[0]
+    # All of it began in one step.
+    assert len({output.times[0] for output in group.outputs}) == 1
+
+
+def test_a_group_begins_when_the_slots_that_it_lent_are_free() -> None:
+    mesh, gateway, group = lending_mesh()
+    urgent = [mesh.submit(gateway, submission(key, [key] * 4, 60)) for key in (3, 4)]
+    mesh.run(until=0.5)
+    # The worker has all of the prompt but its end.
+    (worker,) = mesh.core.workers
+    leader = worker.sequences[group.sequence_ids[0]]
+    assert leader.computed == 199
+    assert not group.tokens
+    # More may come, and in the end it is the group's turn.
+    urgent.append(mesh.submit(gateway, submission(5, [5] * 4, 9)))
+    settle(mesh)
+    for call in (group, *urgent):
+        judge(call)
+    assert all(output.ends[0].reason is EndReason.LENGTH for output in group.outputs)
+    assert group.outputs[0].times[0] > max(call.outputs[0].times[-1] for call in urgent[:2])
+
+
+def test_slots_of_a_group_that_is_cancelled_or_lost_are_free() -> None:
+    for leave in (VirtualMesh.cancel, lambda mesh, *_: mesh.lose_worker(next(iter(mesh.workers.values())))):
+        mesh, gateway, group = lending_mesh()
+        urgent = [mesh.submit(gateway, submission(key, [key] * 4, 60)) for key in (3, 4, 5)]
+        mesh.run(until=0.5)
+        leave(mesh, gateway, group)  # type: ignore[operator]
+        mesh.attach_worker()
+        settle(mesh)
+        for call in (group, *urgent):
+            judge(call)
 
 
 def test_a_deadline_ends_all_outputs() -> None:

@@ -308,6 +308,21 @@ def test_a_worker_that_hangs_does_not_keep_what_was_cancelled_in_its_host_memory
     assert mesh.core.idle
 
 
+def test_a_worker_that_hangs_gets_nothing_new() -> None:
+    mesh, gateway = prepared(infos=[worker_info()] * 2, delay=0.0)
+    mesh.attach_worker(1)
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 60)) for key in (1, 2)]
+    mesh.run(until=0.1)
+    assert all(call.tokens for call in calls)
+    hung = mesh.workers[1]
+    mesh._finish = lambda worker: None if worker is hung else VirtualMesh._finish(mesh, worker)  # type: ignore[method-assign]
+    mesh.run(until=2.0)
+    # The other one has more to do than it.
+    later = [mesh.submit(gateway, submission(key, (key, 2, 3), 9)) for key in (3, 4, 5)]
+    mesh.run(until=5.0)
+    assert all(call.over for call in later)
+
+
 def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
     mesh, gateway = prepared()
     call = mesh.submit(gateway, submission(1, max_tokens=30))

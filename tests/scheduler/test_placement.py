@@ -10,7 +10,15 @@ from sequences import sequence_of
 
 from scheduler.events import BlockCounts
 from scheduler.fleet import Fleet, Pool, Worker
-from scheduler.placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT, deal
+from scheduler.placement import (
+    COMPUTED_WEIGHT,
+    LATE_SECONDS,
+    LATE_SECONDS_UNKNOWN,
+    LATE_STEPS,
+    SEQUENCE_WEIGHT,
+    deal,
+    late,
+)
 from scheduler.planner import Policy
 from scheduler.prefix_index import chain_keys
 from scheduler.sequence import MAX_LOSSES, Request, Sequence, State
@@ -61,8 +69,8 @@ def busy(pool: Pool, link: int, tokens: int) -> None:
     put(pool, link, wait_for(pool, EARLIEST, [9] * tokens))
 
 
-def dealt(pool: Pool) -> dict[int, list[int]]:
-    return {link: [sequence.sequence_id for sequence in each] for link, each in deal(pool, POLICY).items()}
+def dealt(pool: Pool, now: float = 0.0) -> dict[int, list[int]]:
+    return {link: [sequence.sequence_id for sequence in each] for link, each in deal(pool, POLICY, now).items()}
 
 
 def test_load_evens_out() -> None:
@@ -229,8 +237,8 @@ def test_no_more_is_dealt_than_plans_can_start() -> None:
     put(pool, 1, runs)
     runs.become(State.DECODE)
     wait(pool, *[20] * 50)
-    assert [len(each) for each in deal(pool, Policy(0, 30)).values()] == [3]
-    assert [len(each) for each in deal(pool, Policy(0, 0)).values()] == [10]
+    assert [len(each) for each in deal(pool, Policy(0, 30), 0.0).values()] == [3]
+    assert [len(each) for each in deal(pool, Policy(0, 0), 0.0).values()] == [10]
 
 
 def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
@@ -243,11 +251,11 @@ def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
 def test_keys_are_made_once_and_only_where_there_is_a_choice() -> None:
     pool = pool_of(worker(1))
     sequence = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool, POLICY)
+    deal(pool, POLICY, 0.0)
     assert sequence.prefix_keys is None
     pool = pool_of(worker(1), worker(2))
     sequence = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool, POLICY)
+    deal(pool, POLICY, 0.0)
     assert sequence.prefix_keys == {4: chain_keys(b"", [*PREFIX, 7], 4)}
     put(pool, 1, sequence)
     assert sequence.prefix_keys is None
@@ -283,7 +291,7 @@ def test_what_was_promised_is_forgotten_with_the_sequence() -> None:
     pool = pool_of(worker(1, max_num_batched_tokens=64), worker(2, max_num_batched_tokens=64))
     deal_to = pool.workers[1]
     first = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool, POLICY)
+    deal(pool, POLICY, 0.0)
     put(pool, 1, first)
     wait_for(pool, 2, [*PREFIX, 8])
     assert dealt(pool) == {1: [2]}
@@ -297,7 +305,7 @@ def test_what_was_promised_is_forgotten_with_the_sequence() -> None:
 def test_a_worker_without_a_prefix_cache_attracts_nobody() -> None:
     pool = pool_of(worker(1), worker(2))
     first = wait_for(pool, 1, [*PREFIX, 7])
-    deal(pool, POLICY)
+    deal(pool, POLICY, 0.0)
     put(pool, 1, first)
     pool.workers[1].tokens = 100
     wait_for(pool, 2, [*PREFIX, 8])
@@ -381,3 +389,69 @@ def test_requests_follow_their_prefix_through_the_mesh() -> None:
     # Each prefix was computed once, on a worker of its own.
     computed = sorted(each.tokens_prefilled for each in workers)
     assert computed == [45 + 5, 45 + 5]
+
+
+def silent(pool: Pool, link: int) -> Worker:
+    """A worker with work that has reported nothing since 0."""
+    busy(pool, link, 1)
+    return pool.workers[link]
+
+
+def learn(worker: Worker, seconds: float) -> None:
+    for tokens in range(1, 20):
+        worker.step_times.observe(tokens, 0, seconds)
+
+
+def test_who_owes_a_report_for_many_steps_is_late() -> None:
+    pool = pool_of(worker(1), worker(2))
+    assert not late(pool.workers[2], 1000.0)
+    hung = silent(pool, 1)
+    assert not late(hung, LATE_SECONDS_UNKNOWN)
+    assert late(hung, LATE_SECONDS_UNKNOWN + 0.1)
+    learn(hung, 0.02)
+    assert not late(hung, LATE_SECONDS)
+    assert late(hung, LATE_SECONDS + 0.1)
+    hung.heard_at = LATE_SECONDS
+    assert not late(hung, LATE_SECONDS + 0.1)
+
+
+def test_a_long_step_is_not_late_before_it_can_be_over() -> None:
+    pool = pool_of(worker(1))
+    hung = silent(pool, 1)
+    for tokens in range(1, 20):
+        hung.step_times.observe(tokens, 0, 0.1 * tokens)
+    hung.window.send(1, {EARLIEST: 18}, revoke=False)
+    assert not late(hung, 18.0)
+    assert late(hung, LATE_STEPS * 1.9 + 1)
+
+
+def test_nothing_goes_to_who_is_late_while_another_one_can_take_it() -> None:
+    pool = pool_of(worker(1), worker(2, max_num_seqs=2))
+    learn(silent(pool, 1), 0.02)
+    # The other one has more to do.
+    pool.workers[2].heard_at = 50.0
+    busy(pool, 2, 12)
+    wait_for(pool, 1, [1] * 4)
+    assert dealt(pool, 0.5) == {1: [1]}
+    assert dealt(pool, 50.0) == {2: [1]}
+    # It waits for a place there, rather.
+    put(pool, 2, wait_for(pool, 98, [9] * 4))
+    assert dealt(pool, 50.0) == {}
+    pool.workers[1].heard_at = 50.0
+    assert dealt(pool, 50.0) == {1: [1]}
+
+
+def test_who_is_late_takes_what_no_other_can_run() -> None:
+    pool = pool_of(worker(1), worker(2, num_blocks=8))
+    learn(silent(pool, 1), 0.02)
+    wait_for(pool, 1, [1] * 40)
+    wait_for(pool, 2, [1] * 4)
+    assert dealt(pool, 50.0) == {1: [1], 2: [2]}
+
+
+def test_of_workers_that_are_all_late_each_is_as_good_as_any() -> None:
+    pool = pool_of(worker(1), worker(2))
+    for link in (1, 2):
+        learn(silent(pool, link), 0.02)
+    wait_for(pool, 1, [1] * 4)
+    assert len(dealt(pool, 50.0)) == 1

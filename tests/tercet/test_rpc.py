@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tercet import errors
-from tercet.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Server, abort, open_channel
+from tercet.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Server, abort, keepalive, open_channel
 from tercet.v1 import models_pb2, models_pb2_grpc
 
 
@@ -104,6 +104,84 @@ async def test_stop_says_not_serving_and_ends(running):
     again = Server()
     assert await again.start("127.0.0.1", port, [models_pb2.DESCRIPTOR], key="gateway.port") == port
     await again.stop(0)
+
+
+class BlackHole:
+    """Between a client and a server: at first it hands on every byte, then none, and nobody is told."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._silent = False
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "BlackHole":
+        self._listener = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        for writer in self._writers:
+            writer.close()
+
+    def open(self) -> None:
+        self._silent = True
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        self._writers += [writer, server_writer]
+        for source, target in ((reader, server_writer), (server_reader, writer)):
+            self._tasks.add(asyncio.create_task(self._hand_on(source, target)))
+
+    async def _hand_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            if not self._silent:
+                target.write(data)
+
+
+def impatient(options):
+    # Of two options of one name the first counts.
+    return [*keepalive(1.0, 1.0), *(option for option in options if option[0] not in dict(keepalive(1.0, 1.0)))]
+
+
+@pytest.mark.parametrize("talking", [True, False])
+async def test_both_ends_notice_that_the_other_is_gone(talking):
+    served = asyncio.get_running_loop().create_future()
+
+    async def talk(_, context):
+        context.add_done_callback(lambda _: served.set_result(None))
+        await context.write(b"hello")
+        while True:
+            if talking:
+                # So that gRPC measures the bandwidth, with pings of its own.
+                await context.write(bytes(1000))
+            await asyncio.sleep(0.002)
+
+    server = Server(impatient(SERVER_OPTIONS))
+    methods = {"Talk": grpc.stream_stream_rpc_method_handler(talk)}
+    server.grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Talker", methods),))
+    port = await server.start("127.0.0.1", 0, [models_pb2.DESCRIPTOR], key="gateway.port")
+    async with BlackHole(port) as between:
+        address = f"127.0.0.1:{between.port}"
+        async with grpc.aio.insecure_channel(address, options=impatient(CHANNEL_OPTIONS)) as channel:
+            call = channel.stream_stream("/Talker/Talk")()
+            for _ in range(100 if talking else 1):
+                await call.read()
+            between.open()
+
+            async def lost() -> None:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+
+            # Left to itself gRPC takes a minute where it had sent a ping, and for ever on the server's side.
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(lost(), 30)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await asyncio.wait_for(served, 30)
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in [*SERVER_OPTIONS, *CHANNEL_OPTIONS]}))
