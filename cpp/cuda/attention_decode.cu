@@ -1,103 +1,138 @@
 // Paged decode attention: q [T, H, D], k_cache, v_cache [N, G, S, D] -> out [T, H, D]. Bound by the reading of K and V.
 //
 // An item is a token, up to 256 tokens of its context and one KV head with up to 16 of its query heads, which are the
-// rows of mma tiles: a KV head is read once for all of them. A block of four warps takes a run of items from the plan.
-// Each warp streams its own 16-token tiles of K and V, cp.async from the pages into a ring of its own, and its loads
-// run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token of more
-// than one chunk leaves its states (m, l, o) in memory for attention_merge.cu: the bits of a result depend on the token
-// alone. The first loads do not wait for the kernel that places the step's own keys and values.
+// columns of products: a KV head is read once for all of them. A block of four warps takes a run of items from the
+// plan. Each warp streams its own tiles of 16 tokens (32 of e4m3), cp.async from the pages into a ring of its own, and
+// its loads run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token
+// of more than one chunk leaves its states (m, l, o) in memory for attention_merge.cu: the bits of a result depend on
+// the token alone. The first loads do not wait for the kernel that places the step's own keys and values.
 #include "attention_decode.cuh"
 #include "dependent_launch.cuh"
 
 namespace tercet::cuda {
 namespace {
 
-// The query rows of an item as operands: [16, D], zeros past its heads.
-template <typename T, typename S, int D>
-__device__ void load_queries(const DecodeArguments& args, const Item& item, uint32_t (&q)[D / 16][4]) {
+// The query heads of an item as operands: [D, 8 N], zeros past its heads.
+template <typename T, typename S, int D, int N>
+__device__ void load_queries(const DecodeArguments& args, const Item& item, uint32_t (&q)[D / 16][N][2]) {
   using Op = Operands<T, S, D>;
   const int row = threadIdx.x % kWarp / 4;
   const T* base = static_cast<const T*>(args.tensors.q) + item.unit.token * args.tensors.q_token_stride +
                   (item.head + row) * args.tensors.q_head_stride;
 #pragma unroll
-  for (int k = 0; k < D / 16; ++k) {
+  for (int n = 0; n < N; ++n) {
+    const bool present = n * 8 + row < item.num_heads;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool present = row + i % 2 * 8 < item.num_heads;
-      const T* from = base + i % 2 * 8 * args.tensors.q_head_stride + k * 16 + Op::query_column(i / 2);
-      q[k][i] = present ? Op::query(__ldg(reinterpret_cast<const unsigned*>(from))) : 0u;
+    for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const T* from = base + n * 8 * args.tensors.q_head_stride + k * 16 + Op::query_column(half);
+        q[k][n][half] = present ? Op::query(__ldg(reinterpret_cast<const unsigned*>(from))) : 0u;
+      }
     }
   }
 }
 
-// What a warp, a chunk or a token has seen of its context: o is relative to the maximum.
-template <int D>
+// What a warp has seen of an item's context. Of 8 heads a lane has `lane % 4 * 2` and the next: their maximum, their
+// sum over the lane's own tokens, and some rows of o, relative to the maximum.
+template <int D, int N>
 struct State {
-  float maximum[2];
-  float sum[2];
-  float o[D / 8][4];
+  float maximum[N][2];
+  float sum[N][2];
+  float o[D / 16][N][4];
+
+  __device__ State() : o{} {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      maximum[n][0] = maximum[n][1] = -INFINITY;
+      sum[n][0] = sum[n][1] = 0.0f;
+    }
+  }
+
+  __device__ void add_up() {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) sum[n][j] = column_sum(sum[n][j]);
+    }
+  }
 };
 
 // One tile of tokens, of which num_tokens count.
-template <typename T, typename S, int D>
-__device__ void attend(const uint32_t (&q)[D / 16][4], uint32_t k_tile, uint32_t v_tile, int num_tokens,
-                       float scale_log2, State<D>& state) {
+template <typename T, typename S, int D, int N>
+__device__ void attend(const uint32_t (&q)[D / 16][N][2], uint32_t k_tile, uint32_t v_tile, int num_tokens,
+                       float scale_log2, State<D, N>& state) {
   using Op = Operands<T, S, D>;
-  using Rows = typename KvTile<S, D>::Rows;
-  constexpr int kTokens = KvTile<S, D>::kTokens;
-  const int lane = threadIdx.x % kWarp, matrix = lane / 8;
-  float scores[kTokens / 8][4] = {};
-  const uint32_t first_keys = k_tile + Rows::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
+  using Tile = KvTile<S, D>;
+  constexpr int kSteps = Tile::kTokens / 16;
+  float scores[kSteps][N][4] = {};  // of tokens lane / 4 and 8 more, and two heads of each
 #pragma unroll
-  for (int n = 0; n < kTokens / 8; n += 2) Op::add_scores(scores[n], scores[n + 1], q, first_keys, n * 8);
+  for (int t = 0; t < kSteps; ++t) Op::template add_scores<N>(scores[t], q, Tile::first_keys(k_tile), t * 16);
+  if (num_tokens < Tile::kTokens) {
+    const int token = threadIdx.x % kWarp / 4;
 #pragma unroll
-  for (int n = 0; n < kTokens / 8; ++n) {
+    for (int t = 0; t < kSteps; ++t) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool present = n * 8 + lane % 4 * 2 + i % 2 < num_tokens;
-      scores[n][i] = present ? scores[n][i] * scale_log2 : -INFINITY;
-    }
-  }
-  float factor[2];
+      for (int n = 0; n < N; ++n) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float here = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < kTokens / 8; ++n) here = fmaxf(here, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
-    const float maximum = fmaxf(state.maximum[half], row_max(here));
-    factor[half] = power_of_2(state.maximum[half] - maximum);
-    state.maximum[half] = maximum;
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kTokens / 8; ++n) {
-#pragma unroll
-      for (int i = half * 2; i < half * 2 + 2; ++i) {
-        scores[n][i] = power_of_2(scores[n][i] - maximum);
-        sum += scores[n][i];
+        for (int i = 0; i < 4; ++i) {
+          if (t * 16 + i / 2 * 8 + token >= num_tokens) scores[t][n][i] = -INFINITY;
+        }
       }
     }
-    state.sum[half] = state.sum[half] * factor[half] + sum;
   }
-  // Most tiles do not raise a maximum; times 1 changes nothing.
-  if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+  float factor[N][2];
+  bool raises = false;
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
+  for (int n = 0; n < N; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) state.o[n][i] *= factor[i / 2];
+    for (int j = 0; j < 2; ++j) {
+      float here = -INFINITY;
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t) here = fmaxf(here, fmaxf(scores[t][n][j], scores[t][n][j + 2]));
+      const float raised = fmaxf(state.maximum[n][j], column_max(here) * scale_log2);
+      factor[n][j] = power_of_2(state.maximum[n][j] - raised);
+      state.maximum[n][j] = raised;
+      float sum = 0.0f;
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t) {
+#pragma unroll
+        for (int i = j; i < 4; i += 2) {
+          scores[t][n][i] = power_of_2(fmaf(scores[t][n][i], scale_log2, -raised));
+          sum += scores[t][n][i];
+        }
+      }
+      state.sum[n][j] = state.sum[n][j] * factor[n][j] + sum;
+      raises = raises || factor[n][j] != 1.0f;
     }
   }
-  const uint32_t first_values = v_tile + Rows::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
+  // Most tiles do not raise a maximum; times 1 changes nothing.
+  if (__any_sync(0xffffffffu, raises)) {
 #pragma unroll
-  for (int n = 0; n < kTokens / 8; n += 2) {
+    for (int m = 0; m < D / 16; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) state.o[m][n][i] *= factor[n][i % 2];
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) {
     using Factor = typename Op::Factor;
-    const uint32_t weights[4] = {pack<Factor>(scores[n][0], scores[n][1]), pack<Factor>(scores[n][2], scores[n][3]),
-                                 pack<Factor>(scores[n + 1][0], scores[n + 1][1]),
-                                 pack<Factor>(scores[n + 1][2], scores[n + 1][3])};
-    Op::add_values(state.o, weights, first_values, n * 8);
+    uint32_t weights[N][2];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        weights[n][half] = transpose(pack<Factor>(scores[t][n][half * 2], scores[t][n][half * 2 + 1]));
+      }
+    }
+    Op::template add_values<N>(state.o, weights, Tile::first_values(v_tile), t * 16);
   }
 }
 
-// Where the warps' states of an item meet, in shared memory, a few rows at a time.
+// Where the warps' states of an item meet, in shared memory, a few heads at a time.
 template <int D>
 struct Merge {
   static constexpr int kRows = 4;
@@ -105,15 +140,19 @@ struct Merge {
   float2 maxima[kWarps][kRows];   // the maximum and the sum
 
   // A warp's rows from `first` on, of num_rows in all.
-  template <typename Op>
-  __device__ void put(const State<D>& state, int first, int num_rows) {
+  template <typename Op, int N>
+  __device__ void put(const State<D, N>& state, int first, int num_rows) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane / 4 + half * 8, at = row - first;
-      if (at < 0 || at >= kRows || row >= num_rows) continue;
-      if (lane % 4 == 0) maxima[warp][at] = {state.maximum[half], state.sum[half]};
-      Op::put(o[warp][at], state.o, half);
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = n * 8 + lane % 4 * 2 + j, at = row - first;
+        if (at < 0 || at >= kRows || row >= num_rows) continue;
+        if (lane < 4) maxima[warp][at] = {state.maximum[n][j], state.sum[n][j]};
+#pragma unroll
+        for (int m = 0; m < D / 16; ++m) Op::put(o[warp][at] + m * 16, state.o[m][n][j], state.o[m][n][j + 2]);
+      }
     }
   }
 };
@@ -163,7 +202,7 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
   }
 }
 
-template <typename T, typename S, int D>
+template <typename T, typename S, int D, int N>
 __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     decode_kernel(const __grid_constant__ DecodeArguments args) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -178,34 +217,33 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   Item item(args, share);
   Loader<S, D> loader(args, item, end - begin, ring);
 #pragma unroll 1
-  for (int i = 0; i < R::kStages - 1; ++i) {
+  for (int i = 0; i < R::kStages; ++i) {
     if (loader.at_end()) wait_for_kernel_before();
     loader.load();
   }
   wait_for_kernel_before();
   let_next_kernel_start();
   if (begin >= end) return;
-  uint32_t q[D / 16][4];
-  load_queries<T, S, D>(args, item, q);
+  uint32_t q[D / 16][N][2];
+  load_queries<T, S, D, N>(args, item, q);
   int stage = 0;
   for (int index = begin; index < end; ++index) {
     Item next = item;
     if (index + 1 < end) next.step(args);
-    State<D> state{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};
+    State<D, N> state;
     for (int tile = warp; tile * kTokens < item.num_tokens; tile += kWarps) {
-      loader.load();
       wait_copies<R::kStages - 1>();
       __syncwarp();
       const uint32_t k_tile = ring + stage * (2 * R::kTileBytes);
-      attend<T, S, D>(q, k_tile, k_tile + R::kTileBytes, item.num_tokens - tile * kTokens, args.scale_log2, state);
-      __syncwarp();  // the next load overwrites what was read here
+      attend<T, S, D, N>(q, k_tile, k_tile + R::kTileBytes, item.num_tokens - tile * kTokens, args.scale_log2, state);
+      __syncwarp();  // this overwrites what was read here
+      loader.load();
       stage = stage + 1 == R::kStages ? 0 : stage + 1;
     }
-    load_queries<T, S, D>(args, next, q);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) state.sum[half] = row_sum(state.sum[half]);
+    load_queries<T, S, D, N>(args, next, q);
+    state.add_up();
     for (int first = 0; first < item.num_heads; first += Merge<D>::kRows) {
-      merge.template put<Operands<T, S, D>>(state, first, item.num_heads);
+      merge.template put<Operands<T, S, D>, N>(state, first, item.num_heads);
       __syncthreads();
       write_rows<T, D>(args, item, first, merge);
       __syncthreads();
@@ -214,13 +252,13 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
   }
 }
 
-template <typename T, typename S, int D>
+template <typename T, typename S, int D, int N>
 void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
   constexpr int kBytes = kWarps * Ring<S, D>::kBytes + static_cast<int>(sizeof(Merge<D>));
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(decode_kernel<T, S, D>, kBytes, allowed, "attention_decode");
-  launch_behind(decode_kernel<T, S, D>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
-                "attention_decode");
+  allow_shared_bytes(decode_kernel<T, S, D, N>, kBytes, allowed, "attention_decode");
+  launch_behind(decode_kernel<T, S, D, N>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream,
+                args, "attention_decode");
 }
 
 }  // namespace
@@ -246,8 +284,12 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
   with_heads(shape, [&](auto zero, auto dim) {
     using T = decltype(zero);
     constexpr int D = decltype(dim)::value;
-    if (shape.cache_dtype != Dtype::e4m3) return launch<T, T, D>(args, sizes, stream);
-    if constexpr (D == 64 || D == 128) launch<T, E4m3, D>(args, sizes, stream);
+    const auto with_cache = [&](auto stored) {
+      using S = decltype(stored);
+      group <= 8 ? launch<T, S, D, 1>(args, sizes, stream) : launch<T, S, D, 2>(args, sizes, stream);
+    };
+    if (shape.cache_dtype != Dtype::e4m3) return with_cache(T{});
+    if constexpr (D == 64 || D == 128) with_cache(E4m3{});
   });
   merge_chunks(shape, args, sizes, stream);
 }

@@ -9,13 +9,16 @@
 namespace tercet::cuda {
 namespace {
 
+// Of so few tokens decode leaves the GPU room, in which the next kernel may begin with what it needs no result for. Of
+// more, its blocks would only be spread unevenly, into whatever room comes up.
+constexpr unsigned kFewTokens = 16;
+
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeArguments args) {
   constexpr int kColumns = D / kWarp, kAhead = 4;
-  __shared__ float maxima_of_warps[kWarps];
-  __shared__ float sums[kWarps];
+  __shared__ float2 of_warps[kWarps];  // the maximum and the sum
   __shared__ float parts[kWarps][D];
-  let_next_kernel_start();
+  if (gridDim.x <= kFewTokens) let_next_kernel_start();
   // Decode's blocks have all said that they waited for what made the plan.
   const MergedToken token = args.plan.merged[blockIdx.x];
   wait_for_kernel_before();
@@ -23,17 +26,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t first = static_cast<int64_t>(token.first_unit) * args.num_heads + head;
 
-  float maximum = -INFINITY;
-  for (int chunk = threadIdx.x; chunk < token.num_chunks; chunk += kThreads) {
-    maximum = fmaxf(maximum, args.maxima[first + static_cast<int64_t>(chunk) * args.num_heads].x);
-  }
-  maximum = warp_max(maximum);
-  if (lane == 0) maxima_of_warps[warp] = maximum;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, maxima_of_warps[i]);
-
-  float sum = 0.0f, o[kColumns] = {};
+  float maximum = -INFINITY, sum = 0.0f, o[kColumns] = {};
   for (int start = warp; start < token.num_chunks; start += kWarps * kAhead) {
     float2 of_chunks[kAhead];
     float states[kAhead][kColumns];
@@ -49,6 +42,14 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
         states[i][column] = args.states[row * D + column * kWarp + lane];
       }
     }
+    float raised = maximum;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) raised = fmaxf(raised, of_chunks[i].x);
+    const float before = power_of_2(maximum - raised);
+    maximum = raised;
+    sum *= before;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) o[column] *= before;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const float factor = power_of_2(of_chunks[i].x - maximum);
@@ -57,17 +58,20 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
       for (int column = 0; column < kColumns; ++column) o[column] += factor * states[i][column];
     }
   }
-  if (lane == 0) sums[warp] = sum;
+  if (lane == 0) of_warps[warp] = {maximum, sum};
 #pragma unroll
   for (int column = 0; column < kColumns; ++column) parts[warp][column * kWarp + lane] = o[column];
   __syncthreads();
   T* out = static_cast<T*>(args.tensors.out) + (static_cast<int64_t>(token.token) * args.num_heads + head) * D;
   for (int column = threadIdx.x; column < D; column += kThreads) {
-    float total = 0.0f, all = 0.0f;
+    float greatest = -INFINITY, total = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) greatest = fmaxf(greatest, of_warps[i].x);
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
-      total += sums[i];
-      all += parts[i][column];
+      const float factor = power_of_2(of_warps[i].x - greatest);
+      total += factor * of_warps[i].y;
+      all += factor * parts[i][column];
     }
     out[column] = narrow<T>(all * args.tensors.v_scale / total);
   }

@@ -12,6 +12,9 @@ namespace {
 constexpr int kThreads = 1024;
 // What a unit costs beside its tokens, in tokens.
 constexpr int kUnitWeight = 32;
+// Sequences with more than one token that have a block for their last tile each. More share blocks: a captured step
+// could have many, and idle blocks take time.
+constexpr int kPartTiles = 16;
 // What the kernels of D = 256, and the others, may want of a multiprocessor's shared memory.
 constexpr int kMostSharedBytes = 150 << 10;
 constexpr int kUsualSharedBytes = 98 << 10;
@@ -181,8 +184,9 @@ AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows&
   if (!sizes.all_decode) {
     int chunked = std::min(rows.num_sequences, rows.num_tokens / 2);
     if (bounds.num_chunked >= 0) chunked = std::min(chunked, bounds.num_chunked);
-    sizes.num_tiles =
-        static_cast<std::int64_t>(rows.num_tokens) * group_of(shape) / tile_rows(shape.head_dim) + chunked;
+    const std::int64_t full = static_cast<std::int64_t>(rows.num_tokens) * group_of(shape) / tile_rows(shape.head_dim);
+    sizes.num_tiles = full + chunked;
+    sizes.num_tile_blocks = full + std::min(chunked, kPartTiles);
   }
   sizes.num_blocks = std::max<std::int64_t>(
       1, std::min<std::int64_t>(sizes.num_units * parts, decode_blocks(shape.head_dim) * num_multiprocessors));

@@ -12,7 +12,7 @@ namespace tercet::cuda {
 // depend on the batch. Small, so that one long sequence fills the GPU; merging costs 1.6 % of the traffic.
 constexpr int kChunk = 256;
 
-// Query heads of one KV head that a unit takes at once: the rows of a product. Larger groups are several parts.
+// Query heads of one KV head that a unit takes at once: the columns of its products. Larger groups are several parts.
 constexpr int kPartHeads = 16;
 
 // CUDA blocks of decode that share a multiprocessor.

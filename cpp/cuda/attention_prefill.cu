@@ -296,7 +296,7 @@ void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, c
                               static_cast<int>(shape.num_blocks) - 1,
                               rows.table_width * shape.block_size,
                               tensors.scale * tensors.k_scale * kLog2E};
-  if (prefill_on_hopper(shape, args, sizes.num_tiles, stream)) return;
+  if (prefill_on_hopper(shape, args, sizes.num_tile_blocks, stream)) return;
   with_heads(shape, [&](auto zero, auto dim) { launch<decltype(zero), dim.value>(args, sizes.num_tiles, stream); });
 }
 

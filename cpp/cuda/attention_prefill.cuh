@@ -40,7 +40,8 @@ struct PrefillTile {
 };
 
 // Launches the kernel that is made for Hopper and returns true, if this GPU and the head size are what it is for.
-bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args, std::int64_t num_tiles,
+// num_blocks take the tiles in turn.
+bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args, std::int64_t num_blocks,
                        Stream stream);
 
 }  // namespace tercet::cuda

@@ -67,6 +67,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
   const int lane = thread % kWarp, first_row = tile.first_row + group * 64;
   const uint32_t my_q = q_tile + group * 64 * kPanelRowBytes;
   {
+    sync_warpgroup(1 + group);  // no warp reads the queries of the tile before
     const T* q = static_cast<const T*>(args.tensors.q) + tile.first_token * args.tensors.q_token_stride +
                  tile.kv_head * args.group * args.tensors.q_head_stride;
 #pragma unroll 4
@@ -140,7 +141,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
     }
   };
 
-  const int num_steps = (tile.end + kKeys - 1) / kKeys;
+  const int num_steps = num_steps_of(tile);
   const int my_steps = max(1, (some_see + kKeys - 1) / kKeys);  // no more than the block's
   multiply_keys(0);
   wait_products<0>(scores);
@@ -196,43 +197,54 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   extern __shared__ unsigned char shared[];
   wait_for_kernel_before();
   let_next_kernel_start();
-  if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
-  const PrefillTile tile(args, blockIdx.y, blockIdx.x, kRows);
+  const int num_tiles = *args.plan.num_tiles;
+  if (static_cast<int>(blockIdx.y) >= num_tiles) return;
   const uint32_t base = (shared_address(shared) + L::kAlignment - 1) / L::kAlignment * L::kAlignment;
-  const Stages keys{base + L::kKeysAt, base + L::kBarriersAt, L::kTileBytes};
-  const Stages values{base + L::kValuesAt, base + L::kBarriersAt + 2 * kStages * 8, L::kTileBytes};
-  if (tile.end <= 0) return;
+  Stages keys{base + L::kKeysAt, base + L::kBarriersAt, L::kTileBytes, 0};
+  Stages values{base + L::kValuesAt, base + L::kBarriersAt + 2 * kStages * 8, L::kTileBytes, 0};
   if (threadIdx.x == 0) {
     keys.init();
     values.init();
     show_to_products();
   }
   __syncthreads();
+  // As a rule a block has one tile.
+  const auto for_tiles = [&](auto work) {
+    for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
+      const PrefillTile tile(args, index, blockIdx.x, kRows);
+      if (tile.end <= 0) continue;
+      work(tile);
+      keys.served += num_steps_of(tile);
+      values.served = keys.served;
+    }
+  };
   if (threadIdx.x / kGroupThreads == kGroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyRegisters));
-    if constexpr (std::is_same_v<S, E4m3>) {
-      widen_all<D>(args, tile, base + L::kBytesAt, keys, values);
-    } else {
-      gather_all<T, D>(args, tile, keys, values);
-    }
+    for_tiles([&](const PrefillTile& tile) {
+      if constexpr (std::is_same_v<S, E4m3>) {
+        widen_all<D>(args, tile, base + L::kBytesAt, keys, values);
+      } else {
+        gather_all<T, D>(args, tile, keys, values);
+      }
+    });
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyRegisters));
-    multiply<T, S, D>(args, tile, base, keys, values);
+    for_tiles([&](const PrefillTile& tile) { multiply<T, S, D>(args, tile, base, keys, values); });
   }
 }
 
 template <typename T, typename S, int D>
-void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
+void launch(const PrefillArguments& args, std::int64_t num_blocks, Stream stream) {
   constexpr int kBytes = Layout<S, D>::kBytes;
   static std::atomic<std::uint64_t> allowed{0};
   allow_shared_bytes(prefill_kernel<T, S, D>, kBytes, allowed, "attention_prefill");
-  const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
+  const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_blocks));
   launch_behind(prefill_kernel<T, S, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
 
 }  // namespace
 
-bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args, std::int64_t num_tiles,
+bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args, std::int64_t num_blocks,
                        Stream stream) {
   int device = 0, major = 0;
   check(cudaGetDevice(&device), "attention_prefill");
@@ -242,8 +254,8 @@ bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args
     using T = decltype(zero);
     constexpr int D = decltype(dim)::value;
     if constexpr (D == 64 || D == 128) {
-      shape.cache_dtype == Dtype::e4m3 ? launch<T, E4m3, D>(args, num_tiles, stream)
-                                       : launch<T, T, D>(args, num_tiles, stream);
+      shape.cache_dtype == Dtype::e4m3 ? launch<T, E4m3, D>(args, num_blocks, stream)
+                                       : launch<T, T, D>(args, num_blocks, stream);
     }
   });
   return true;

@@ -41,10 +41,11 @@ struct Stages {
   uint32_t tiles;
   uint32_t barriers;
   int tile_bytes;
+  int served;  // steps of the block's tiles before this one
 
-  __device__ uint32_t tile(int step) const { return tiles + step % kStages * tile_bytes; }
-  __device__ uint32_t full(int step) const { return barriers + step % kStages * 8; }
-  __device__ uint32_t free(int step) const { return barriers + (kStages + step % kStages) * 8; }
+  __device__ uint32_t tile(int step) const { return tiles + (served + step) % kStages * tile_bytes; }
+  __device__ uint32_t full(int step) const { return barriers + (served + step) % kStages * 8; }
+  __device__ uint32_t free(int step) const { return full(step) + kStages * 8; }
 
   __device__ void init() const {
     for (int i = 0; i < kStages; ++i) {
@@ -53,17 +54,19 @@ struct Stages {
     }
   }
   __device__ void wait_full(int step) const {
-    wait_barrier(full(step), step / kStages & 1);
+    wait_barrier(full(step), (served + step) / kStages & 1);
     show_to_products();
   }
   __device__ void wait_free(int step) const {
-    if (step >= kStages) wait_barrier(free(step), (step / kStages + 1) & 1);
+    if (served + step >= kStages) wait_barrier(free(step), ((served + step) / kStages + 1) & 1);
   }
   __device__ void give_back(int step) const {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) arrive(free(step));
   }
 };
+
+__device__ inline int num_steps_of(const PrefillTile& tile) { return (tile.end + kKeys - 1) / kKeys; }
 
 constexpr int kRun = 64;  // tokens that one look into the block table finds, where blocks are so large
 
@@ -115,7 +118,7 @@ __device__ void gather_all(const PrefillArguments& args, const PrefillTile& tile
                                                           piece, stages.tile(step) + panel_offset<kKeys>(row, piece));
     arrive_with_copies(stages.full(step));
   };
-  const int num_steps = (tile.end + kKeys - 1) / kKeys;
+  const int num_steps = num_steps_of(tile);
   for (int step = 0; step <= num_steps; ++step) {
     if (step < num_steps) bring(args.tensors.k_cache, keys, step);
     if (step > 0) bring(args.tensors.v_cache, values, step - 1);
@@ -131,7 +134,7 @@ __device__ void widen_all(const PrefillArguments& args, const PrefillTile& tile,
   const int thread = threadIdx.x % kGroupThreads;
   // Eight threads have two rows, so that what they write meets different banks.
   const int row = thread / 4 % 2 + thread / (2 * kPieces) * 2, piece = thread % 4 + thread / 8 % (D / 64) * 4;
-  const int num_tiles = 2 * ((tile.end + kKeys - 1) / kKeys);
+  const int num_tiles = 2 * num_steps_of(tile);
   const auto is_keys = [&](int index) { return index == 0 || (index % 2 == 1 && index + 1 < num_tiles); };
   const auto step_of = [&](int index) { return is_keys(index) ? (index + 1) / 2 : (index - 1) / 2; };
   const auto place_of = [&](int index) { return bytes + index % kTiles * (kKeys * D) + thread * 16; };
@@ -148,7 +151,8 @@ __device__ void widen_all(const PrefillArguments& args, const PrefillTile& tile,
     copy(index + kTiles - 1);
     wait_copies<kTiles - 1>();
     const bool is_key = is_keys(index);
-    const Stages stages{is_key ? keys.tiles : values.tiles, is_key ? keys.barriers : values.barriers, keys.tile_bytes};
+    const Stages stages{is_key ? keys.tiles : values.tiles, is_key ? keys.barriers : values.barriers, keys.tile_bytes,
+                        keys.served};
     const int step = step_of(index);
     stages.wait_free(step);
     const uint32_t from = place_of(index), to = stages.tile(step) + panel_offset<kKeys>(row, piece * 2);

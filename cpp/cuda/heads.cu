@@ -71,18 +71,9 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
     factor = args.v_scale;
     rotates = false;
   }
-  if (cache != nullptr) {
-    const std::int64_t slot = args.slots[token];
-    if (slot < 0 || slot >= args.num_slots) return;
-    const std::int64_t block = slot / args.block_size, offset = slot % args.block_size;
-    cache += ((block * args.num_kv_heads + head) * args.block_size + offset) * args.head_dim;
-  }
-  const float* table = nullptr;
-  if (rotates) {
-    const std::int64_t position = args.positions[token];
-    if (position < 0 || position >= args.num_positions) return;
-    table = args.cos_sin + position * args.head_dim;
-  }
+  // Asked for beside the elements, not before them.
+  const std::int64_t slot = cache != nullptr ? args.slots[token] : 0;
+  const std::int64_t position = rotates ? args.positions[token] : 0;
 
   float low[kParts][kWide], high[kParts][kWide];
   float sum = 0.0f;
@@ -99,6 +90,15 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Arguments args) {
       sum += low[part][j] * low[part][j] + high[part][j] * high[part][j];
     }
   }
+  if (cache != nullptr) {
+    if (slot < 0 || slot >= args.num_slots) return;
+    const unsigned place = static_cast<unsigned>(slot), block_size = args.block_size;
+    cache +=
+        (static_cast<std::int64_t>(place / block_size * args.num_kv_heads + head) * block_size + place % block_size) *
+        args.head_dim;
+  }
+  if (rotates && (position < 0 || position >= args.num_positions)) return;
+  const float* table = args.cos_sin + position * args.head_dim;
   float scale = 1.0f;
   if (norm != nullptr) {
     // Other heads of the warp may have left, or need no sum.
@@ -146,7 +146,7 @@ void launch(const Heads& args, std::int64_t num_tasks, Stream stream) {
   int num_lanes = 1;
   while (num_lanes < kWarp && num_lanes * kWide < half) num_lanes *= 2;
   const std::int64_t num_blocks = (num_tasks * num_lanes + kThreads - 1) / kThreads;
-  if (half > kPerLane * num_lanes || num_blocks * kThreads > UINT_MAX) {
+  if (half > kPerLane * num_lanes || num_blocks * kThreads > UINT_MAX || args.num_slots > UINT_MAX) {
     throw std::invalid_argument(std::to_string(num_tasks) + " heads of " + std::to_string(args.head_dim) +
                                 " elements are more than fit");
   }

@@ -126,6 +126,26 @@ __device__ inline float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// Over the eight lanes that share a column of a sum.
+__device__ inline float column_max(float x) {
+#pragma unroll
+  for (int lanes = 4; lanes < kWarp; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
+  return x;
+}
+
+__device__ inline float column_sum(float x) {
+#pragma unroll
+  for (int lanes = 4; lanes < kWarp; lanes *= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
+  return x;
+}
+
+// An 8x8 matrix of pairs, as a sum's rows are packed, becomes its transpose, as an operand's columns are.
+__device__ inline uint32_t transpose(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // 2^x by the special function unit: 0 at -inf, and exactly 1 at 0.
 __device__ inline float power_of_2(float x) {
   float y;
