@@ -19,12 +19,14 @@ from scheduler.sequence import Sequence
 from tercet.mesh.v1 import worker_pb2
 from tests.mesh.contract import Contract
 from tests.mesh.models import CPU, MAX_MODEL_LEN, model_of, poison
+from tests.worker.eager_graphs import eager_graph_steps
 from worker import _core
 from worker.codec import decode_command, encode_event
 from worker.executor import Executor
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import Attach, Detach, Event, StepResult
+from worker.steps import Steps
 from worker.swap_space import SwapSpace
 
 
@@ -41,6 +43,7 @@ class Setup:
     num_swap_blocks: int = 0
     swap_block_ns: int = 0
     step_s: float = 0.01
+    captured: bool = False  # its device computes runs by itself
 
 
 class CountingCache(KVCache):
@@ -75,12 +78,18 @@ class Device:
         ticks = itertools.count()
         self.swap_space = SwapSpace(self.kv_cache, setup.num_swap_blocks)
         self.executor = Executor(
-            HostSteps(self.model, self.kv_cache),  # type: ignore[arg-type]
+            self._steps(),
             self.kv_cache,
             self.swap_space,
             check_every_step=True,
             clock=lambda: next(ticks) * setup.step_s,
         )
+
+    def _steps(self) -> Steps:
+        if self.setup.captured:
+            # Nothing is launched ahead: a plan that was revoked is over where its revocation is read.
+            return eager_graph_steps(self.model, self.kv_cache, None, self.setup.max_num_seqs)  # type: ignore[arg-type]
+        return HostSteps(self.model, self.kv_cache)  # type: ignore[arg-type]
 
     @property
     def info(self) -> WorkerInfo:

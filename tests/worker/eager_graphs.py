@@ -47,9 +47,10 @@ class EagerGraphs:
 
 
 class EagerLoop:
-    """The face of `_kernels.StepLoop`. `rng` says whether a step is launched before the one before it is seen."""
+    """The face of `_kernels.StepLoop`. `rng` says whether a step is launched before the one before it is seen; without
+    one, none is."""
 
-    def __init__(self, model: Model, kv_cache: KVCache, rows: StepRows, rng: random.Random) -> None:
+    def __init__(self, model: Model, kv_cache: KVCache, rows: StepRows, rng: random.Random | None) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._rows = rows
@@ -82,7 +83,8 @@ class EagerLoop:
         self._stopped = True
 
     def _is_due(self) -> bool:
-        return not self._records or (len(self._records) < 2 and self._rng.random() < 0.5)
+        ahead = self._rng is not None and len(self._records) < 2 and self._rng.random() < 0.5
+        return ahead or not self._records
 
     def _launch(self) -> None:
         shape, rows = self._shape, self._rows.device
@@ -97,7 +99,7 @@ class EagerLoop:
         self._num_to_launch = self._num_to_launch - 1 if bool((columns.status == LIVE).any()) else 0
 
 
-def eager_graph_steps(model: Model, kv_cache: KVCache, rng: random.Random, max_rows: int = 8) -> GraphSteps:
+def eager_graph_steps(model: Model, kv_cache: KVCache, rng: random.Random | None, max_rows: int = 8) -> GraphSteps:
     """GraphSteps whose device is this one. `max_rows` sequences, and as much context as the cache holds."""
     block_size = kv_cache.pool.block_size
     rows = StepRows(MAX_TOKENS, max_rows, -(-model.config.max_model_len // block_size), torch.device("cpu"))
