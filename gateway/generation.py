@@ -103,7 +103,7 @@ class Generation:
         _, ids = await self._means.tokenizing.encode(model, request.input)
         self._prompt_tokens = len(ids)
         limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
-        max_tokens = _max_tokens(request, len(ids), limit)
+        max_tokens = _max_tokens(request, len(ids), limit, min(limit, pool.max_sequence_len or limit))
         _check_min_tokens(request.penalties.min_tokens, max_tokens)
         ends = () if request.stop.ignore_eos else model.eos_token_ids
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
@@ -136,7 +136,13 @@ class Generation:
             ),
             self.stream,
         )
-        position = await self.stream.wait_accepted()
+        try:
+            position = await self.stream.wait_accepted()
+        except InvalidFieldError as error:
+            # The scheduler knows tokens; the client, what it gave.
+            if error.metadata.get("field") == "prompt_token_ids":
+                error.metadata["field"] = _input_field(request)
+            raise
         self._admitted_at = self._clock()
         self.admission = Admission(self.request_id, model, position, seed, len(ids))
         return self.admission
@@ -268,12 +274,17 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
         )
 
 
-def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int) -> int:
-    field = {TextInput: "prompt", TokenInput: "token_ids.ids", ChatInput: "chat"}[type(request.input)]
+def _input_field(request: GenerationRequest) -> str:
+    return {TextInput: "prompt", TokenInput: "token_ids.ids", ChatInput: "chat"}[type(request.input)]
+
+
+def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int, room: int) -> int:
+    """The request's, or as many as there is `room` for in a worker. Raises PromptTooLongError beyond `limit`."""
     if prompt_tokens >= limit:
-        raise prompt_too_long(field, prompt_tokens, None, limit)
+        raise prompt_too_long(_input_field(request), prompt_tokens, None, limit)
     if request.stop.max_tokens is None:
-        return limit - prompt_tokens
+        # Of a prompt without room the scheduler says what it lacks.
+        return max(1, room - prompt_tokens)
     if prompt_tokens + request.stop.max_tokens > limit:
         raise prompt_too_long("stop.max_tokens", prompt_tokens, request.stop.max_tokens, limit)
     return request.stop.max_tokens

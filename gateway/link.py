@@ -41,6 +41,8 @@ class Link:
     def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
         self.up = False
         self.pools: Mapping[tuple[str, str], Pool] = {}
+        # No worker serves anything else.
+        self._complete = False
         self._address = address
         self._gateway_id = gateway_id
         self._on_change = on_change
@@ -63,7 +65,8 @@ class Link:
             await self._channel.close()
 
     def pool(self, model: str, revision: str) -> Pool:
-        """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError."""
+        """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError, and
+        ModelNotFoundError if all workers are known and none has that model."""
         if not self.up:
             raise self._lost("there is no connection to the scheduler")
         found = self.pools.get((model, revision))
@@ -75,6 +78,11 @@ class Link:
             raise errors.RevisionMismatchError(
                 f"the gateway has revision {revision} of {model}, the workers {have}; start both with the same files",
                 metadata={"model": model, "gateway": revision, "workers": have},
+            )
+        served = ", ".join(sorted({name for name, _ in self.pools}))
+        if self._complete and model not in {name for name, _ in self.pools}:
+            raise errors.ModelNotFoundError(
+                f"no worker serves model {model!r}; served: {served}", metadata={"model": model, "served": served}
             )
         raise errors.NoWorkerError(
             f"no live worker serves {model}", metadata={"model": model}, retry_after_s=RETRY_AFTER_S
@@ -174,7 +182,7 @@ class Link:
                 return f"cannot write: {type(error).__name__}"
 
     def _lose(self) -> None:
-        changed, self.up, self.pools = self.up, False, {}
+        changed, self.up, self.pools, self._complete = self.up, False, {}, False
         self._requests.lose(lambda: self._lost("the connection to the scheduler was lost"))
         if changed:
             self._on_change()
@@ -201,7 +209,7 @@ class Link:
         elif which == "cancel_done":
             self._requests.take_cancel_done(message.cancel_done)
         elif which == "pools":
-            self.pools = to_pools(message.pools)
+            self.pools, self._complete = to_pools(message.pools), message.pools.complete
             self._on_change()
         elif which == "hello":
             if message.hello.epoch < self._epoch:

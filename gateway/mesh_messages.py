@@ -17,10 +17,12 @@ from .token_logprobs import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The workers of one model and revision, as the scheduler last said. `max_model_len` 0: not known."""
+    """The workers of one model and revision, as the scheduler last said. Lengths of 0 are not known."""
 
     workers_live: int
     max_model_len: int
+    # What the KV cache of a worker has room for, within its context.
+    max_sequence_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +133,7 @@ def to_account(account: pb.Account) -> Account:
 
 def to_pools(update: pb.PoolUpdate) -> dict[tuple[str, str], Pool]:
     """What can be served, by model name and revision."""
-    return {(pool.model, pool.model_revision): Pool(pool.workers_live, pool.max_model_len) for pool in update.pools}
+    return {
+        (pool.model, pool.model_revision): Pool(pool.workers_live, pool.max_model_len, pool.max_sequence_len)
+        for pool in update.pools
+    }

@@ -74,19 +74,22 @@ WorkerCommand = NewSequence | Plan | Release | Resume
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The workers of one model and revision. `max_model_len` is the largest of the live ones, 0 without any."""
+    """The workers of one model and revision. Lengths are the largest of the live ones, 0 without any."""
 
     model: str
     model_revision: str
     workers_live: int
     max_model_len: int
+    # What the KV cache has room for, within the context.
+    max_sequence_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUpdate:
-    """What can be served now."""
+    """What can be served now. `complete`: it is known of every worker that is dialled."""
 
     pools: tuple[PoolState, ...]
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class QueueBounds:
 def find_pool(submission: Submission, fleet: Fleet) -> Pool:
     """The pool that serves the request. Raises NoWorkerError, ModelNotFoundError, RevisionMismatchError."""
     of_model = [pool for pool in fleet.pools.values() if pool.model == submission.model]
-    if not of_model and fleet.known.keys() >= set(fleet.addresses):
+    if not of_model and fleet.complete:
         served = ", ".join(fleet.models()[:MAX_MODELS_LISTED])
         raise errors.ModelNotFoundError(
             f"no worker serves model {submission.model!r}; served: {served}",
@@ -94,7 +94,7 @@ def check_sizes(submission: Submission, pool: Pool) -> None:
     if prompt == 0:
         raise errors.InvalidFieldError("the prompt has no tokens", field="prompt_token_ids")
     if submission.max_tokens < 1:
-        raise errors.InvalidFieldError("max_tokens must be at least 1", field="max_tokens")
+        raise errors.InvalidFieldError("max_tokens must be at least 1", field="stop.max_tokens")
     if n < 1:
         raise errors.InvalidFieldError("n must be at least 1", field="sampling.n")
     live = pool.live
@@ -119,12 +119,14 @@ def check_sizes(submission: Submission, pool: Pool) -> None:
     if length > max_model_len:
         raise errors.PromptTooLongError(
             f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens exceed the context of {max_model_len}",
-            field="max_tokens" if prompt < max_model_len else "prompt_token_ids",
+            field="stop.max_tokens" if prompt < max_model_len else "prompt_token_ids",
             metadata={**numbers, "max_model_len": str(max_model_len)},
         )
     largest_pool = max(live, key=lambda worker: worker.info.num_blocks * worker.info.block_size).info
     needed = blocks_for(length, largest_pool.block_size)
-    what, field = f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens", "max_tokens"
+    what, field = f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens", "stop.max_tokens"
+    if not any(worker.can_ever_hold(prompt + 1) for worker in live):
+        field = "prompt_token_ids"
     if any(worker.can_ever_hold(length) for worker in live):
         # One alone would fit.
         needed = blocks_for(prompt + 1, largest_pool.block_size) + n - 1

@@ -237,6 +237,7 @@ class Core:
 
     def _addresses_changed(self, event: AddressesChanged, _now: float) -> None:
         self._mesh.fleet.look_at(event.addresses)
+        self._mesh.pools_changed()
 
     def _time_passed(self, _event: TimePassed, _now: float) -> None:
         """`plan`, which follows, looks at the time."""

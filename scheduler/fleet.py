@@ -135,12 +135,14 @@ class Worker:
         left = leader.prefill_length - leader.computed - self.window.chunks_worst(leader.sequence_id)
         return left - 1 if left > 0 else None
 
+    @property
+    def max_sequence_len(self) -> int:
+        """Length of the longest sequence that fits when it is alone there."""
+        return min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
+
     def can_ever_hold(self, max_length: int) -> bool:
         """Whether a sequence of that length fits when it is alone there."""
-        return (
-            max_length <= self.info.max_model_len
-            and blocks_for(max_length, self.info.block_size) <= self.info.num_blocks
-        )
+        return max_length <= self.max_sequence_len
 
     def can_ever_start(self, num_tokens: int, max_length: int, num_sequences: int) -> bool:
         """Whether that many sequences fit when they are alone there, up to the first step after they were forked where
@@ -182,6 +184,7 @@ class Pool:
             model_revision=self.model_revision,
             workers_live=len(live),
             max_model_len=max((worker.info.max_model_len for worker in live), default=0),
+            max_sequence_len=max((worker.max_sequence_len for worker in live), default=0),
         )
 
     def can_ever_take(self, sequence: Sequence) -> bool:
@@ -255,6 +258,11 @@ class Fleet:
 
     def pool_of(self, worker: Worker) -> Pool:
         return self.pools[worker.info.model, worker.info.model_revision]
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is known of every address what is served there."""
+        return self.known.keys() >= set(self.addresses)
 
     def models(self) -> list[str]:
         return sorted({model for model, _ in self.pools})

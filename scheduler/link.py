@@ -48,7 +48,7 @@ class ContractError(Exception):
 
 
 # What a stream that breaks may raise; InvalidStateError comes from writing to one that is already over.
-STREAM_ERRORS = (grpc.RpcError, ContractError, OutboxClosedError, asyncio.InvalidStateError, asyncio.TimeoutError)
+STREAM_ERRORS = (grpc.RpcError, ContractError, OutboxClosedError, asyncio.InvalidStateError)
 
 
 class _AliasError(Exception):
@@ -118,7 +118,10 @@ class WorkerLink:
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         call = stub.Attach()
         try:
-            info = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_SECONDS)
+            try:
+                info = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_SECONDS)
+            except asyncio.TimeoutError:
+                raise ContractError(f"no hello within {HELLO_TIMEOUT_SECONDS:g} s") from None
             holder = self._claims.claim(info.worker_id, self._address)
             if holder != self._address:
                 raise _AliasError(info.worker_id, holder)

@@ -27,6 +27,9 @@ from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
 from .wire import enum_value, sampling_from_proto
 
+# A stream that says nothing is not kept.
+HELLO_SECONDS = 10.0
+
 _COLUMNS = ("sequence_ids", "token_ids", "ends", "logprobs")
 
 
@@ -40,7 +43,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Attach(self, _requests: Any, context: grpc.aio.ServicerContext) -> None:
         """One gateway, until either side ends the stream."""
-        first = await context.read()
+        try:
+            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS:g} s")
         if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
             await rpc.abort(context, errors.InvalidFieldError("the first message must be a hello", field="hello"))
         await context.write(scheduler_pb2.SchedulerMessage(hello=scheduler_pb2.SchedulerHello(epoch=self._epoch)))
@@ -177,10 +183,11 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
             model_revision=pool.model_revision,
             workers_live=pool.workers_live,
             max_model_len=pool.max_model_len,
+            max_sequence_len=pool.max_sequence_len,
         )
         for pool in message.pools
     ]
-    return scheduler_pb2.SchedulerMessage(pools=scheduler_pb2.PoolUpdate(pools=pools))
+    return scheduler_pb2.SchedulerMessage(pools=scheduler_pb2.PoolUpdate(pools=pools, complete=message.complete))
 
 
 def _end_to_proto(end: SequenceEnd) -> scheduler_pb2.SequenceEnd:

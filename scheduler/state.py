@@ -80,7 +80,7 @@ class MeshState:
             self.send(gateway, self.pool_update())
 
     def pool_update(self) -> PoolUpdate:
-        return PoolUpdate(tuple(pool.state for pool in self.fleet.pools.values()))
+        return PoolUpdate(tuple(pool.state for pool in self.fleet.pools.values()), self.fleet.complete)
 
     def drop(self, worker: Worker, why: str) -> None:
         """Ends the stream of a worker that breaks the contract; its loss will be reported like any other."""

@@ -107,6 +107,8 @@ def read_plan_file(file: BinaryIO) -> PlanFile:
                 if file.read(1):
                     raise PlanFileError("something follows the end")
                 return PlanFile(header["version"], header["written_at"], header["clock"], objects, rounds)
+            elif len(rounds) == header["num_rounds"]:
+                raise PlanFileError("there are more rounds than the header says")
             else:
                 rounds.append(decode_round(data, last_ids))
         raise PlanFileError("the file is cut off: its end is missing")

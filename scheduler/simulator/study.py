@@ -194,9 +194,11 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _LEAST_RATE = 0.01
 _MOST_RATE = 1_000_000
-# Of all workers together, and of all common texts; each block takes some 50 bytes, each token of a text one.
+# Of all workers together, and of all common texts; each block takes some 50 bytes, each token of a text one, and a text
+# some 100 besides.
 _MOST_BLOCKS = 20_000_000
 _MOST_PREFIX_TOKENS = 100_000_000
+_MOST_PREFIXES = 1_000_000
 _WEIGHTS = (1e-6, 1e6)
 
 
@@ -231,8 +233,8 @@ def _shared_prefix(text: str, mean: int) -> tuple[float, int, int]:
         count = int(parts[2]) if len(parts) > 2 else 1
     except ValueError:
         ratio, tokens, count = -1.0, 0, 0
-    if len(parts) > 3 or not 0 <= ratio <= 1 or tokens < 0 or count < 1:
-        problem = f"{text!r} is not RATIO[:TOKENS[:COUNT]] with RATIO from 0 to 1 and COUNT >= 1"
+    if len(parts) > 3 or not 0 <= ratio <= 1 or tokens < 0 or not 1 <= count <= _MOST_PREFIXES:
+        problem = f"{text!r} is not RATIO[:TOKENS[:COUNT]] with RATIO from 0 to 1 and COUNT from 1 to {_MOST_PREFIXES}"
         raise ConfigError("--shared-prefix", problem)
     if tokens * count > _MOST_PREFIX_TOKENS:
         problem = f"{text!r}: COUNT texts of TOKENS tokens are more than {_MOST_PREFIX_TOKENS} tokens"

@@ -115,8 +115,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.port = port
         self.epoch = 1
         self.workers_live = 1
-        self.max_model_len = 0
-        self.revision = model.revision
+        self.max_model_len = self.max_sequence_len = 0
+        self.name, self.revision = model.name, model.revision
+        self.complete = False
         self.other_pools: list[pb.Pool] = []
         self.refuse: sequence_pb2.Failure | None = None
         self.accept = True
@@ -152,14 +153,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def send_pools(self) -> None:
         pool = pb.Pool(
-            model=self.model.name,
+            model=self.name,
             model_revision=self.revision,
             workers_live=self.workers_live,
             max_model_len=self.max_model_len,
+            max_sequence_len=self.max_sequence_len,
         )
         # Before and after it, so that no order is the right one by chance.
         pools = [*self.other_pools[:1], pool, *self.other_pools[1:]]
-        await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=pools)))
+        await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=pools, complete=self.complete)))
 
     async def echo(self, sequence: FakeSequence) -> None:
         """Every output is the prompt again, a token each a message, then the model's end token or LENGTH."""

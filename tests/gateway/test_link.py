@@ -158,3 +158,18 @@ async def test_pools_of_other_models_and_revisions_do_not_hide_ours(
         return await reason() == "NO_WORKER"
 
     await until(no_worker)
+    # None of ours: there may be one behind an address that has not answered, until all have.
+    scheduler.name = "another"
+    await scheduler.send_pools()
+    await until(no_worker)
+    scheduler.complete = True
+    await scheduler.send_pools()
+
+    async def not_found() -> bool:
+        return await reason() == "MODEL_NOT_FOUND"
+
+    await until(not_found)
+    # Of ours one has been there, and may come back.
+    scheduler.name = model.name
+    await scheduler.send_pools()
+    await until(no_worker)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sequences import sequence_of
 
+from scheduler.actions import PoolState
 from scheduler.admission import MAX_SEQUENCES_PER_REQUEST, QueueBounds, check_queue, check_sizes, find_class, find_pool
 from scheduler.events import Submission
 from scheduler.fleet import Fleet, Pool, Worker
@@ -63,11 +64,14 @@ def test_another_revision() -> None:
     ("submitted", "error", "field"),
     [
         (submission(1, ()), errors.InvalidFieldError, "prompt_token_ids"),
-        (submission(1, (1,), 0), errors.InvalidFieldError, "max_tokens"),
+        (submission(1, (1,), 0), errors.InvalidFieldError, "stop.max_tokens"),
         (submission(1, (1, VOCAB)), errors.InvalidFieldError, "prompt_token_ids"),
         (submission(1, (1,) * 128, 1), errors.PromptTooLongError, "prompt_token_ids"),
-        (submission(1, (1,) * 100, 29), errors.PromptTooLongError, "max_tokens"),
-        (submission(1, (1,) * 60, 41), errors.KvNeverFitsError, "max_tokens"),
+        (submission(1, (1,) * 100, 29), errors.PromptTooLongError, "stop.max_tokens"),
+        (submission(1, (1,) * 60, 41), errors.KvNeverFitsError, "stop.max_tokens"),
+        (submission(1, (1,) * 99, 2), errors.KvNeverFitsError, "stop.max_tokens"),
+        # Not one token more has room.
+        (submission(1, (1,) * 100, 1), errors.KvNeverFitsError, "prompt_token_ids"),
         (submission(1, n=0), errors.InvalidFieldError, "sampling.n"),
         (submission(1, n=9), errors.InvalidFieldError, "sampling.n"),
         # 21 blocks for the prompt and its first token, one for each of the five forks.
@@ -128,7 +132,7 @@ def test_a_draining_worker_counts_for_nothing() -> None:
     fleet.workers[0].draining = True
     with pytest.raises(errors.NoWorkerError):
         find_pool(submitted, fleet)
-    assert (pool.state.workers_live, pool.state.max_model_len) == (0, 0)
+    assert pool.state == PoolState("tiny", "r1", workers_live=0, max_model_len=0, max_sequence_len=0)
 
 
 def test_gateways_are_told_the_largest_context() -> None:
@@ -139,6 +143,16 @@ def test_gateways_are_told_the_largest_context() -> None:
     check_sizes(submission(1, (1,) * 60, length - 60), pool)
     with pytest.raises(errors.PromptTooLongError):
         check_sizes(submission(1, (1,) * 60, length - 59), pool)
+
+
+def test_gateways_are_told_for_how_long_a_sequence_there_is_room() -> None:
+    # The one has the larger context, the other the larger cache.
+    fleet = fleet_of(worker_info(max_model_len=100, num_blocks=10), worker_info(max_model_len=60, num_blocks=64))
+    (pool,) = fleet.pools.values()
+    assert (pool.state.max_model_len, pool.state.max_sequence_len) == (100, 60)
+    check_sizes(submission(1, (1,) * 20, 40), pool)
+    with pytest.raises(errors.KvNeverFitsError):
+        check_sizes(submission(1, (1,) * 20, 41), pool)
 
 
 def test_classes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,6 @@ class Story:
         self._most_outputs = most_outputs
         self._plain = plain
         self._draining: set[int] = set()
-        self._crashes = 0
         # How long no worker took anything new, each time, and since when none does.
         self._deserted: list[float] = []
         self._deserted_at: float | None = None
@@ -70,7 +70,6 @@ class Story:
     def crash(self) -> None:
         if self.mesh.workers:
             victim = self.rng.choice(list(self.mesh.workers.values()))
-            self._crashes += victim.link not in self._draining
             self.mesh.lose_worker(victim)
             self._note_desertion()
             self._come_back(victim.link)
@@ -88,8 +87,11 @@ class Story:
         """Every call that somebody waits for."""
         self._note_desertion()
         longest = max(self._deserted, default=0.0)
+        seen = Counter(log.event for log in self.mesh.logs)
+        # One that is gone before its word of stopping has arrived has crashed, for all that the core knows.
+        crashes = seen["worker_lost"] - seen["worker_draining"]
         # A hair less: some events reach the core a moment late.
-        lost = longest >= WORKER_GRACE_S - 0.001 or self._crashes >= MAX_LOSSES
+        lost = longest >= WORKER_GRACE_S - 0.001 or crashes >= MAX_LOSSES
         for gateway, call in self.calls:
             if not gateway.lost:
                 refusals = refusals_for(call.submission, self.mesh.infos[0])

@@ -11,6 +11,7 @@ from scheduler.actions import Action, DropWorker, Log, ReleaseCause
 from scheduler.admission import QueueBounds
 from scheduler.core import STALL_SECONDS
 from scheduler.events import (
+    AddressesChanged,
     BlockCounts,
     Ended,
     EndReason,
@@ -306,6 +307,22 @@ def test_a_worker_that_hangs_does_not_keep_what_was_cancelled_in_its_host_memory
     mesh.lose_worker(hung)
     assert calls[key - 1].cancelled
     assert mesh.core.idle
+
+
+def test_gateways_are_told_when_every_worker_is_known() -> None:
+    mesh = VirtualMesh([worker_info()] * 2)
+    gateway = mesh.attach_gateway()
+    told = [gateway.pools is not None and gateway.pools.complete]
+    for move in (mesh.attach_worker, lambda: mesh.attach_worker(1), lambda: mesh.lose_worker(mesh.workers[1])):
+        move()
+        assert gateway.pools is not None
+        told.append(gateway.pools.complete)
+    # What one that is away serves is known.
+    assert told == [False, False, True, True]
+    for addresses in (("host:1", "host:2", "host:3"), ("host:1",)):
+        mesh.post(AddressesChanged(addresses))
+        told.append(gateway.pools.complete)
+    assert told[4:] == [False, True]
 
 
 def test_a_worker_that_hangs_gets_nothing_new() -> None:

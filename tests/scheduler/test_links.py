@@ -14,6 +14,7 @@ import pytest
 import structlog
 from worker_server import WorkerServer
 
+from scheduler import link
 from scheduler.core import Core
 from scheduler.discovery import Discovery
 from scheduler.fleet import FleetView
@@ -111,6 +112,34 @@ async def workers() -> AsyncIterator[list[WorkerServer]]:
 
 def address(worker: WorkerServer, host: str = "127.0.0.1") -> str:
     return f"{host}:{worker.port}"
+
+
+class ReticentServer(WorkerServer):
+    """Says nothing on its first stream."""
+
+    _asked = False
+
+    async def Attach(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
+        if not self._asked:
+            self._asked = True
+            await context.read()
+            await context.read()
+            return
+        await super().Attach(requests, context)
+
+
+async def test_a_worker_that_says_no_hello_is_dialled_again_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "HELLO_TIMEOUT_SECONDS", 0.2)
+    server = ReticentServer(worker_info())
+    host = await server.start()
+    with structlog.testing.capture_logs() as logs:
+        async with dialling((host,), Dns()) as mesh:
+            await until(lambda: mesh.live() == [host], "it is there")
+    await server.kill()
+    problems = [entry["problem"] for entry in logs if entry["event"] == "worker_unreachable"]
+    assert problems == ["ContractError: no hello within 0.2 s"]
 
 
 async def test_new_addresses_are_dialled_and_old_ones_given_up_when_their_stream_is_over(

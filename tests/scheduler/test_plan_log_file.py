@@ -65,6 +65,8 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends() -> None:
         (LINES[0] + b"[]\n", "line 2: the line is no JSON object"),
         (LINES[0] + b'{"now": 1}\n', "line 2: this is no round"),
         (LINES[0] + b'{"end": 0}\n', "line 2: lines are missing before the end"),
+        # However many follow.
+        (DATA[: -len(LINES[-1])] + 2 * LINES[-2], f"line {len(LINES)}: there are more rounds than the header says"),
         (DATA + b"\n", f"line {len(LINES)}: something follows the end"),
         (b"".join(LINES[:1] + LINES[2:]), f"line {len(LINES) - 1}: lines are missing before the end"),
         (LINES[0] + b'{"objects":' + b"[" * 100_000 + b"\n", "line 2: the line is nested too deeply"),

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from worker_server import WorkerServer
 
+from scheduler import service
 from scheduler.server import serve
 from scheduler.simulator.small import worker_info
 from scheduler.simulator.text import VOCAB, run_alone
@@ -99,6 +100,19 @@ async def running(workers: tuple[str, ...], **changes: Any) -> AsyncIterator[int
         if not task.done():
             os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(task, 20)
+
+
+async def test_a_gateway_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HELLO_SECONDS", 0.05)
+    async with running(("127.0.0.1:1",)) as port, rpc.open_channel(f"127.0.0.1:{port}") as channel:
+        call = scheduler_pb2_grpc.SchedulerStub(channel).Attach()
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.DEADLINE_EXCEEDED
+        # One that says hello in time is not.
+        async with Gateway(port) as gateway:
+            await asyncio.sleep(0.2)
+            await gateway.submit(1, [1])
+            assert (await gateway.read("pools")).pools == []
+            await gateway.read("refused")
 
 
 @pytest.fixture

@@ -192,6 +192,7 @@ def test_without_a_prefix_cache_nothing_is_found_and_first_tokens_are_later() ->
         ({"num_blocks": 99999999999999}, "--num-blocks"),
         ({"workers": 1000, "num_blocks": 1_000_000}, "--num-blocks"),
         ({"shared_prefix": "0.5:400:999999999"}, "--shared-prefix"),
+        ({"shared_prefix": "0.5:0:1000000000000"}, "--shared-prefix"),
         ({"message_delay_ms": 1e9}, "--message-delay-ms"),
         ({"step_base_ms": 1e308, "step_token_us": 1e308}, "--step-base-ms"),
         ({"step_base_ms": 1e-300, "step_token_us": 0.0, "step_context_ns": 0.0}, "--step-base-ms"),
