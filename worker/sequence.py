@@ -10,7 +10,7 @@ from . import _core
 from .messages import EndReason, Fork, NewSequence, Sampling
 from .ops.commit import NUM_STOP_IDS
 from .ops.penalties import PenaltyCounts, PenaltyRow
-from .ops.sampler import SamplingRows
+from .ops.sampler import packed_row
 from .sequence_group import SequenceGroup
 
 _MAX_INT32 = 2**31 - 1
@@ -146,18 +146,7 @@ class Sequence:
 
 def packed_params(sampling: Sampling, seed: int) -> bytes:
     """A row of `SamplingRows.packed` for this seed, at position 0."""
-    return (
-        SamplingRows(
-            temperature=np.array([sampling.temperature], np.float32),
-            top_k=np.array([sampling.top_k], np.int32),
-            top_p=np.array([sampling.top_p], np.float32),
-            min_p=np.array([sampling.min_p], np.float32),
-            seed=np.array([seed], np.uint64),
-            position=np.zeros(1, np.int64),
-        )
-        .packed()
-        .tobytes()
-    )
+    return packed_row(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed)
 
 
 def _packed_stop_ids(token_ids: frozenset[int]) -> bytes:

@@ -19,6 +19,7 @@ from worker.ops.sampler import (
     PARAMS_BYTES,
     POSITION_OFFSET,
     SamplingRows,
+    packed_row,
     sample,
     sample_packed,
     sample_reference,
@@ -184,6 +185,18 @@ class TestFilters:
         logits = np.log([0.6, 0.3, 0.1]).tolist()
         assert self.kept(logits, top_p=0.55) == {0}
         assert self.kept(logits, top_p=0.55, temperature=4) == {0, 1}
+
+
+def test_a_row_is_packed_as_rows_are() -> None:
+    rows = SamplingRows(
+        temperature=np.array([0.7], np.float32),
+        top_k=np.array([40], np.int32),
+        top_p=np.array([0.9], np.float32),
+        min_p=np.array([0.05], np.float32),
+        seed=np.array([2**64 - 3], np.uint64),
+        position=np.zeros(1, np.int64),
+    )
+    assert packed_row(0.7, 40, 0.9, 0.05, 2**64 - 3) == rows.packed().tobytes()
 
 
 @settings(max_examples=150, deadline=None)

@@ -77,6 +77,11 @@ POSITION_OFFSET = 24
 MAX_VOCABULARY = 1 << 22  # of the CUDA kernel
 
 
+def packed_row(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> bytes:
+    """A row of `SamplingRows.packed`, at position 0. The settings are the caller's word."""
+    return np.array((temperature, top_k, top_p, min_p, seed, 0), _PARAMS).tobytes()
+
+
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """The token id [B] int64 chosen for each row of `logits` [B, V] float32, contiguous; on the device of the logits.
 
