@@ -1,12 +1,13 @@
 // y [T, N] = x [T, K] W [N, K]^T for T <= 64: every weight is read once, and reading them is all that takes time.
 //
-// A cluster of thread blocks makes a tile of kRows outputs for all T rows of x, each block for its part of K; clusters
-// stay and take tiles in turn. In a block one thread has the copy engine bring chunks of W and x to a ring of stages,
-// and four warps multiply them by mma.sync: a warp has 16 * kTiles rows of W, and all T as the columns of the product.
-// What a block has of a tile it sends to the blocks of its cluster, each of which finishes a share of the outputs: it
-// adds up what came for them, in the order of the blocks. By then it is multiplying the next tile.
+// W is cut into tiles of 128 rows, these along K into chunks of 64 columns, and all chunks, in order, into runs of
+// equal length: a thread block, one on each multiprocessor, has one run. In it one thread has the copy engine bring
+// chunks of W and x to a ring of stages, and a warpgroup multiplies them: rows of W are rows of the product, those of x
+// columns.
 //
-// So an output is a chain over k for each block, and the sum of these: its bits depend on neither T nor other rows.
+// A run may begin and end within a tile. The block with a tile's first chunk finishes it, at the end of its run; the
+// blocks that have the rest began with it, and have left their sums in global memory. It adds them in their order. So
+// the bits of an output depend on the shape of W and the number of multiprocessors, not on T or on other rows of x.
 #include <algorithm>
 
 #include "bulk_copy.cuh"
@@ -16,30 +17,30 @@
 namespace tercet::cuda {
 namespace {
 
-constexpr int kWarps = 4;                         // that multiply
+constexpr int kWarps = 4;                         // of the warpgroup that multiplies
 constexpr int kMultiplyThreads = kWarps * kWarp;  // one warp more copies
 constexpr int kThreads = kMultiplyThreads + kWarp;
-constexpr int kTiles = 2;  // of 16 rows of W, for each warp
-constexpr int kRows = kWarps * 16 * kTiles;
-constexpr int kHalf = kRows / 2;
-constexpr int kChunk = kPanelElements;  // of K
-constexpr int kMaxSplits = 8;
-constexpr int kMostSharedBytes = 227 << 10;  // that a block may have
-// What it takes: the next product's blocks copy weights before this one's have ended.
+constexpr int kHalf = 64;  // rows of a product
+constexpr int kRows = 2 * kHalf;
+constexpr int kChunk = kPanelElements;
+// Half of what a multiprocessor has: the next product's blocks copy weights before this one's have ended.
 constexpr int kSharedBytes = 113 << 10;
-constexpr const char* kName = "linear_skinny";
 
 struct Arguments {
   TensorMap weight, x;
   const void* bias;  // or null
   void* out;
+  uint4* left;      // [blocks][rows of 16 bytes][kMultiplyThreads], zero between launches
   int num_rows;     // of x
   int num_outputs;  // of a row of out
   int num_tiles;
-  int num_chunks;  // of a block's part of K
-  int num_splits;  // parts of K, blocks of a cluster
-  int share;       // rows of each half of a tile that a block finishes
+  int tile_chunks;
   bool gated, wide;
+
+  // Of the run of `block`, or past the run of the one before.
+  __device__ int first_chunk(int block) const {
+    return static_cast<int>(static_cast<std::int64_t>(num_tiles) * tile_chunks * block / gridDim.x);
+  }
 };
 
 // Of a block's shared memory, for kTokens columns of the product.
@@ -47,314 +48,245 @@ template <int kTokens>
 struct Layout {
   static constexpr int kWeightBytes = kRows * kPanelRowBytes;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kPanelRowBytes;
-  // Sums pass between blocks some tokens at a time, through two buffers in turn: [source][half][share][kPass] floats.
-  static constexpr int kPass = kTokens < 32 ? kTokens : 32;
-  static constexpr int kSumBytes = kRows * kPass * 4;
   static constexpr int kBarrierBytes = 8;
-  static constexpr int kStages = (kSharedBytes - 2 * (kSumBytes + kBarrierBytes)) / (kStageBytes + 2 * kBarrierBytes);
-  static constexpr int kBytes = kStages * (kStageBytes + 2 * kBarrierBytes) + 2 * (kSumBytes + kBarrierBytes);
+  static constexpr int kStages = kSharedBytes / (kStageBytes + 2 * kBarrierBytes);
+  static constexpr int kBytes = kStages * (kStageBytes + 2 * kBarrierBytes);
 };
 
-// Addresses in a block's shared memory.
-template <typename L>
-struct Places {
-  uint32_t stages, sums_at, barriers;
-
-  __device__ explicit Places(uint32_t base)
-      : stages(base), sums_at(stages + L::kStages * L::kStageBytes), barriers(sums_at + 2 * L::kSumBytes) {}
-  __device__ uint32_t stage(int i) const { return stages + i * L::kStageBytes; }
-  __device__ uint32_t sums(int buffer) const { return sums_at + buffer * L::kSumBytes; }
-  __device__ uint32_t full(int i) const { return barriers + i * L::kBarrierBytes; }
-  __device__ uint32_t empty(int i) const { return full(L::kStages + i); }
-  __device__ uint32_t summed(int buffer) const { return full(2 * L::kStages + buffer); }
-};
-
-// A place in a ring of kSize, and whether it came round an odd number of times.
-template <int kSize>
-struct Turn {
+// The stages, and the one that is next.
+template <int kTokens>
+struct Ring {
+  using L = Layout<kTokens>;
+  uint32_t base;
   int at = 0, parity = 0;
 
+  __device__ explicit Ring(uint32_t base) : base(base) {}
+  __device__ uint32_t stage() const { return base + at * L::kStageBytes; }
+  __device__ uint32_t full(int i) const { return base + L::kStages * L::kStageBytes + i * L::kBarrierBytes; }
+  __device__ uint32_t empty(int i) const { return full(L::kStages + i); }
   __device__ void advance() {
-    if (++at == kSize) {
+    if (++at == L::kStages) {
       at = 0;
       parity ^= 1;
     }
   }
 };
 
-// The tiles of this cluster.
-struct Tiles {
-  int first, step, count;
-
-  __device__ explicit Tiles(const Arguments& args)
-      : first(blockIdx.x / args.num_splits), step(gridDim.x / args.num_splits) {
-    count = first < args.num_tiles ? (args.num_tiles - first - 1) / step + 1 : 0;
-  }
-};
-
 // By one thread. Weights depend on no other kernel: the first are on their way before the one before has ended.
-template <typename L>
-__device__ void copy(const Arguments& args, const Places<L>& places, const Tiles& tiles, int rank) {
+template <int kTokens>
+__device__ void copy(const Arguments& args, Ring<kTokens> ring) {
+  using L = Layout<kTokens>;
   const uint64_t policy = read_once_policy();
-  const int num_copies = tiles.count * args.num_chunks, num_first = min(num_copies, L::kStages);
-  const int first_column = rank * args.num_chunks * kChunk;
+  const int first = args.first_chunk(blockIdx.x), last = args.first_chunk(blockIdx.x + 1);
   // A tile is two runs of rows: neighbours, or the gates and what goes with them.
   const int rows_apart = args.gated ? args.num_outputs : kHalf, rows_of_tile = args.gated ? kHalf : kRows;
-  int tile = tiles.first, chunk = 0;  // of the weights that are next
-  const auto copy_weights = [&](int stage) {
-    const uint32_t to = places.stage(stage), full = places.full(stage);
-    const int row = tile * rows_of_tile, column = first_column + chunk * kChunk;
+  const auto copy_weights = [&](int i, int at) {
+    const uint32_t to = ring.base + at * L::kStageBytes, full = ring.full(at);
+    const int row = i / args.tile_chunks * rows_of_tile, column = i % args.tile_chunks * kChunk;
     arrive_expecting(full, L::kStageBytes);
     copy_tile(to, args.weight, row, column, full, policy);
     copy_tile(to + L::kWeightBytes / 2, args.weight, row + rows_apart, column, full, policy);
-    if (++chunk == args.num_chunks) {
-      chunk = 0;
-      tile += tiles.step;
-    }
   };
-  for (int i = 0; i < num_first; ++i) copy_weights(i);
+  const int ahead = min(last, first + L::kStages);
+  for (int i = first; i < ahead; ++i) copy_weights(i, i - first);
   wait_for_kernel_before();
-  Turn<L::kStages> turn;
-  int input_chunk = 0;
-  for (int i = 0; i < num_copies; ++i) {
-    if (i >= num_first) {
-      wait_barrier(places.empty(turn.at), turn.parity ^ 1);
-      copy_weights(turn.at);
+  for (int i = first; i < last; ++i, ring.advance()) {
+    if (i >= ahead) {
+      wait_barrier(ring.empty(ring.at), ring.parity ^ 1);
+      copy_weights(i, ring.at);
     }
-    const int column = first_column + input_chunk * kChunk;
-    copy_tile(places.stage(turn.at) + L::kWeightBytes, args.x, 0, column, places.full(turn.at));
-    if (++input_chunk == args.num_chunks) input_chunk = 0;
-    turn.advance();
+    copy_tile(ring.stage() + L::kWeightBytes, args.x, 0, i % args.tile_chunks * kChunk, ring.full(ring.at));
   }
-  // Not before: what the next one copies ahead should fill the time in which this one adds up.
+  // Not before: what the next one copies ahead should fill the time in which this one ends.
   let_next_kernel_start();
 }
 
-// sums += the warp's rows of W times x, for one chunk.
+// What a thread has of a tile, in both halves: of its warp's 16 rows lane / 4 and 8 more, of every 8 tokens
+// 2 * (lane % 4) and 1 more.
+template <int kTokens>
+using Sums = float[2][kTokens / 8][4];
+
+// sums += W times x for one chunk.
 template <typename T, int kTokens>
-__device__ void multiply_chunk(float (&sums)[kTiles][kTokens / 8][4], uint32_t stage, int warp, int lane) {
-  // Lane i gives row i % 16 of a tile of W, and the half i / 16 of its 16 columns. All rows that a lane gives are the
-  // same modulo 8, which is what pieces are swizzled by.
-  const uint32_t weights = stage + (warp * kTiles * 16 + lane % 16) * kPanelRowBytes, swizzle = lane % 8 * 16;
-  const int half = lane / 16 * 16;
+__device__ void multiply_chunk(Sums<kTokens>& sums, uint32_t stage) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  // Lane i gives row i % 16 of the warp's rows of W, and the half i / 16 of 16 columns. All rows that a lane gives are
+  // the same modulo 8, which is what pieces are swizzled by.
+  const uint32_t weights = stage + (warp * 16 + lane % 16) * kPanelRowBytes, swizzle = lane % 8 * 16;
+  const int side = lane / 16 * 16;
   // Of x it gives row i % 8 of 8 tokens. A load brings 16 columns for two groups of these, or, of one group, 32.
   constexpr bool kPairs = kTokens > 8;
+  constexpr int kLoads = (kTokens + 8) / 16;
   const uint32_t inputs =
       stage + Layout<kTokens>::kWeightBytes + (lane % 8 + (kPairs ? lane / 16 * 8 : 0)) * kPanelRowBytes;
   const int quarter = (kPairs ? lane / 8 % 2 : lane / 8) * 16;
-  // As much at once as registers hold, so that loads do not wait for products.
-  constexpr int kSteps = kTokens > 16 ? 1 : kChunk / 16, kLoads = (kTokens + 8) / 16;
+  uint32_t x[kLoads][4];
 #pragma unroll
-  for (int first = 0; first < kChunk / 16; first += kSteps) {
-    uint32_t x[kSteps][kLoads][4], w[kSteps][kTiles][4];
+  for (int k = 0; k < kChunk / 16; ++k) {
+    if (kPairs || k % 2 == 0) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int k = first + step;
-      if (kPairs || k % 2 == 0) {
-#pragma unroll
-        for (int n = 0; n < kLoads; ++n) {
-          load_matrices(x[step][n], inputs + n * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + quarter)));
-        }
-      }
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        load_matrices(w[step][m], weights + m * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + half)));
+      for (int n = 0; n < kLoads; ++n) {
+        load_matrices(x[n], inputs + n * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + quarter)));
       }
     }
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int half = 0; half < 2; ++half) {
+      uint32_t w[4];
+      load_matrices(w, weights + half * kHalf * kPanelRowBytes + (swizzle ^ (k * 32 + side)));
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < kTokens / 8; ++n) {
-          const uint32_t (&here)[4] = kPairs ? x[step][n / 2] : x[step / 2 * 2][0];
-          const int pair = (kPairs ? n : step) % 2 * 2;
-          multiply_add<T>(sums[m][n], w[step][m], here[pair], here[pair + 1]);
-        }
+      for (int n = 0; n < kTokens / 8; ++n) {
+        const int pair = (kPairs ? n : k) % 2 * 2;
+        multiply_add<T>(sums[half][n], w, x[n / 2][pair], x[n / 2][pair + 1]);
       }
     }
   }
 }
 
-// Sends sums of a tile, for kPass tokens, to the blocks that finish them: `to` and `arrived` are where these have the
-// buffer and its barrier.
+// Pair i of what a thread has.
 template <int kTokens>
-__device__ void send(const Arguments& args, const float (&sums)[kTiles][kTokens / 8][4], int first_token, uint32_t to,
-                     uint32_t arrived, int rank) {
-  constexpr int kPass = Layout<kTokens>::kPass;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+__device__ float* pair_of(Sums<kTokens>& sums, int i) {
+  return &sums[i / (kTokens / 4)][i / 2 % (kTokens / 8)][i % 2 * 2];
+}
+
+// For the block that finishes the tile. Each 8 bytes carry a flag that says they are there: a fence would wait for all
+// that is under way.
+template <int kTokens>
+__device__ void leave(Sums<kTokens>& sums, uint4* to) {
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
+  for (int i = 0; i < kTokens / 2; ++i) {
+    const float* pair = pair_of<kTokens>(sums, i);
+    asm volatile("st.volatile.global.v4.b32 [%0], {%1, %3, %2, %3};" ::"l"(to + i * kMultiplyThreads + threadIdx.x),
+                 "r"(__float_as_uint(pair[0])), "r"(__float_as_uint(pair[1])), "r"(1)
+                 : "memory");
+  }
+}
+
+// sums += what the same thread of the blocks from `block` to `last` left, in their order. It is zero again afterwards.
+template <int kTokens>
+__device__ void add_left(Sums<kTokens>& sums, uint4* left, int block, int last) {
+  constexpr int kPairs = kTokens / 2, kLoads = 16;  // at once
+  constexpr int kPairsAtOnce = kPairs < kLoads ? kPairs : kLoads, kBlocksAtOnce = kLoads / kPairsAtOnce;
+  for (; block < last; block += kBlocksAtOnce) {
 #pragma unroll
-    for (int eight = 0; eight < 2; ++eight) {
-      const int row = (warp * kTiles + m) * 16 + eight * 8 + lane / 4, half = row / kHalf;
-      const int block = row % kHalf / args.share, row_there = (rank * 2 + half) * args.share + row % args.share;
-      const uint32_t place = address_in_cluster(to + (row_there * kPass + lane % 4 * 2) * 4, block);
-      const uint32_t barrier = address_in_cluster(arrived, block);
+    for (int first = 0; first < kPairs; first += kPairsAtOnce) {
+      uint4 got[kBlocksAtOnce][kPairsAtOnce];
+      const auto for_each = [&](auto&& f) {
 #pragma unroll
-      for (int n = 0; n < kPass / 8; ++n) {
-        const float (&sum)[4] = sums[m][first_token / 8 + n];
-        store_in_cluster(place + n * 32, sum[eight * 2], sum[eight * 2 + 1], barrier);
-      }
+        for (int b = 0; b < kBlocksAtOnce; ++b) {
+          if (block + b >= last) break;
+#pragma unroll
+          for (int i = 0; i < kPairsAtOnce; ++i) {
+            f(got[b][i], left + ((block + b) * kPairs + first + i) * kMultiplyThreads + threadIdx.x, first + i);
+          }
+        }
+      };
+      bool is_there;
+      do {
+        is_there = true;
+        for_each([](uint4& to, const uint4* from, int) {
+          asm volatile("ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                       : "l"(from)
+                       : "memory");
+        });
+        for_each([&](const uint4& it, const uint4*, int) { is_there = is_there && it.y != 0 && it.w != 0; });
+      } while (!__all_sync(0xffffffffu, is_there));
+      for_each([&](const uint4& it, uint4* from, int i) {
+        asm volatile("st.volatile.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(from), "r"(0) : "memory");
+        float* pair = pair_of<kTokens>(sums, i);
+        pair[0] += __uint_as_float(it.x);
+        pair[1] += __uint_as_float(it.z);
+      });
     }
-  }
-}
-
-// Of four tokens one output, over the blocks of the cluster in their order.
-template <int kPass>
-__device__ float4 add_up(const Arguments& args, uint32_t sums, int half, int row, int token) {
-  float4 sum = load_shared(sums + ((half * args.share + row) * kPass + token) * 4);
-  for (int source = 1; source < args.num_splits; ++source) {
-    const float4 part = load_shared(sums + (((source * 2 + half) * args.share + row) * kPass + token) * 4);
-    sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
-  }
-  return sum;
-}
-
-template <typename T>
-__device__ float4 with_bias(const float4& sum, const void* bias, int output) {
-  const float more = bias != nullptr ? widen(static_cast<const T*>(bias)[output]) : 0.0f;
-  return {sum.x + more, sum.y + more, sum.z + more, sum.w + more};
-}
-
-template <typename Out>
-__device__ void store(const Arguments& args, int token, int output, const float4& values) {
-  const float* from = &values.x;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (token + i >= args.num_rows) break;
-    static_cast<Out*>(args.out)[static_cast<std::int64_t>(token + i) * args.num_outputs + output] =
-        narrow<Out>(from[i]);
   }
 }
 
 __device__ inline float silu_times(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
 
-// This block's share of a tile's outputs for kPass tokens.
-template <typename T, int kPass>
-__device__ void finish(const Arguments& args, uint32_t sums, int tile, int first_token, int rank) {
-  const int rows = args.gated ? args.share : 2 * args.share;
-  const int quads = (min(kPass, args.num_rows - first_token) + 3) / 4;
-  for (int i = threadIdx.x; i < rows * quads; i += kMultiplyThreads) {
-    const int row = i % args.share, half = i % rows / args.share, quad = i / rows * 4, token = first_token + quad;
-    const int output = (args.gated ? tile : tile * 2 + half) * kHalf + rank * args.share + row;
-    if (output >= args.num_outputs) continue;
-    float4 sum = with_bias<T>(add_up<kPass>(args, sums, half, row, quad), args.bias, output);
-    if (args.gated) {
-      const float4 up = with_bias<T>(add_up<kPass>(args, sums, 1, row, quad), args.bias, args.num_outputs + output);
-      sum = {silu_times(sum.x, up.x), silu_times(sum.y, up.y), silu_times(sum.z, up.z), silu_times(sum.w, up.w)};
-    }
-    if (args.wide) {
-      store<float>(args, token, output, sum);
-    } else {
-      store<T>(args, token, output, sum);
+template <typename T, typename Out, int kTokens>
+__device__ void store(const Arguments& args, const Sums<kTokens>& sums, int tile) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const T* bias = static_cast<const T*>(args.bias);
+  Out* out = static_cast<Out*>(args.out);
+#pragma unroll
+  for (int eight = 0; eight < 2; ++eight) {
+    const int row = warp * 16 + eight * 8 + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int output = args.gated ? tile * kHalf + row : tile * kRows + half * kHalf + row;
+      if (output >= args.num_outputs || (args.gated && half == 1)) break;
+      const float more = bias != nullptr ? widen(bias[output]) : 0.0f;
+      const float more_up = bias != nullptr && args.gated ? widen(bias[args.num_outputs + output]) : 0.0f;
+#pragma unroll
+      for (int n = 0; n < kTokens / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int token = n * 8 + lane % 4 * 2 + i;
+          float y = sums[half][n][eight * 2 + i] + more;
+          if (args.gated) y = silu_times(y, sums[1][n][eight * 2 + i] + more_up);
+          if (token < args.num_rows) out[static_cast<std::int64_t>(token) * args.num_outputs + output] = narrow<Out>(y);
+        }
+      }
     }
   }
 }
 
 template <typename T, int kTokens>
-__device__ void multiply(const Arguments& args, const Places<Layout<kTokens>>& places, const Tiles& tiles, int rank) {
-  using L = Layout<kTokens>;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  Turn<L::kStages> turn;
-  Turn<2> sent, received;
-  int tile_received = -1, token_received = 0;  // what is to be finished, if anything
-  const auto finish_received = [&] {
-    wait_cluster_barrier(places.summed(received.at), received.parity);
-    finish<T, L::kPass>(args, places.sums(received.at), tile_received, token_received, rank);
-    received.advance();
-  };
-  for (int i = 0; i < tiles.count; ++i) {
-    float sums[kTiles][kTokens / 8][4] = {};
-    for (int chunk = 0; chunk < args.num_chunks; ++chunk) {
-      wait_barrier(places.full(turn.at), turn.parity);
-      multiply_chunk<T, kTokens>(sums, places.stage(turn.at), warp, lane);
+__device__ void multiply(const Arguments& args, Ring<kTokens> ring) {
+  const int first = args.first_chunk(blockIdx.x), last = args.first_chunk(blockIdx.x + 1);
+  for (int i = first; i < last;) {
+    const int tile = i / args.tile_chunks, tile_first = tile * args.tile_chunks,
+              tile_last = tile_first + args.tile_chunks;
+    const bool is_first = i == tile_first;
+    Sums<kTokens> sums = {};
+    for (; i < min(last, tile_last); ++i, ring.advance()) {
+      wait_barrier(ring.full(ring.at), ring.parity);
+      multiply_chunk<T, kTokens>(sums, ring.stage());
       __syncwarp();
-      if (lane == 0) arrive(places.empty(turn.at));
-      turn.advance();
+      if (threadIdx.x % kWarp == 0) arrive(ring.empty(ring.at));
     }
-#pragma unroll
-    for (int first = 0; first < kTokens; first += L::kPass) {
-      if (first >= args.num_rows) break;
-      // Two buffers are enough: who sends for one has received for the other, and those that sent that had read this.
-      if (tile_received >= 0) finish_received();
-      sync_warpgroup(1);
-      if (threadIdx.x == 0) arrive_expecting(places.summed(sent.at), L::kSumBytes);
-      send<kTokens>(args, sums, first, places.sums(sent.at), places.summed(sent.at), rank);
-      sent.advance();
-      tile_received = tiles.first + i * tiles.step;
-      token_received = first;
+    if (!is_first) {
+      leave<kTokens>(sums, args.left + blockIdx.x * (kTokens / 2) * kMultiplyThreads);
+      continue;
+    }
+    int past = blockIdx.x + 1;  // the blocks that have the rest of the tile
+    while (args.first_chunk(past) < tile_last) ++past;
+    add_left<kTokens>(sums, args.left, blockIdx.x + 1, past);
+    if (args.wide) {
+      store<T, float, kTokens>(args, sums, tile);
+    } else {
+      store<T, T, kTokens>(args, sums, tile);
     }
   }
-  if (tile_received >= 0) finish_received();
 }
 
 template <typename T, int kTokens>
 __global__ void __launch_bounds__(kThreads) linear_skinny_kernel(const __grid_constant__ Arguments args) {
   using L = Layout<kTokens>;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Places<L> places(shared_address(shared));
+  const Ring<kTokens> ring(shared_address(shared));
   if (threadIdx.x == kMultiplyThreads) {
     for (int i = 0; i < L::kStages; ++i) {
-      init_barrier(places.full(i), 1);
-      init_barrier(places.empty(i), kWarps);
+      init_barrier(ring.full(i), 1);
+      init_barrier(ring.empty(i), kWarps);
     }
-    for (int i = 0; i < 2; ++i) init_barrier(places.summed(i), 1);
     show_barriers();
   }
   __syncthreads();
-  arrive_at_cluster();
-  const Tiles tiles(args);
-  const int rank = rank_in_cluster();
-  if (threadIdx.x / kWarp == kWarps) {
-    if (threadIdx.x == kMultiplyThreads) copy<L>(args, places, tiles, rank);
-  } else {
-    wait_for_cluster();  // for its barriers
-    multiply<T, kTokens>(args, places, tiles, rank);
+  if (threadIdx.x < kMultiplyThreads) {
+    multiply<T, kTokens>(args, ring);
+  } else if (threadIdx.x == kMultiplyThreads) {
+    copy<kTokens>(args, ring);
   }
 }
 
-// What a launch of so many clusters of `num_splits` blocks is made of. Not to be moved: `config` refers to
-// `attributes`.
-struct Launch {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config{};
-
-  Launch(int num_clusters, int num_splits, int shared_bytes, Stream stream) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {static_cast<unsigned>(num_splits), 1, 1};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(static_cast<unsigned>(num_clusters * num_splits));
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-  }
-  Launch(const Launch&) = delete;
-};
-
 template <typename T, int kTokens>
-auto allowed_kernel() {
-  auto* kernel = linear_skinny_kernel<T, kTokens>;
+void launch(const Arguments& args, int num_blocks, Stream stream) {
+  constexpr const char* kName = "linear_skinny";
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(kernel, kMostSharedBytes, allowed, kName);
-  return kernel;
-}
-
-template <typename T, int kTokens>
-void launch(const Arguments& args, int num_clusters, Stream stream) {
-  const Launch how(num_clusters, args.num_splits, Layout<kTokens>::kBytes, stream);
-  check(cudaLaunchKernelEx(&how.config, allowed_kernel<T, kTokens>(), args), kName);
-}
-
-// How many clusters of `num_splits` blocks there is room for, one block a multiprocessor.
-int clusters_at_once(int num_splits) {
-  const Launch how(1, num_splits, kMostSharedBytes, nullptr);
-  int num_clusters = 0;
-  check(cudaOccupancyMaxActiveClusters(&num_clusters, allowed_kernel<__nv_bfloat16, 8>(), &how.config), kName);
-  return num_clusters;
+  allow_shared_bytes(linear_skinny_kernel<T, kTokens>, Layout<kTokens>::kBytes, allowed, kName);
+  launch_behind(linear_skinny_kernel<T, kTokens>, dim3(static_cast<unsigned>(num_blocks)), kThreads,
+                Layout<kTokens>::kBytes, stream, args, kName);
 }
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -362,26 +294,19 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 }  // namespace
 
 SkinnyLinear::SkinnyLinear(Dtype dtype, const void* weight, std::int64_t row_stride, int num_outputs, int depth,
-                           const void* bias)
+                           const void* bias, void* left, int num_multiprocessors)
     : dtype_(dtype),
       weight_(tensor_map(weight, num_outputs, depth, row_stride, kHalf)),
       bias_(bias),
+      left_(left),
       num_outputs_(num_outputs),
-      depth_(depth) {
+      depth_(depth),
+      num_multiprocessors_(num_multiprocessors) {
   if (dtype == Dtype::f32) throw std::invalid_argument("a linear_skinny weight must be f16 or bf16");
-  // The more parts, the smaller their sums and the later they are done: the fewest with which the busiest
-  // multiprocessor has least to read.
-  int least = 0;
-  for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
-    const int clusters = clusters_at_once(splits);
-    if (clusters == 0) break;
-    const int chunks = ceil_div(ceil_div(num_outputs, kRows), clusters) * ceil_div(ceil_div(depth, kChunk), splits);
-    if (least == 0 || chunks < least) {
-      least = chunks;
-      num_splits_ = splits;
-      num_clusters_ = clusters;
-    }
-  }
+}
+
+std::int64_t SkinnyLinear::left_bytes(int num_multiprocessors) {
+  return std::int64_t{num_multiprocessors} * (kMaxSkinnyRows / 2) * kMultiplyThreads * sizeof(uint4);
 }
 
 void SkinnyLinear::multiply(const void* x, std::int64_t x_stride, int num_rows, void* out, bool wide, bool gated,
@@ -392,18 +317,17 @@ void SkinnyLinear::multiply(const void* x, std::int64_t x_stride, int num_rows, 
   args.weight = weight_;
   args.bias = bias_;
   args.out = out;
+  args.left = static_cast<uint4*>(left_);
   args.num_rows = num_rows;
   args.num_outputs = gated ? num_outputs_ / 2 : num_outputs_;
   args.num_tiles = ceil_div(args.num_outputs, gated ? kHalf : kRows);
-  args.num_splits = num_splits_;
-  args.share = kHalf / num_splits_;
-  args.num_chunks = ceil_div(ceil_div(depth_, kChunk), num_splits_);
+  args.tile_chunks = ceil_div(depth_, kChunk);
   args.gated = gated;
   args.wide = wide;
-  const int num_clusters = std::min(args.num_tiles, num_clusters_);
+  const int num_blocks = std::min(args.num_tiles * args.tile_chunks, num_multiprocessors_);
   const auto launch_for = [&](auto zero, auto tokens) {
     args.x = tensor_map(x, num_rows, depth_, x_stride, tokens);
-    launch<decltype(zero), decltype(tokens)::value>(args, num_clusters, stream);
+    launch<decltype(zero), decltype(tokens)::value>(args, num_blocks, stream);
   };
   const auto launch_with = [&](auto zero) {
     if (num_rows <= 8) return launch_for(zero, std::integral_constant<int, 8>{});

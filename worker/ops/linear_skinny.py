@@ -12,6 +12,8 @@ if KERNELS_BUILT:
 
 # Rows of x up to which the kernel is faster than cuBLAS (docs/results.md).
 MAX_ROWS = 0
+# By device: what the kernel's blocks leave each other, zero between launches.
+_left: dict[torch.device, Tensor] = {}
 # The copy engine takes rows that start on multiples of so many bytes.
 _COPY_BYTES = 16
 
@@ -19,19 +21,25 @@ _COPY_BYTES = 16
 class SkinnyLinear:
     """y = x W^T + b for up to MAX_ROWS rows, sums in float32. The tensors must not change while it is in use.
 
-    An output's bits depend on its row of x and on the shape of W alone, not on the other rows or their number.
+    An output's bits depend on its row of x, the shape of W and the number of multiprocessors, not on the other rows of
+    x or their number. All of a GPU share memory: they may be used on one stream at a time.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight [N_out, K], bias [N_out], as `takes_weight` has it. Waits for the current stream of their GPU."""
         self._weight = weight
         self._bias = bias
+        num_multiprocessors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+        if weight.device not in _left:
+            _left[weight.device] = torch.zeros(
+                _kernels.SkinnyLinear.left_bytes(num_multiprocessors), dtype=torch.uint8, device=weight.device
+            )
         # It reads the weight without waiting for what is ahead on its stream.
         torch.cuda.current_stream(weight.device).synchronize()
         with torch.cuda.device(weight.device):
             self._kernel = _kernels.SkinnyLinear(
                 KERNEL_DTYPES[weight.dtype], weight.data_ptr(), weight.stride(0), weight.shape[0], weight.shape[1],
-                0 if bias is None else bias.data_ptr(),
+                0 if bias is None else bias.data_ptr(), _left[weight.device].data_ptr(), num_multiprocessors,
             )  # fmt: skip
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype, *, gated: bool) -> Tensor:
