@@ -164,7 +164,7 @@ __device__ void leave(Sums<kTokens>& sums, uint4* to) {
 // sums += what the same thread of the blocks from `block` to `last` left, in their order. It is zero again afterwards.
 template <int kTokens>
 __device__ void add_left(Sums<kTokens>& sums, uint4* left, int block, int last) {
-  constexpr int kPairs = kTokens / 2, kLoads = 16;  // at once
+  constexpr int kPairs = kTokens / 2, kLoads = kTokens > 16 ? 8 : 16;  // at once
   constexpr int kPairsAtOnce = kPairs < kLoads ? kPairs : kLoads, kBlocksAtOnce = kLoads / kPairsAtOnce;
   for (; block < last; block += kBlocksAtOnce) {
 #pragma unroll
