@@ -24,7 +24,7 @@ from worker.ops.commit import LIVE, NUM_STOP_IDS, CommitRows, commit
 from worker.ops.sampler import PARAMS_BYTES
 
 STEPS_US = (200, 400, 1000, 4000)
-LEADS_US = (0, 50, 100, 150, 250)
+LEADS_US = (50, 100, 150, 250)
 BLOCK_SIZE, TABLE_WIDTH = 64, 128
 SECONDS = 0.4  # of a measurement
 

@@ -14,6 +14,8 @@ constexpr std::int64_t kAwake = 30 * kMicrosecond;
 // What is lost at most when a step ends far sooner than the one before it: other contexts, the same graph.
 constexpr std::int64_t kLongestNap = 200 * kMicrosecond;
 constexpr std::int64_t kLongestOverdueNap = 50 * kMicrosecond;
+// The clocks may drift apart by one part in so many.
+constexpr std::int64_t kDriftPart = 10000;
 constexpr std::int64_t kCheckDeviceEvery = 100 * kMillisecond;
 constexpr std::int64_t kLongestStep = 60 * kSecond;
 
@@ -52,28 +54,41 @@ bool StepPacer::launch_is_due(std::int64_t now) const {
 
 void StepPacer::launch() {
   device_.launch(*graph_, stream_);
-  if (num_on_their_way() == 0) began_ns_ = device_seen_ns_ = device_.now_ns();
+  if (num_on_their_way() == 0) {
+    began_ns_ = device_seen_ns_ = device_.now_ns();
+    device_waited_ = true;
+  }
   ++num_launched_;
   --num_to_launch_;
 }
 
 std::optional<Step> StepPacer::take(const StepRecord& record) {
-  const std::int64_t now = device_.now_ns();
-  // From one record to the next by the GPU's clock, but the run's first step may have waited to be launched.
+  const std::int64_t ended = on_host_clock(record.time_ns);
   std::int64_t took_ns = record.time_ns - last_ended_ns_;
-  if (num_done_ + 1 <= first_) took_ns = std::min(took_ns, now - began_ns_);
+  if (device_waited_) took_ns = std::min(took_ns, ended - began_ns_);
   took_ns = std::max<std::int64_t>(took_ns, 1);
   last_ended_ns_ = record.time_ns;
+  began_ns_ = ended;
+  device_seen_ns_ = device_.now_ns();
   ++num_done_;
-  began_ns_ = device_seen_ns_ = now;
+  const bool launched_late = std::exchange(device_waited_, false) && num_done_ > first_;
   if (num_done_ < first_) return std::nullopt;
 
-  graph_->step_ns = took_ns;
+  // After a launch that came too late the next one aims earlier.
+  graph_->step_ns = std::max<std::int64_t>(took_ns - (launched_late ? lead_ns_ : 0), 1);
   if (record.num_live == 0) {
     all_ended_ = true;
     num_to_launch_ = 0;
   }
   return Step{{record.tokens(), record.tokens() + record.num_rows}, took_ns, record.time_ns};
+}
+
+// A record is seen as late as the thread wakes up; how far apart the clocks are, the promptest of late says.
+std::int64_t StepPacer::on_host_clock(std::int64_t gpu_ns) {
+  const std::int64_t now = device_.now_ns(), apart = now - gpu_ns, drift = (now - compared_ns_) / kDriftPart;
+  clocks_apart_ns_ = compared_ns_ == 0 ? apart : std::min(apart, clocks_apart_ns_ + drift);
+  compared_ns_ = now;
+  return gpu_ns + clocks_apart_ns_;
 }
 
 void StepPacer::look_at_the_device(std::int64_t now) {

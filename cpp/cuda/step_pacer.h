@@ -72,6 +72,7 @@ class StepPacer {
   std::int64_t expected_end() const { return began_ns_ + graph_->step_ns; }
   void launch();
   std::optional<Step> take(const StepRecord& record);
+  std::int64_t on_host_clock(std::int64_t gpu_ns);
   void look_at_the_device(std::int64_t now);
 
   StepDevice& device_;
@@ -82,10 +83,13 @@ class StepPacer {
   bool all_ended_ = false;          // no row of the run goes on
   std::uint64_t num_launched_ = 0;  // ever
   std::uint64_t num_done_ = 0;
-  std::uint64_t first_ = 1;          // the run's first step; those before are of no interest
-  std::int64_t began_ns_ = 0;        // the oldest step on its way, by the host's clock
-  std::int64_t last_ended_ns_ = 0;   // by the GPU's clock
-  std::int64_t device_seen_ns_ = 0;  // when it was last known to be well
+  std::uint64_t first_ = 1;           // the run's first step; those before are of no interest
+  std::int64_t began_ns_ = 0;         // the oldest step on its way, by the host's clock
+  bool device_waited_ = false;        // for the launch of that step
+  std::int64_t clocks_apart_ns_ = 0;  // the host's minus the GPU's,
+  std::int64_t compared_ns_ = 0;      // as of this moment
+  std::int64_t last_ended_ns_ = 0;    // by the GPU's clock
+  std::int64_t device_seen_ns_ = 0;   // when it was last known to be well
 };
 
 }  // namespace tercet::cuda

@@ -69,6 +69,17 @@ void launches_late(std::int64_t step_ns) {
   expect(per_step < 60 * kMicrosecond, std::to_string(per_step / 1000) + " us awake in a step");
 }
 
+// Waking up later than the lead costs what is missing, not more with every step.
+void wakes_up_later_than_the_lead() {
+  FakeGpu gpu;
+  gpu.oversleeps_ns = kLead + 50 * kMicrosecond;
+  StepPacer pacer(gpu, kLead);
+  pacer.begin(graph(), nullptr, 50);
+  expect_in_order(drive(pacer, gpu, always, never), 0, 50);
+  const std::int64_t busy = 40 * kMillisecond, took = gpu.steps[49].ends - gpu.steps[9].ends;
+  expect(took - busy < 40 * 60 * kMicrosecond, std::to_string((took - busy) / 40000) + " us waited for each launch");
+}
+
 // A graph that has run before is expected to take as long again.
 void second_run_knows_its_steps() {
   FakeGpu gpu;
@@ -284,6 +295,7 @@ void a_failure_reaches_the_taker() {
 
 void check_all() {
   for (const std::int64_t step_us : {200, 350, 1000, 4000, 30000}) launches_late(step_us * kMicrosecond);
+  wakes_up_later_than_the_lead();
   second_run_knows_its_steps();
   is_soon_seen_if_it_was_expected_later();
   is_extended();
