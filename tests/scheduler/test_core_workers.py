@@ -340,6 +340,16 @@ def test_a_worker_that_hangs_gets_nothing_new() -> None:
     assert all(call.over for call in later)
 
 
+def test_a_worker_that_was_idle_for_long_does_not_hang() -> None:
+    mesh, gateway = prepared()
+    mesh.run(until=STALL_SECONDS + 100)
+    # The second one looks at who hangs before the first step is reported.
+    for key in (1, 2):
+        judged = mesh.submit(gateway, submission(key, (key, 2, 3)))
+    settle(mesh)
+    judge(judged)
+
+
 def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
     mesh, gateway = prepared()
     call = mesh.submit(gateway, submission(1, max_tokens=30))

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import structlog
 
 from scheduler import loop as loop_module
 from scheduler.actions import Accepted, NewSequence, Plan, PoolUpdate, Refused, Release, TokenBatch
@@ -15,7 +17,7 @@ from scheduler.admission import QueueBounds
 from scheduler.core import Core, CoreSettings
 from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached
 from scheduler.loop import Loop
-from scheduler.outbox import OutboxClosedError
+from scheduler.outbox import Outbox, OutboxClosedError
 from scheduler.planner import Policy
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.worker import SimulatedWorker
@@ -45,6 +47,34 @@ async def test_events_become_messages_in_order() -> None:
         assert isinstance(await commands.take(), NewSequence)
         assert isinstance(await commands.take(), Plan)
         assert loop.view().requests_running == 1
+
+
+async def test_of_one_round_workers_hear_first_and_the_log_last() -> None:
+    order: list[tuple[str, int]] = []
+    with structlog.testing.capture_logs() as logs:
+
+        async def read(name: str, outbox: Outbox[Any]) -> None:
+            await outbox.take()
+            order.append((name, len(logs)))
+
+        async with running() as loop:
+            link, commands = loop.open_worker()
+            gateway, messages = loop.open_gateway()
+            loop.post(GatewayAttached(gateway, "gateway-1"))
+            loop.post(WorkerAttached(link, "host:1", worker_info()))
+            for _ in range(2):
+                await messages.take()
+            # Until what has been logged is there.
+            await asyncio.sleep(0.05)
+            readers = [asyncio.create_task(read("gateway", messages)), asyncio.create_task(read("worker", commands))]
+            await asyncio.sleep(0)
+            # The first is refused, which is logged before there is a plan.
+            loop.post(Submitted(gateway, submission(1, model="other")))
+            loop.post(Submitted(gateway, submission(2)))
+            await asyncio.wait_for(asyncio.gather(*readers), 10)
+            await asyncio.sleep(0.05)
+    assert order == [("worker", 2), ("gateway", 2)]
+    assert logs[2]["event"] == "request_refused"
 
 
 async def test_a_deadline_needs_no_event() -> None:

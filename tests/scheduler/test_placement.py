@@ -104,6 +104,30 @@ def test_prefill_that_waits_and_sequences_that_run_are_load() -> None:
     assert dealt(pool) == {2: [1]}
 
 
+def test_slots_that_a_group_lends_are_for_who_is_more_urgent() -> None:
+    pool = pool_of(worker(1, max_num_seqs=2), worker(2, max_num_seqs=2))
+    leader, fork = (wait_for(pool, key, [9] * 8, urgency=(5.0, key)) for key in (8, 9))
+    pool.waiting.remove(fork)
+    leader.forks, fork.leader = (fork,), leader
+    put(pool, 1, leader)
+    fork.place(1, 0.0)
+    pool.workers[1].sequences[fork.sequence_id] = fork
+    # The other one has less room and more to do.
+    busy(pool, 2, 20)
+    wait_for(pool, 1, [1])
+    assert dealt(pool) == {2: [1]}
+    # Now it is known that the prefill is not over.
+    leader.computed = 4
+    assert pool.workers[1].free_slots == 1
+    assert dealt(pool) == {1: [1]}
+    pool.waiting.remove(next(iter(pool.waiting)))
+    wait_for(pool, 2, [1], urgency=(6.0, 2))
+    assert dealt(pool) == {2: [2]}
+    # A plan may complete it.
+    pool.workers[1].window.send(1, {leader.sequence_id: 4}, revoke=False)
+    assert pool.workers[1].free_slots == 0
+
+
 def test_prefill_that_is_less_urgent_stands_in_nobodys_way() -> None:
     pool = pool_of(worker(1))
     batch = wait_for(pool, 9, [9] * 100, urgency=(60.0, 9))
@@ -356,6 +380,13 @@ def test_a_suspect_goes_to_an_empty_worker_and_stays_alone_until_it_has_a_token(
     assert pool.workers[2].guarded
     one.token_ids.append(5)
     assert not pool.workers[2].guarded
+
+
+def test_nobody_goes_where_a_suspect_has_just_been_dealt() -> None:
+    pool = pool_of(worker(1))
+    suspect(pool, 1)
+    wait_for(pool, 2, [1])
+    assert dealt(pool) == {1: [1]}
 
 
 def test_a_suspect_keeps_one_worker_free_and_leaves_the_others_open() -> None:

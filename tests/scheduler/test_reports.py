@@ -65,6 +65,30 @@ def test_a_step_that_says_no_time_teaches_nothing() -> None:
     assert not heard
 
 
+def test_who_leaves_ends_the_quiet() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64)])
+    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 90)) for key in (1, 2)]
+    mesh.run(until=0.4)
+    (worker,) = mesh.core.workers
+    assert worker.pace.quiet_steps > 20
+    mesh.cancel(gateway, calls[0])
+    while not calls[0].cancelled:
+        mesh.run(until=mesh.now + 0.001)
+    assert worker.pace.quiet_steps <= 1
+
+
+def test_what_a_preempted_sequence_finds_of_its_own_is_no_saving() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=12)])
+    calls = [mesh.submit(gateway, submission(key, [key] * 10, 30)) for key in (1, 2)]
+    found: list[int] = []
+    while not mesh.core.idle:
+        mesh.run(until=mesh.now + 0.001)
+        found += [each.cached for worker in mesh.workers.values() for each in worker.sequences.values()]
+    assert mesh.core.view().preemptions
+    assert max(found) > 0
+    assert [call.ends[0].account.cached_tokens for call in calls] == [0, 0]
+
+
 def test_logprobs_go_with_their_tokens_and_no_others() -> None:
     mesh, gateway = prepared(delay=0.0)
     mesh.submit(gateway, submission(1))
