@@ -71,7 +71,8 @@ std::optional<Step> StepPacer::take(const StepRecord& record) {
   began_ns_ = ended;
   device_seen_ns_ = device_.now_ns();
   ++num_done_;
-  const bool launched_late = std::exchange(device_waited_, false) && num_done_ > first_;
+  // The first ones were launched as soon as could be.
+  const bool launched_late = std::exchange(device_waited_, false) && num_done_ > first_ + 1;
   if (num_done_ < first_) return std::nullopt;
 
   // After a launch that came too late the next one aims earlier.

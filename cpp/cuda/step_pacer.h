@@ -17,7 +17,7 @@ namespace tercet::cuda {
 // A step that can be launched, and what is known of it.
 struct StepGraph {
   CUgraphExec_st* exec = nullptr;
-  std::int64_t step_ns = 0;  // that the last one took; 0: none has run yet
+  std::int64_t step_ns = 0;  // that the next one is expected to take; 0: none has run yet
 };
 
 // What runs steps. All may throw std::runtime_error, which says that the device is of no further use.
