@@ -20,7 +20,7 @@ from tercet.ports import check_port_free
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # A peer that hangs, or that the network has lost, is noticed when it has said nothing for so long and then does not
-# answer for so long. A process that stands still for less, on a machine that is suspended or out of memory, loses nothing.
+# answer for so long. A process that stands still for less, as on a machine that swaps, loses nothing.
 QUIET_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
 
