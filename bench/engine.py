@@ -22,9 +22,10 @@ from bench.workload import PRESETS, Shape, work_for
 from tercet.config import WorkerSettings
 from tercet.telemetry import configure_logging
 from worker import _core
-from worker.budget import Budget, plan_budget
-from worker.engine import Layout, executor_for
+from worker.budget import Budget, Usage, plan_budget
+from worker.engine import executor_for
 from worker.executor import Executor
+from worker.layout import Layout
 from worker.model.config import ModelConfig, RopeConfig
 from worker.model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from worker.weights.loader import random_model
@@ -95,12 +96,14 @@ def start_executor(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -
     model = model_config(shape)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     budget = plan_budget(
-        weight_bytes=weight_bytes(model, dtype, device),
-        workspace_bytes=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
+        usage=Usage(
+            weights=weight_bytes(model, dtype, device),
+            workspace=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
+        ),
+        room=None,
         kv_block_bytes=kv_block_bytes(model, block_size, dtype),
         block_size=block_size,
         kv_cache_memory=settings.kv_cache_memory,
-        available=None,
         max_model_len=MAX_MODEL_LEN,
         swap_space=settings.swap_space,
     )

@@ -39,6 +39,7 @@ _NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIA
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
+Quantization = Literal["none", "fp8"]
 
 
 class ConfigErrors(ConfigError):
@@ -137,16 +138,29 @@ class WorkerSettings:
     load_format: LoadFormat = setting(
         "auto", "auto: the model's files; dummy: random weights in the model's shape, for benchmarks"
     )
+    quantization: Quantization = setting(
+        "none", "fp8: the layers' products in float8_e4m3fn, half the bytes of their weights (Hopper GPUs)"
+    )
     block_size: int = setting(0, "tokens per KV block; 0: 16 on CPU, 64 on CUDA", checks.block_size)
     kv_cache_dtype: KvCacheDtype = setting(
         "auto", "type of the KV cache; auto: that of the activations, fp8: float8_e4m3fn, half the bytes (Hopper GPUs)"
     )
     memory_fraction: float = setting(
         1.0,
-        "part of the free memory that the worker may plan with; tercet up divides it among its workers",
+        "part of the host's free memory that a worker on a CPU may use; tercet up divides it among its workers",
         checks.fraction,
     )
-    kv_cache_memory: int = setting(1 << 30, "bytes of KV cache", checks.at_least(1), in_bytes=True)
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "part of a GPU's memory that the worker may use in all; tercet up divides it among workers on one GPU",
+        checks.fraction,
+    )
+    kv_cache_memory: int = setting(
+        0,
+        "bytes of KV cache; 0: 1 GiB on CPU, on CUDA what gpu_memory_utilization leaves",
+        checks.at_least(0),
+        in_bytes=True,
+    )
     max_num_seqs: int = setting(
         64, "most sequences in a step, and so the most outputs (n) of a request", checks.count(1)
     )

@@ -117,8 +117,11 @@ def _share(settings: WorkerSettings, index: int, num_workers: int) -> WorkerSett
         return settings
     if settings.device == "cuda":
         return dataclasses.replace(settings, device=f"cuda:{index}")
+    if settings.device.startswith("cuda"):
+        part = settings.gpu_memory_utilization / num_workers
+        return dataclasses.replace(settings, gpu_memory_utilization=part)
     num_threads = settings.num_threads
-    if settings.device == "cpu" and num_threads == 0:
+    if num_threads == 0:
         cores = num_cores()
         # Two workers that compute on the same cores are slower than one after the other.
         num_threads = max(1, cores // num_workers + (index < cores % num_workers))

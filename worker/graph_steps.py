@@ -134,8 +134,9 @@ class GraphSteps:
             raise
 
 
-def capture_steps(model: Model, kv_cache: KVCache, max_num_seqs: int) -> GraphSteps:
-    """Steps of up to so many sequences on the GPU of `kv_cache`; takes seconds.
+def capture_steps(model: Model, kv_cache: KVCache, max_num_seqs: int, num_cache_tokens: int) -> GraphSteps:
+    """Steps of up to so many sequences on the GPU of `kv_cache`; takes seconds. Their contexts are as long together as
+    a cache of `num_cache_tokens` tokens allows.
 
     Raises torch.OutOfMemoryError if the GPU has too little memory.
     """
@@ -144,7 +145,7 @@ def capture_steps(model: Model, kv_cache: KVCache, max_num_seqs: int) -> GraphSt
     rows = StepRows(max(MAX_TOKENS, max_num_seqs), max_num_seqs, table_width, device)
     with torch.cuda.device(device):
         loop = _kernels.StepLoop(_NUM_RECORDS, max_num_seqs)
-        graphs = StepGraphs(model, kv_cache, rows, loop)
+        graphs = StepGraphs(model, kv_cache, rows, loop, num_cache_tokens)
         stream = torch.cuda.current_stream().cuda_stream
     return GraphSteps(HostSteps(model, kv_cache), rows, graphs, loop, stream)
 

@@ -15,8 +15,9 @@ from tercet.errors import EngineFaultError
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tercet.model_source import ModelSource, fingerprint, resolve_model
 
-from .engine import Layout, build_executor, plan_layout, warm_up
+from .engine import build_executor, warm_up
 from .executor import Executor
+from .layout import Layout, plan_layout
 from .service import WorkerService
 from .swap_space import SwapSpace
 
@@ -56,7 +57,8 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         loop.call_soon_threadsafe(died.set)
 
     try:
-        executor = loaded = await asyncio.to_thread(_load, layout, source, config, stopping.is_set, on_death)
+        loaded, layout = await asyncio.to_thread(_load, layout, source, config, stopping.is_set, on_death)
+        executor = loaded
         service.open(loaded, _hello(config, source, layout, loaded.swap_space))
         await server.set_serving(_SERVICE, True)
         log.info("worker_ready", host=config.worker.host, port=port)
@@ -90,22 +92,28 @@ def _load(
     config: MeshConfig,
     stopped: Callable[[], bool],
     on_death: Callable[[], None],
-) -> Executor:
-    """A started executor that has run its first steps. Raises StartupError; _LoadStoppedError soon after `stopped`."""
+) -> tuple[Executor, Layout]:
+    """A started executor that has run its first steps, and what it was built by.
+
+    Raises StartupError; _LoadStoppedError soon after `stopped`.
+    """
 
     def progress(line: str) -> None:
         if stopped():
             raise _LoadStoppedError
         log.info("loading", progress=line)
 
-    executor = build_executor(layout, source, config.worker, progress, on_death)
+    executor, built = build_executor(layout, source, config.worker, progress, on_death)
+    if built is not layout:
+        for line in built.budget.lines():
+            log.info("budget_measured", line=line)
     executor.start()
     try:
-        warm_up(executor, layout)
+        warm_up(executor, built)
     except BaseException:
         executor.stop()
         raise
-    return executor
+    return executor, built
 
 
 async def _first(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
@@ -122,7 +130,7 @@ async def _first(*waits: Coroutine[Any, Any, object], timeout_s: float | None = 
 
 
 def budget_lines(config: MeshConfig) -> list[str]:
-    """How a worker of this configuration would spend its memory. Loads nothing. Raises StartupError."""
+    """How a worker of this configuration would spend its memory, on a GPU about. Loads nothing. Raises StartupError."""
     return plan_layout(config, resolve_model(config.model.model)).budget.lines()
 
 

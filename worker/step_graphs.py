@@ -41,11 +41,14 @@ class StepGraphs:
     They share one memory, so that no two may be on their way at once. Raises RuntimeError if the GPU has too little.
     """
 
-    def __init__(self, model: Model, kv_cache: KVCache, rows: StepRows, loop: _kernels.StepLoop) -> None:
+    def __init__(
+        self, model: Model, kv_cache: KVCache, rows: StepRows, loop: _kernels.StepLoop, num_cache_tokens: int
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._rows = rows
         self._loop = loop
+        self._num_cache_tokens = num_cache_tokens
         self._captured: list[torch.cuda.CUDAGraph] = []  # they keep the memory
         self._pool = torch.cuda.graph_pool_handle()
         # Not the default one, which cannot be captured.
@@ -73,8 +76,7 @@ class StepGraphs:
         return next((step for step in self._mixed if step.shape.takes(shape)), None)
 
     def _shape(self, num_tokens: int, num_rows: int) -> StepShape:
-        pool = self._kv_cache.pool
-        most = max_context(num_rows, self._model.config.max_model_len, pool.num_total * pool.block_size)
+        most = max_context(num_rows, self._model.config.max_model_len, self._num_cache_tokens)
         return StepShape(num_tokens, num_rows, num_rows, most)
 
     def _workspace_of(self, shape: StepShape) -> torch.Tensor:

@@ -14,6 +14,7 @@ from tercet.config import MeshConfig, ModelSettings, WorkerSettings
 from tercet.errors import ModelError
 from tercet.model_source import resolve_model
 from worker import engine
+from worker.layout import plan_layout
 from worker.weights.loader import load_config
 
 SMALL = dataclasses.replace(PRESETS["tiny"], num_layers=1, vocab_size=1000)
@@ -35,9 +36,10 @@ def test_a_worker_makes_weights_up_only_if_told_to(tmp_path: Path) -> None:
     write_dummy_model(SMALL, tmp_path)
     source = resolve_model(str(tmp_path))
     settings = WorkerSettings(load_format="dummy", kv_cache_memory=2**20, num_threads=1)
-    layout = engine.plan_layout(MeshConfig(model=ModelSettings(model=str(tmp_path)), worker=settings), source)
+    layout = plan_layout(MeshConfig(model=ModelSettings(model=str(tmp_path)), worker=settings), source)
     said: list[str] = []
-    executor = engine.build_executor(layout, source, settings, said.append)
+    executor, built = engine.build_executor(layout, source, settings, said.append)
+    assert built is layout
     executor.start()
     try:
         engine.warm_up(executor, layout)

@@ -74,9 +74,9 @@ def test_what_is_said_of_a_worker_holds_for_each():
 
 def test_each_worker_has_a_gpu_of_its_own_unless_one_is_named():
     each = [member.settings for member in _layout(2, worker__device="cuda")[2:]]
-    assert [(worker.device, worker.memory_fraction) for worker in each] == [("cuda:0", 1.0), ("cuda:1", 1.0)]
+    assert [(worker.device, worker.gpu_memory_utilization) for worker in each] == [("cuda:0", 0.9), ("cuda:1", 0.9)]
     one = [member.settings for member in _layout(2, worker__device="cuda:1")[2:]]
-    assert [(worker.device, worker.memory_fraction) for worker in one] == [("cuda:1", 0.5)] * 2
+    assert [(worker.device, worker.gpu_memory_utilization) for worker in one] == [("cuda:1", 0.45)] * 2
     assert {worker.num_threads for worker in (*each, *one)} == {0}
 
 

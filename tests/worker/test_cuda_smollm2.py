@@ -21,6 +21,7 @@ from tests.worker.models import PagedRunner, reference_logits
 from tests.worker.smollm2 import COUNT, PROMPTS, SmolLM2
 from worker import engine
 from worker.executor import Executor
+from worker.layout import plan_layout
 from worker.messages import Attach, Chunk, Event, NewSequence, Plan, PlanDone, StepResult
 from worker.model.decoder import Model
 from worker.weights.loader import load_model
@@ -58,8 +59,8 @@ class OnGpu:
     def __init__(self, smollm2: SmolLM2) -> None:
         self.cpu = smollm2
         settings = WorkerSettings(device="cuda", kv_cache_memory=2 << 30, max_num_seqs=256, max_num_batched_tokens=8192)
-        layout = engine.plan_layout(MeshConfig(worker=settings), smollm2.source)
-        self.executor = engine.build_executor(layout, smollm2.source, settings, lambda line: None)
+        layout = plan_layout(MeshConfig(worker=settings), smollm2.source)
+        self.executor, _ = engine.build_executor(layout, smollm2.source, settings, lambda line: None)
         self.executor.start()
 
     @cached_property

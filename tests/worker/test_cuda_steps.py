@@ -74,7 +74,7 @@ def make_device(dtype: torch.dtype) -> Device:
     kv_cache = KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, dtype, CUDA)
     for tensor in kv_cache.blocks.tensors:
         tensor.fill_(float("nan"))
-    graphs = capture_steps(model, kv_cache, MAX_NUM_SEQS)
+    graphs = capture_steps(model, kv_cache, MAX_NUM_SEQS, NUM_BLOCKS * BLOCK_SIZE)
     return Device(model, kv_cache, SwapSpace(kv_cache, 64), graphs, HostSteps(model, kv_cache))
 
 

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from tercet.config import MeshConfig, WorkerSettings
 from tercet.errors import ConfigError, StartupError
 from tercet.model_source import resolve_model
-from worker import engine
+from worker import layout
 from worker.ops.dtypes import KERNELS_PROBLEM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ WITH_A_FOLDER_BEFORE = """
 import sys
 import torch, worker
 worker.__path__.insert(0, sys.argv[1])
-from worker import engine
+from worker import engine, layout
 from worker.ops import activation, attention, block_copy, dtypes, heads, norm, rope, sampler, step_attention
 assert norm.rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5).shape == (1, 8)
 assert not dtypes.on_kernels(torch.ones(1))
@@ -56,37 +56,37 @@ def test_operations_on_a_cpu_do_without_an_extension_that_does_not_load(tmp_path
 def test_a_cache_of_fp8_is_refused_where_nothing_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source = resolve_model("embedded")
 
-    def plan(device: str, **settings: Any) -> engine.Layout:
+    def plan(device: str, **settings: Any) -> layout.Layout:
         worker = WorkerSettings(device=device, kv_cache_dtype="fp8", kv_cache_memory=2**24, **settings)
-        return engine.plan_layout(MeshConfig(worker=worker), source)
+        return layout.plan_layout(MeshConfig(worker=worker), source)
 
     with pytest.raises(ConfigError, match=r"worker.kv_cache_dtype: fp8 is for CUDA"):
         plan("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34, 2**34))
-    monkeypatch.setattr(engine, "serves_fp8", lambda device, head_dim, block_size: False)
+    monkeypatch.setattr(layout, "serves_fp8", lambda device, head_dim, block_size: False)
     with pytest.raises(ConfigError, match=r"takes a Hopper GPU.* heads of 64 and blocks of 64"):
         plan("cuda")
-    monkeypatch.setattr(engine, "serves_fp8", lambda device, head_dim, block_size: True)
+    monkeypatch.setattr(layout, "serves_fp8", lambda device, head_dim, block_size: True)
     with pytest.raises(ConfigError, match="float32"):
         plan("cuda", dtype="float32")
-    layout = plan("cuda")
-    assert (layout.dtype, layout.kv_dtype) == (torch.bfloat16, torch.float8_e4m3fn)
-    assert layout.budget.kv_block_bytes == 64 * 11_520  # of SmolLM2-135M, a byte for each number
+    planned = plan("cuda")
+    assert (planned.dtype, planned.kv_dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+    assert planned.budget.kv_block_bytes == 64 * 11_520  # of SmolLM2-135M, a byte for each number
 
 
 def test_a_worker_on_a_cpu_warns_once_and_one_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "undefined symbol: launch"
-    monkeypatch.setattr(engine, "KERNELS_PROBLEM", problem)
+    monkeypatch.setattr(layout, "KERNELS_PROBLEM", problem)
     source = resolve_model("embedded")
     with capture_logs() as events:
-        layout = engine.plan_layout(MeshConfig(worker=WorkerSettings(device="cpu", kv_cache_memory=2**24)), source)
-    assert layout.device.type == "cpu"
+        planned = layout.plan_layout(MeshConfig(worker=WorkerSettings(device="cpu", kv_cache_memory=2**24)), source)
+    assert planned.device.type == "cpu"
     assert [(event["event"], event["problem"]) for event in events if event["log_level"] == "warning"] == [
         ("cuda_extension_broken", problem)
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(StartupError, match=r"is cuda, and .* does not load: undefined symbol: launch; build it again"):
-        engine.plan_layout(MeshConfig(worker=WorkerSettings(device="cuda")), source)
+        layout.plan_layout(MeshConfig(worker=WorkerSettings(device="cuda")), source)

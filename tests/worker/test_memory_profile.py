@@ -1,0 +1,153 @@
+"""What is measured of a GPU's memory, on one that only counts; and the steps that are measured, on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tercet.errors import StartupError
+from worker.budget import Usage
+from worker.kv_cache import KVCache
+from worker.memory_profile import enough_memory, measure, run_largest_steps
+from worker.model.config import ModelConfig
+from worker.model.decoder import Model
+from worker.ops.attention import AttentionBatch
+from worker.weights.loader import random_model
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    family="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, rms_norm_eps=1e-5, max_position=64, max_model_len=64,
+)  # fmt: skip
+
+
+@dataclass
+class Counted:
+    """Memory that somebody holds until the last reference is gone."""
+
+    memory: CountingMemory
+    size: int
+
+    def __del__(self) -> None:
+        self.memory.tensors -= self.size
+
+
+@dataclass
+class CountingMemory:
+    """The DeviceMemory of nothing: `tensors` live in what the allocator has `reserved`."""
+
+    tensors: int = 0
+    reserved: int = 0
+    most: int = 0
+    driver: int = 0  # taken by no tensor
+
+    def tensor(self, size: int) -> Counted:
+        self.tensors += size
+        self.reserved = max(self.reserved, self.tensors)
+        self.most = max(self.most, self.reserved)
+        return Counted(self, size)
+
+    def taken(self) -> int:
+        return self.reserved + self.driver
+
+    def held(self) -> int:
+        return self.reserved
+
+    def peak(self) -> int:
+        return self.most
+
+    def settle(self) -> None:
+        self.reserved = self.most = self.tensors
+
+
+def test_everything_is_counted_once() -> None:
+    memory = CountingMemory()
+    kept: list[Counted] = []
+    weights = memory.tensor(1000)
+    memory.tensor(300)  # what loading took in passing
+
+    def run_steps() -> None:
+        activations = memory.tensor(200)
+        kept.append(memory.tensor(30))  # cuBLAS's memory
+        memory.driver += 50  # kernels
+        del activations
+
+    def capture() -> object:
+        memory.tensor(500)  # each size once before it is captured
+        memory.driver += 7
+        return memory.tensor(80)
+
+    assert measure(memory, run_steps, capture) == Usage(weights=1000, workspace=200, graphs=87, libraries=87)
+    assert (weights.size, memory.reserved) == (1000, 1030)
+
+
+def test_without_captured_steps_none_are_counted() -> None:
+    memory = CountingMemory(driver=5)
+    assert measure(memory, lambda: memory.tensor(10), None) == Usage(0, 10, 0, 5)
+
+
+def test_memory_that_others_give_back_meanwhile_is_not_less_than_none() -> None:
+    memory = CountingMemory()
+
+    def run_steps() -> None:
+        memory.driver -= 1000
+
+    assert measure(memory, run_steps, lambda: None) == Usage(0, 0, 0, 0)
+
+
+class Shapes(Model):
+    """Notes what it is asked to compute."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.config, model.weights)
+        self.seen: list[tuple[int, int]] = []
+        self.contexts: list[list[int]] = []
+
+    def forward(self, token_ids, positions, kv, batch: AttentionBatch, logit_rows):  # type: ignore[no-untyped-def]
+        self.seen.append((len(token_ids), len(logit_rows)))
+        self.contexts.append(batch.context_lens.tolist())
+        counts = batch.query_starts.diff()
+        assert int(counts.sum()) == len(token_ids)
+        assert bool((counts <= batch.context_lens).all())
+        assert batch.total_context is not None
+        assert sum(self.contexts[-1]) <= max(batch.total_context, len(token_ids))
+        return super().forward(token_ids, positions, kv, batch, logit_rows)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows", "cache_tokens", "seen"),
+    [
+        (24, 5, 1000, [(5, 5), (24, 5)]),
+        (24, 5, 1, [(5, 5), (24, 5)]),
+        (8, 8, 1000, [(8, 8)]),
+        (4, 9, 1000, [(4, 4)]),  # no step has more rows than tokens
+        (500, 2, 10_000, [(2, 2), (128, 2)]),  # nor more tokens than fit into its sequences
+        (1, 1, 1, [(1, 1)]),
+    ],
+)
+def test_the_largest_steps_are_computed(
+    num_tokens: int, num_rows: int, cache_tokens: int, seen: list[tuple[int, int]]
+) -> None:
+    model = Shapes(random_model(CONFIG, torch.float32, CPU, seed=0))
+    kv_cache = KVCache(CONFIG, 1, 16, torch.float32, CPU)
+    run_largest_steps(model, kv_cache, num_tokens, num_rows, cache_tokens)
+    assert model.seen == seen
+    if cache_tokens >= 1000:
+        # As long as they may be, although there is one block.
+        assert model.contexts[0] == [CONFIG.max_model_len] * seen[0][1]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried\nto"), RuntimeError("cudaErrorMemory: out of memory")]
+)
+def test_memory_that_is_refused_is_an_error_that_names_settings(error: RuntimeError) -> None:
+    with (
+        pytest.raises(StartupError, match=r"^not enough memory for the weights: .*worker\.kv_cache_memory") as caught,
+        enough_memory("the weights"),
+    ):
+        raise error
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="misaligned"), enough_memory("the weights"):
+        raise RuntimeError("misaligned address")
