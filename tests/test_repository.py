@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tercet.cli.root import main
 from tercet.config import ENV_PREFIX, load_config, setting_keys
@@ -159,3 +160,7 @@ def test_the_architecture_names_what_exists():
 
 def _protos() -> str:
     return "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "proto").rglob("*.proto"))
+
+
+def test_no_example_has_a_deadline():
+    assert settings().deadline is None

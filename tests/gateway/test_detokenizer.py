@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.detokenizer import Detokenizer
@@ -29,13 +29,11 @@ def run(token_ids: list[int], **options: Any) -> str:
     return "".join([*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 259), max_size=40))
 def test_any_bytes_decode_as_a_whole(token_ids: list[int]) -> None:
     assert run(token_ids) == b"".join(map(raw_of, token_ids)).decode("utf-8", "replace")
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_text_cut_into_bytes_never_shows_a_replacement(text: str) -> None:
     detokenizer, seen, data = Detokenizer(piece_of), "", text.encode()

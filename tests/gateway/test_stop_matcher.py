@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.stop_matcher import StopMatch, StopMatcher
@@ -20,7 +20,6 @@ def naive(text: str, strings: list[str]) -> StopMatch | None:
     return None
 
 
-@settings(deadline=None)
 @given(st.lists(texts, max_size=6), stops)
 def test_same_match_as_the_naive_search_and_never_holds_too_much(pieces: list[str], strings: list[str]) -> None:
     matcher, seen = StopMatcher(strings), ""

@@ -53,7 +53,7 @@ async def drain(stream: Stream) -> list[Delta]:
     return deltas
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, len(PIECES) - 1), max_size=20),
     st.lists(st.sampled_from(["aa", "ab", "é", "aéb", "bab", "\ufffd"]), max_size=3),
@@ -108,7 +108,7 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
     asyncio.run(go())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.lists(st.integers(0, len(PIECES) - 1), max_size=8), min_size=1, max_size=4),
     st.lists(st.sampled_from(["aa", "ab", "é", "bab"]), max_size=2),

@@ -104,7 +104,7 @@ def test_special_tokens_in_a_message_stay_text(embedded: ServedModel) -> None:
 
 
 @pytest.mark.model
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_embedded_decoding_by_token_is_decoding_of_all(embedded: ServedModel, data: st.DataObject) -> None:
     text = data.draw(st.text(max_size=40) | st.sampled_from(TEXTS))
@@ -117,7 +117,7 @@ def test_embedded_decoding_by_token_is_decoding_of_all(embedded: ServedModel, da
     assert "".join(pieces) + detokenizer.finish() == embedded.tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sets(st.text(alphabet="<|a>", min_size=1, max_size=5), min_size=1, max_size=8), st.text("<|a>", max_size=20))
 def test_special_tokens_are_found_longest_first(words: set[str], text: str) -> None:
     found = [(match.start(), match.group()) for match in re.finditer(tokenizer.longest_of(words), text)]
@@ -130,7 +130,7 @@ def test_special_tokens_are_found_longest_first(words: set[str], text: str) -> N
     assert found == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=40))
 def test_byte_level_text_comes_back(text: str) -> None:
     tokens = make_byte_level()
@@ -215,7 +215,7 @@ def slow_sentencepiece(text: str, fields: dict[str, Any], prefix: bool = True) -
     return ids
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="helo wrdé世", min_size=1, max_size=16))
 def test_sentencepiece_by_its_definition(text: str) -> None:
     fields = make_sentencepiece_fields()
@@ -226,7 +226,7 @@ def test_sentencepiece_by_its_definition(text: str) -> None:
     assert tokens.decode(ids[1:]) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(alphabet="helo wrdé世", min_size=1, max_size=12), st.integers(0, 12))
 def test_sentencepiece_continues_its_prompt(text: str, cut: int) -> None:
     tokens = gguf_tokenizer.from_gguf(make_sentencepiece_fields(), source="test")

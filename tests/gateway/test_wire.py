@@ -25,7 +25,7 @@ def test_a_good_message_passes() -> None:
     assert checked(parse(WHOLE.SerializeToString())) == WHOLE
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60))
 def test_any_bytes(data: bytes) -> None:
     try:
@@ -36,7 +36,7 @@ def test_any_bytes(data: bytes) -> None:
     assert pb.GenerateRequest.FromString(message.SerializeToString()) == message
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, len(WHOLE.SerializeToString()) - 1), st.integers(0, 255))
 def test_one_changed_byte(position: int, value: int) -> None:
     data = bytearray(WHOLE.SerializeToString())

@@ -179,7 +179,7 @@ def live(rng: random.Random) -> FleetView:
     return view
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
 def test_random_lives(rng: random.Random) -> None:
     """Several outputs, classes, host memory, lost and draining workers."""
@@ -192,7 +192,7 @@ def test_random_lives_know_both_ways_of_giving_way() -> None:
     assert sum(view.preemptions > view.swaps for view in views) >= 10
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
     """Slow messages, long plans, full pools, forks: revoked plans run on, and nobody may run out of blocks."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.discovery import Changes, Discovery, changes, resolve
@@ -18,7 +18,6 @@ NAME = "dns://workers:50053"
 _lists = st.lists(st.sampled_from("abcdef"))
 
 
-@settings(deadline=None)
 @given(_lists, _lists)
 def test_changes_lead_from_the_old_list_to_the_new(old: list[str], new: list[str]) -> None:
     difference = changes(old, new)

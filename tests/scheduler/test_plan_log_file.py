@@ -118,7 +118,7 @@ def outcome_of(data: bytes) -> None:
         pass
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_file_gives_an_error_or_an_outcome(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(DATA) - 1))
@@ -128,7 +128,7 @@ def test_a_damaged_file_gives_an_error_or_an_outcome(data: st.DataObject) -> Non
     outcome_of(DATA[:place] + patch + DATA[place + data.draw(st.integers(0, 3)) :])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_value_of_another_kind_gives_an_error_or_an_outcome(data: st.DataObject) -> None:
     """JSON as it should be, one value of which is something else."""

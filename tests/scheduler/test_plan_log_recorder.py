@@ -46,7 +46,7 @@ def step(link: int, ids: tuple[int, ...], number: int = 0) -> StepReported:
     return StepReported(link, 1, number, ids, tuple(100 + each for each in ids), (), (), BlockCounts(1, 2, 3), 1000)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(max_rounds=st.integers(2, 60), rounds=st.integers(0, 200))
 def test_it_keeps_between_half_and_all_of_the_bound(max_rounds: int, rounds: int) -> None:
     recorder = started(max_rounds)
@@ -58,7 +58,7 @@ def test_it_keeps_between_half_and_all_of_the_bound(max_rounds: int, rounds: int
     assert min(rounds, max_rounds // 2) <= len(kept) <= max_rounds
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(max_rounds=st.integers(4, 60), live=st.lists(st.sampled_from([0, 100, 1000]), max_size=200))
 def test_whatever_lives_it_keeps_no_more_than_the_bound_and_at_least_a_quarter(
     max_rounds: int, live: list[int]

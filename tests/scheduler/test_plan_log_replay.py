@@ -23,7 +23,7 @@ from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), max_rounds=st.sampled_from([FOREVER, 200, 40, 2]))
 def test_a_replay_decides_the_same(seed: int, max_rounds: int) -> None:
     """From the first round, and from checkpoints in the middle of everything."""

@@ -309,7 +309,7 @@ def running_sequences(draw: st.DrawFn, size: int) -> list[Row]:
     return rows
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 4, 16]))

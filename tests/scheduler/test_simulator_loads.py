@@ -104,7 +104,7 @@ def watch(rng: random.Random) -> int:
     return mesh.waited
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
 def test_nobody_waits_for_workers_that_have_nothing_to_do(rng: random.Random) -> None:
     watch(rng)

@@ -10,7 +10,7 @@ from scheduler.prefix_index import chain_keys
 from scheduler.simulator.pool import OutOfBlocksError, SimulatedPool, block_name, key_of, salt_name
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 8),
     st.lists(st.tuples(st.sampled_from(["take", "share", "copy", "publish", "drop"]), st.integers(0, 99)), max_size=60),

@@ -183,8 +183,10 @@ def test_a_scheduler_that_breaks_its_promises_is_found_out() -> None:
     with pytest.raises(OutOfBlocksError):
         story.tell(new(), story.plan(40, (1, 6), join=(1,)))
     story = Story(SimulatedWorker(1, worker_info(max_num_seqs=2)))
+    # What has not begun is no sequence.
+    story.tell(new(forks=((2, 1), (3, 2))), story.plan(1, (1, 5), join=(1,)))
     with pytest.raises(AssertionError, match="too many sequences"):
-        story.tell(new(forks=((2, 1), (3, 2))))
+        story.tell(story.plan(1, (1, 1)))
     story = Story(SimulatedWorker(1, worker_info(max_num_batched_tokens=5)))
     with pytest.raises(AssertionError, match="too many tokens"):
         story.tell(new(), story.plan(1, (1, 6)))

@@ -89,7 +89,7 @@ def test_a_worker_that_tells_no_times_teaches_nothing() -> None:
     assert times.predict(8, 100) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 10**7), st.floats(0, 1e4)), max_size=80))
 def test_whatever_is_reported_predictions_are_numbers_and_not_negative(reports: list[tuple[int, int, float]]) -> None:
     times = StepTimes()
