@@ -19,7 +19,7 @@ import tercet
 from bench.drive import Driver
 from bench.measure import measure
 from bench.workload import PRESETS, Shape, work_for
-from tercet.config import WorkerSettings
+from tercet.config import Quantization, WorkerSettings
 from tercet.telemetry import configure_logging
 from worker import _core
 from worker.budget import Budget, Usage, plan_budget
@@ -56,11 +56,18 @@ def model_config(shape: Shape) -> ModelConfig:
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny")
 @click.option("--device", default="cpu", help="cpu or cuda")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16")
+@click.option("--quantization", type=click.Choice(["none", "fp8"]), default="none")
 @click.option("--kv-cache-memory", type=int, default=0, help="bytes; 0: 1 GiB on CPU, 40 GiB on CUDA")
 @click.option("--max-num-batched-tokens", type=int, default=0, help="0: 512 on CPU, 8192 on CUDA")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write")
 def main(
-    preset: str, device: str, dtype: str, kv_cache_memory: int, max_num_batched_tokens: int, out: Path | None
+    preset: str,
+    device: str,
+    dtype: str,
+    quantization: Quantization,
+    kv_cache_memory: int,
+    max_num_batched_tokens: int,
+    out: Path | None,
 ) -> None:
     """Runs the work of a preset and prints each figure as it is known."""
     # A line a step would be measured too.
@@ -68,6 +75,7 @@ def main(
     on_cpu = device == "cpu"
     settings = WorkerSettings(
         device=device,
+        quantization=quantization,
         kv_cache_memory=kv_cache_memory or (1 << 30 if on_cpu else 40 << 30),
         max_num_batched_tokens=max_num_batched_tokens or (512 if on_cpu else 8192),
         max_num_seqs=32 if on_cpu else 256,
@@ -76,6 +84,7 @@ def main(
     started = time.perf_counter()
     driver = start_driver(PRESETS[preset], settings, getattr(torch, dtype))
     result: dict[str, Any] = {"engine": f"tercet {tercet.__version__}", "torch": torch.__version__, "preset": preset}
+    result["quantization"] = quantization
     result["device"] = device if not on_cpu else f"cpu {_core.isa()} x{_core.num_threads()}"
     result["start_s"] = time.perf_counter() - started
     result |= measure(driver.run, work_for(preset), PRESETS[preset].vocab_size)
@@ -97,7 +106,7 @@ def start_executor(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     budget = plan_budget(
         usage=Usage(
-            weights=weight_bytes(model, dtype, device),
+            weights=weight_bytes(model, dtype, device, settings.quantization),
             workspace=workspace_bytes(model, dtype, settings.max_num_batched_tokens, settings.max_num_seqs),
         ),
         room=None,
@@ -109,9 +118,8 @@ def start_executor(shape: Shape, settings: WorkerSettings, dtype: torch.dtype) -
     )
     if device.type == "cpu":
         torch.set_num_threads(1)
-    executor = executor_for(
-        random_model(model, dtype, device, seed=0), Layout(model, device, dtype, dtype, budget), settings
-    )
+    layout = Layout(model, device, dtype, dtype, budget, settings.quantization)
+    executor = executor_for(random_model(model, dtype, device, 0, settings.quantization), layout, settings)
     executor.start()
     return executor, budget
 

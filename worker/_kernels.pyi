@@ -19,6 +19,24 @@ def rms_norm(
 def silu_mul(dtype: int, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, stream: int, /) -> None:
     """cpp/cuda/activation.h."""
 
+MAX_QUANTIZED_DIM: int
+
+def quantize_rows(
+    x: int, x_stride: int, values: int, scales: int, num_rows: int, dim: int, stream: int, /
+) -> None:  # fmt: skip
+    """cpp/cuda/quantize.h, as the next two. ValueError if dim is no multiple of 8 or above MAX_QUANTIZED_DIM."""
+
+def rms_norm_quantized(
+    x: int, x_stride: int, residual: int, residual_stride: int, weight: int, eps: float, values: int, scales: int,
+    num_rows: int, dim: int, stream: int, /,
+) -> None:  # fmt: skip
+    """A `residual` of 0 is none."""
+
+def silu_mul_quantized(
+    gate_up: int, row_stride: int, values: int, scales: int, num_rows: int, dim: int, stream: int, /
+) -> None:  # fmt: skip
+    """gate_up [T, 2 * dim]."""
+
 def place_heads(
     dtype: int, cache_dtype: int, q: int, q_token_stride: int, q_head_stride: int, k: int, k_token_stride: int, k_head_stride: int,
     v: int, v_token_stride: int, v_head_stride: int, q_norm: int, k_norm: int, eps: float, positions: int,
@@ -56,13 +74,16 @@ class StepAttention:
     ) -> None:  # fmt: skip
         """One layer. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte aligned."""
 
-MAX_SKINNY_ROWS: int
-
 class SkinnyLinear:
     """cpp/cuda/linear_skinny.h. Keeps addresses, not tensors. RuntimeError where the GPU is not a Hopper."""
 
-    def __init__(self, dtype: int, weight: int, row_stride: int, num_outputs: int, depth: int, bias: int, /) -> None:
+    def __init__(
+        self, dtype: int, weight: int, row_stride: int, num_outputs: int, depth: int, bias: int, left: int,
+        num_multiprocessors: int, /,
+    ) -> None:  # fmt: skip
         """A `bias` of 0 is none."""
+    @staticmethod
+    def left_bytes(num_multiprocessors: int, /) -> int: ...
     def multiply(
         self, x: int, x_stride: int, num_rows: int, out: int, wide: bool, gated: bool, stream: int, /
     ) -> None: ...

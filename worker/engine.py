@@ -20,7 +20,7 @@ from .graph_steps import capture_steps
 from .host_steps import HostSteps
 from .kv_cache import KVCache
 from .layout import Layout
-from .memory_profile import CudaMemory, enough_memory, measure, run_largest_steps
+from .memory_profile import CudaMemory, DeviceMemory, enough_memory, keep_within, measure, run_largest_steps
 from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone, StepResult
 from .model.decoder import Model
 from .steps import Steps
@@ -51,11 +51,28 @@ def build_executor(
     with enough_memory("the weights"):
         model = _load(layout, source, settings, progress)
     progress("measuring the memory of the largest steps")
+    return build_within(memory, model, layout, settings, on_death)
+
+
+def build_within(
+    memory: DeviceMemory, model: Model, layout: Layout, settings: WorkerSettings,
+    on_death: Callable[[], None] = lambda: None,
+) -> tuple[Executor, Layout]:  # fmt: skip
+    """An executor for a model that has just been loaded into `memory`, of which its KV cache takes what is left.
+
+    Raises StartupError if that is too little.
+    """
     with enough_memory("the largest steps"):
         layout = layout.measured(_measure(memory, model, layout, settings), settings)
     with enough_memory("the KV cache and captured steps"):
-        executor = executor_for(model, layout, settings, on_death)
-    _keep_within(memory, layout.budget)
+        kv_cache = _kv_cache(layout, layout.budget.num_blocks, settings)
+        executor = _executor(model, kv_cache, layout, settings, on_death)
+    keep_within(memory, layout.budget)
+    # The proof, and what it used is at hand for the first large step.
+    with enough_memory("the largest steps beside the KV cache"):
+        run_largest_steps(
+            model, kv_cache, settings.max_num_batched_tokens, settings.max_num_seqs, layout.budget.num_tokens
+        )
     return executor, layout
 
 
@@ -66,7 +83,12 @@ def executor_for(
 
     Raises StartupError if the host refuses the swap space, torch.OutOfMemoryError if the device the rest.
     """
-    kv_cache = _kv_cache(layout, layout.budget.num_blocks, settings)
+    return _executor(model, _kv_cache(layout, layout.budget.num_blocks, settings), layout, settings, on_death)
+
+
+def _executor(
+    model: Model, kv_cache: KVCache, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None]
+) -> Executor:
     swap_space = _swap_space(kv_cache, layout.budget)
     if layout.captures:
         steps: Steps = capture_steps(model, kv_cache, settings.max_num_seqs, layout.budget.num_tokens)
@@ -78,11 +100,11 @@ def executor_for(
 def _load(layout: Layout, source: ModelSource, settings: WorkerSettings, progress: Callable[[str], None]) -> Model:
     if settings.load_format == "dummy":
         progress("random weights: worker.load_format is dummy")
-        return random_model(layout.model, layout.dtype, layout.device, seed=0)
-    return load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len)
+        return random_model(layout.model, layout.dtype, layout.device, seed=0, quantization=layout.quantization)
+    return load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len, layout.quantization)
 
 
-def _measure(memory: CudaMemory, model: Model, layout: Layout, settings: WorkerSettings) -> Usage:
+def _measure(memory: DeviceMemory, model: Model, layout: Layout, settings: WorkerSettings) -> Usage:
     kv_cache = _kv_cache(layout, 1, settings)
     most, max_num_seqs = layout.most_cache_tokens, settings.max_num_seqs
     return measure(
@@ -90,25 +112,6 @@ def _measure(memory: CudaMemory, model: Model, layout: Layout, settings: WorkerS
         lambda: run_largest_steps(model, kv_cache, settings.max_num_batched_tokens, max_num_seqs, most),
         (lambda: capture_steps(model, kv_cache, max_num_seqs, most)) if layout.captures else None,
     )
-
-
-def _keep_within(memory: CudaMemory, budget: Budget) -> None:
-    """Sees to it that a worker which has all it keeps stays within its budget. Raises StartupError if the largest step
-    has no memory any more."""
-    memory.settle()
-    room, workspace = budget.room, budget.usage.workspace
-    assert room is not None, "the memory of a GPU is known"
-    taken, free = memory.taken(), memory.free()
-    log.info("memory_taken", taken=taken, free=free, workspace=workspace, room=room.size)
-    if free < workspace:
-        raise StartupError(
-            f"not enough memory: a step needs {workspace >> 20:,} MiB, {free >> 20:,} MiB are left on the GPU after "
-            f"{taken >> 20:,} MiB were taken by this worker and others: end what else runs on the GPU, or lower "
-            "worker.gpu_memory_utilization or worker.kv_cache_memory"
-        )
-    if taken + workspace > room.size:
-        log.warning("memory_beyond_budget", taken=taken, workspace=workspace, room=room.size)
-    memory.limit(max(room.size, taken + workspace))
 
 
 def _kv_cache(layout: Layout, num_blocks: int, settings: WorkerSettings) -> KVCache:

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from tercet.config import MeshConfig, WorkerSettings
+from tercet.config import MeshConfig, Quantization, WorkerSettings
 from tercet.errors import ConfigError, StartupError
 from tercet.model_source import ModelSource
 
@@ -18,6 +18,7 @@ from .budget import Budget, Room, Usage, gpu_room, host_room, plan_budget
 from .model.config import ModelConfig
 from .model.tensors import kv_block_bytes, weight_bytes, workspace_bytes
 from .ops.dtypes import FP8, KERNEL_DTYPES, KERNELS_BUILT, KERNELS_PROBLEM
+from .ops.linear_fp8 import fp8_problem
 from .ops.step_attention import serves_fp8
 from .step_sizes import graph_bytes
 from .weights.loader import load_config
@@ -45,6 +46,7 @@ class Layout:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     budget: Budget
+    quantization: Quantization = "none"
 
     @property
     def captures(self) -> bool:
@@ -61,19 +63,19 @@ class Layout:
         return max(budget.num_tokens, beside_weights // budget.kv_block_bytes * budget.block_size)
 
     def measured(self, usage: Usage, settings: WorkerSettings) -> Layout:
-        """The same with what was measured. Raises StartupError if that does not fit."""
+        """The same with what was measured on a GPU. Raises StartupError if that does not fit."""
         budget = self.budget
         return dataclasses.replace(
             self,
             budget=plan_budget(
                 usage=usage,
                 room=budget.room,
-                kv_cache_memory=_kv_cache_memory(settings, self.device),
+                kv_cache_memory=settings.kv_cache_memory,
                 kv_block_bytes=budget.kv_block_bytes,
                 block_size=budget.block_size,
                 max_model_len=budget.max_model_len,
                 swap_space=settings.swap_space,
-                device_is_host=self.device.type == "cpu",
+                device_is_host=False,
             ),
         )
 
@@ -94,10 +96,11 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
     except RuntimeError as error:  # TERCET_ISA asks for what this CPU or build does not have
         raise StartupError(str(error)) from error
     dtype = _dtype(settings, device)
+    _check_quantization(settings, device, dtype)
     block_size = settings.block_size or (16 if device.type == "cpu" else 64)
     kv_dtype = _kv_dtype(settings, device, dtype, model.head_dim, block_size)
     block_bytes = kv_block_bytes(model, block_size, kv_dtype)
-    weights = weight_bytes(model, dtype, device)
+    weights = weight_bytes(model, dtype, device, settings.quantization)
     room = _room(settings, device)
     kv_cache_memory = _kv_cache_memory(settings, device)
     graphs = 0
@@ -120,7 +123,7 @@ def plan_layout(config: MeshConfig, source: ModelSource) -> Layout:
         host_available=_host_available(),
         device_is_host=device.type == "cpu",
     )
-    return Layout(model, device, dtype, kv_dtype, budget)
+    return Layout(model, device, dtype, kv_dtype, budget, settings.quantization)
 
 
 def _kv_cache_memory(settings: WorkerSettings, device: torch.device) -> int:
@@ -166,6 +169,18 @@ def _dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype:
     if dtype is torch.float16 and device.type == "cpu":
         raise ConfigError("worker.dtype", "float16 is for CUDA; the CPU kernels take bfloat16 or float32")
     return dtype
+
+
+def _check_quantization(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> None:
+    if settings.quantization == "none":
+        return
+    if device.type == "cpu":
+        raise ConfigError("worker.quantization", "fp8 is for CUDA; the CPU kernels multiply in worker.dtype")
+    if dtype is not torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError("worker.quantization", f"fp8 takes worker.dtype bfloat16, is {name}")
+    if (problem := fp8_problem(device)) is not None:
+        raise ConfigError("worker.quantization", f"{device} does not multiply in fp8, as Hopper GPUs do: {problem}")
 
 
 def _kv_dtype(

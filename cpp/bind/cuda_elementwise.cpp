@@ -5,6 +5,7 @@
 #include "cuda_bind.h"
 #include "heads.h"
 #include "norm.h"
+#include "quantize.h"
 
 namespace py = pybind11;
 
@@ -21,6 +22,22 @@ void bind_elementwise(py::module_& m) {
   m.def("silu_mul", [](int dtype, uintptr_t gate_up, int64_t row_stride, uintptr_t out, int64_t num_rows, int dim,
                        uintptr_t stream) {
     silu_mul(Dtype{dtype}, address(gate_up), row_stride, address(out), num_rows, dim, stream_of(stream));
+  });
+  m.attr("MAX_QUANTIZED_DIM") = kMaxQuantizedDim;
+  m.def("quantize_rows", [](uintptr_t x, int64_t x_stride, uintptr_t values, uintptr_t scales, int64_t num_rows,
+                            int dim, uintptr_t stream) {
+    quantize_rows({address(x), x_stride, address(values), address<float>(scales), num_rows, dim}, stream_of(stream));
+  });
+  m.def("rms_norm_quantized",
+        [](uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride, uintptr_t weight, float eps,
+           uintptr_t values, uintptr_t scales, int64_t num_rows, int dim, uintptr_t stream) {
+          rms_norm_quantized({address(x), x_stride, address(values), address<float>(scales), num_rows, dim},
+                             address(residual), residual_stride, address(weight), eps, stream_of(stream));
+        });
+  m.def("silu_mul_quantized", [](uintptr_t gate_up, int64_t row_stride, uintptr_t values, uintptr_t scales,
+                                 int64_t num_rows, int dim, uintptr_t stream) {
+    silu_mul_quantized({address(gate_up), row_stride, address(values), address<float>(scales), num_rows, dim},
+                       stream_of(stream));
   });
   m.def("place_heads",
         [](int dtype, int cache_dtype, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k,

@@ -76,6 +76,31 @@ def test_a_cache_of_fp8_is_refused_where_nothing_serves_it(monkeypatch: pytest.M
     assert planned.budget.kv_block_bytes == 64 * 11_520  # of SmolLM2-135M, a byte for each number
 
 
+def test_products_in_fp8_are_refused_where_nothing_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = resolve_model("embedded")
+
+    def plan(device: str, **settings: Any) -> layout.Layout:
+        worker = WorkerSettings(device=device, kv_cache_memory=2**24, **settings)
+        return layout.plan_layout(MeshConfig(worker=worker), source)
+
+    with pytest.raises(ConfigError, match=r"worker.quantization: fp8 is for CUDA"):
+        plan("cpu", quantization="fp8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34, 2**34))
+    monkeypatch.setattr(layout, "fp8_problem", lambda device: "it is too old")
+    with pytest.raises(ConfigError, match=r"worker.quantization: cuda does not multiply in fp8.* it is too old"):
+        plan("cuda", quantization="fp8")
+    monkeypatch.setattr(layout, "fp8_problem", lambda device: None)
+    with pytest.raises(ConfigError, match=r"worker.quantization: .* bfloat16, is float16"):
+        plan("cuda", quantization="fp8", dtype="float16")
+    planned, plain = plan("cuda", quantization="fp8"), plan("cuda")
+    assert (planned.quantization, plain.quantization) == ("fp8", "none")
+    of_a_layer = 576 * (960 + 576 + 3 * 1536)  # of SmolLM2-135M, whose outputs are 960, 576, 3,072 and 576
+    saved = 30 * (of_a_layer - 4 * (960 + 576 + 3072 + 576))
+    assert plain.budget.usage.weights - planned.budget.usage.weights == saved
+
+
 def test_a_worker_on_a_cpu_warns_once_and_one_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "undefined symbol: launch"
     monkeypatch.setattr(layout, "KERNELS_PROBLEM", problem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,27 +17,40 @@ from ..ops.attention import AttentionBatch, paged_attention
 from ..ops.heads import place_heads
 from ..ops.linear import Linear
 from ..ops.norm import rms_norm
+from ..ops.quantize import rms_norm_quantized
 from .config import ModelConfig
 from .rope import cos_sin_table
+
+X = TypeVar("X")
+
+
+class Projection(Protocol[X]):
+    """A product of a layer. X is how it reads rows: as tensors (`Linear`), or quantized (`Fp8Linear`)."""
+
+    def __call__(self, x: X, /) -> Tensor:
+        """x [T, K] -> [T, N_out]."""
+
+    def gated(self, x: X, /) -> X:
+        """x [T, K] -> silu(the first half of the outputs) * the second, [T, N_out / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer. Projections that read the same input are one product."""
+    """The weights of one layer. Projections that read the same input are one product; all read rows of one kind."""
 
     attention_norm: Tensor  # [E]
-    qkv: Linear  # [(H + 2G) * D, E]: q, k, v
+    qkv: Projection[Any]  # [(H + 2G) * D, E]: q, k, v
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    output: Linear  # [E, H * D]
+    output: Projection[Any]  # [E, H * D]
     mlp_norm: Tensor  # [E]
-    gate_up: Linear  # [2I, E]: gate, up
-    down: Linear  # [E, I]
+    gate_up: Projection[Any]  # [2I, E]: gate, up
+    down: Projection[Any]  # [E, I]
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model, on one device and of one dtype.
+    """All weights of a model, on one device and of one dtype, but for projections that are `quantized`.
 
     A tied `head` is a Linear over `embedding`. On CPU it packs a second copy of the table: the packed order serves
     products, the plain one look-ups, and neither can do the other's work at speed.
@@ -46,6 +60,7 @@ class Weights:
     layers: tuple[Layer, ...]
     norm: Tensor  # [E]
     head: Linear  # [V, E]
+    quantized: bool = False
 
 
 class Model:
@@ -78,6 +93,8 @@ class Model:
         """
         config, weights = self.config, self.weights
         eps, scale, cos_sin, slots = config.rms_norm_eps, config.attention_scale, self.cos_sin, batch.slots
+        # In the form the projections read; the last one feeds the head, which is never quantized.
+        norm: Any = rms_norm_quantized if weights.quantized else rms_norm
         num_tokens = len(token_ids)
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         packed_heads = (num_tokens, sum(heads), config.head_dim)
@@ -87,14 +104,14 @@ class Model:
         branch: Tensor | None = None  # [T, E], what the layer before adds to the residual
         for layer, (k_cache, v_cache) in zip(weights.layers, kv, strict=True):
             if branch is None:
-                x = rms_norm(residual, layer.attention_norm, eps)
+                x = norm(residual, layer.attention_norm, eps)
             else:
-                x = rms_norm(branch, layer.attention_norm, eps, residual)
+                x = norm(branch, layer.attention_norm, eps, residual)
             q, k, v = layer.qkv(x).view(packed_heads).split_with_sizes(heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
             norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
             q = place_heads(q, k, v, norms, eps, positions, cos_sin, k_cache, v_cache, slots)
             attended = paged_attention(q, k_cache, v_cache, batch, scale)  # [T, H, D]
-            x = rms_norm(layer.output(attended.view(flat_heads)), layer.mlp_norm, eps, residual)
+            x = norm(layer.output(attended.view(flat_heads)), layer.mlp_norm, eps, residual)
             branch = layer.down(layer.gate_up.gated(x))
 
         residual = residual.index_select(0, logit_rows)  # [R, E]

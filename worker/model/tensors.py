@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from tercet.config import Quantization
+
+from ..ops.linear_fp8 import SIDE_MULTIPLE
 from .config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -57,17 +60,34 @@ def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None) -> int:
+def weight_bytes(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None, quantization: Quantization = "none"
+) -> int:
     """Bytes that a loaded model takes: all weights, and the float32 table of rotary positions.
 
     On CPU (the default) a tied head is a packed copy of the embedding and counts again.
     """
     on_cpu = device is None or device.type == "cpu"
-    layer = sum(_elements(shape) for shape in layer_shapes(config).values())
+    layer = sum(_elements(shape) for shape in layer_shapes(config).values()) * dtype.itemsize
+    if quantization == "fp8":
+        layer -= sum(_elements(shape) * dtype.itemsize - _fp8_bytes(shape) for shape in product_shapes(config))
     embedding = config.vocab_size * config.hidden_size
     tables = 1 if config.tie_word_embeddings and not on_cpu else 2
-    elements = layer * config.num_layers + config.hidden_size + tables * embedding
-    return elements * dtype.itemsize + config.max_model_len * config.head_dim * torch.float32.itemsize
+    rest = (config.hidden_size + tables * embedding) * dtype.itemsize
+    return layer * config.num_layers + rest + config.max_model_len * config.head_dim * torch.float32.itemsize
+
+
+def product_shapes(config: ModelConfig) -> tuple[Shape, ...]:
+    """The weights of a layer as they are multiplied, those that read the same input stacked."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return (queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner)
+
+
+def _fp8_bytes(shape: Shape) -> int:
+    """Bytes of a quantized weight with its scales."""
+    num_outputs, depth = (-(-size // SIDE_MULTIPLE) * SIDE_MULTIPLE for size in shape)
+    return num_outputs * (depth + torch.float32.itemsize)
 
 
 def workspace_bytes(config: ModelConfig, dtype: torch.dtype, num_tokens: int, num_rows: int) -> int:

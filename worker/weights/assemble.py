@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tercet.config import Quantization
+
 from ..model.config import ModelConfig
-from ..model.decoder import Layer, Model, Weights
+from ..model.decoder import Layer, Model, Projection, Weights
 from ..model.tensors import EMBEDDING, HEAD, NORM, Shape, layer_tensor, tensor_shapes
 from ..ops.linear import Linear
+from ..ops.linear_fp8 import Fp8Linear
 from .tensor_source import TensorSource, check_tensors
 
 Progress = Callable[[str], None]
@@ -24,10 +28,12 @@ def assemble(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
+    quantization: Quantization = "none",
 ) -> Model:
     """Reads all weights to `dtype` on `device`. Needs memory for them and one product's tensors more.
 
-    `progress` is told a line at the start and after about every tenth of the layers. Raises ModelError.
+    With `quantization` the layers' products are quantized as they are read; `dtype` must be bfloat16 then. `progress`
+    is told a line at the start and after about every tenth of the layers. Raises ModelError.
     """
     shapes = tensor_shapes(config)
     check_tensors(source, shapes)
@@ -36,23 +42,27 @@ def assemble(
     report(f"reading {config.num_layers} layers from {source.origin}")
     embedding = reader.tensor(EMBEDDING)
     every = max(1, config.num_layers // _REPORTS)
+    projection = Fp8Linear if quantization == "fp8" else Linear
     layers = []
     for index in range(config.num_layers):
-        layers.append(_layer(config, reader, index))
+        layers.append(_layer(config, reader, index, projection))
         if (index + 1) % every == 0 or index + 1 == config.num_layers:
             report(f"read layer {index + 1} of {config.num_layers}")
     head = Linear(embedding if config.tie_word_embeddings else reader.tensor(HEAD))
-    return Model(config, Weights(embedding, tuple(layers), reader.tensor(NORM), head))
+    weights = Weights(embedding, tuple(layers), reader.tensor(NORM), head, quantized=quantization != "none")
+    return Model(config, weights)
 
 
-def _layer(config: ModelConfig, reader: _Reader, index: int) -> Layer:
+def _layer(
+    config: ModelConfig, reader: _Reader, index: int, projection: Callable[[Tensor, Tensor | None], Projection[Any]]
+) -> Layer:
     def tensor(part: str) -> Tensor:
         return reader.tensor(layer_tensor(index, f"{part}.weight"))
 
-    def linear(*parts: str, bias: bool) -> Linear:
+    def linear(*parts: str, bias: bool) -> Projection[Any]:
         names = [layer_tensor(index, part) for part in parts]
         weight = reader.tensor(*(f"{name}.weight" for name in names))
-        return Linear(weight, reader.tensor(*(f"{name}.bias" for name in names)) if bias else None)
+        return projection(weight, reader.tensor(*(f"{name}.bias" for name in names)) if bias else None)
 
     return Layer(
         attention_norm=tensor("input_layernorm"),

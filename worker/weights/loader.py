@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tercet.config import Quantization
 from tercet.model_source import ModelFormat, ModelSource
 
 from ..model.config import ModelConfig, served
@@ -32,20 +33,23 @@ def load_model(
     device: torch.device,
     progress: Progress | None = None,
     max_model_len: int = 0,
+    quantization: Quantization = "none",
 ) -> Model:
     """The model with its weights in `dtype` on `device`, ready for positions below its served length.
 
-    `progress` is told a line now and then. Raises what `load_config` does, and ModelError for weights that are missing,
-    broken or do not fit.
+    `quantization` as for `assemble`; `progress` is told a line now and then. Raises what `load_config` does, and
+    ModelError for weights that are missing, broken or do not fit.
     """
     config, opened = _open(source, max_model_len)
     tensors = SafetensorsFiles(source.path) if opened is None else opened
-    return assemble(config, tensors, dtype, device, progress)
+    return assemble(config, tensors, dtype, device, progress, quantization)
 
 
-def random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> Model:
-    """A model of random weights, the same for the same seed, dtype and kind of device."""
-    return assemble(config, RandomTensors(config, seed, dtype, device), dtype, device)
+def random_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int, quantization: Quantization = "none"
+) -> Model:
+    """A model of random weights, the same for the same seed, dtype and kind of device, before any `quantization`."""
+    return assemble(config, RandomTensors(config, seed, dtype, device), dtype, device, quantization=quantization)
 
 
 def _open(source: ModelSource, max_model_len: int) -> tuple[ModelConfig, TensorSource | None]:

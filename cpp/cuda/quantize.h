@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace tercet::cuda {
+
+// Rows of bfloat16 [T, D] as e4m3 `values` [T, D], contiguous, and one float32 a row in `scales` [T]: scale * value is
+// the row again, and its largest magnitude is a value of 448. D is a multiple of 8 and at most kMaxQuantizedDim; rows
+// are `x_stride` elements apart and begin, as all else here, on 16 bytes (values on 8).
+// A row with an infinity or NaN has a NaN among its values.
+struct QuantizeRows {
+  const void* x;
+  std::int64_t x_stride;
+  void* values;
+  float* scales;
+  std::int64_t num_rows;
+  int dim;
+};
+
+constexpr int kMaxQuantizedDim = 32768;
+
+// All throw std::invalid_argument on a D they do not have, std::runtime_error if they cannot be launched.
+
+void quantize_rows(const QuantizeRows& args, Stream stream);
+
+// Of what rms_norm (norm.h) gives for these rows, rounded to bfloat16 first. `residual` [T, D] may be null.
+// The weight may be read before work ahead on the stream is done.
+void rms_norm_quantized(const QuantizeRows& args, void* residual, std::int64_t residual_stride, const void* weight,
+                        float eps, Stream stream);
+
+// Of what silu_mul (activation.h) gives for gate_up [T, 2D] in the place of x, rounded to bfloat16 first.
+void silu_mul_quantized(const QuantizeRows& args, Stream stream);
+
+}  // namespace tercet::cuda
