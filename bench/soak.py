@@ -207,6 +207,24 @@ class Soak:
         return -(-num_tokens // self._block_size)
 
 
+def memory_line(device: torch.device) -> str:
+    """What this process has now, in MiB. On a GPU *in tensors* and *held* are the allocator's, *split off* is the part
+    of what it holds that lies free between tensors, and *taken* the driver's figure for the whole card.
+    """
+    host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    figures = {"on the host": host}
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+        figures |= {
+            "on the GPU in tensors": stats["allocated_bytes.all.current"],
+            "held": stats["reserved_bytes.all.current"],
+            "split off": stats["inactive_split_bytes.all.current"],
+            "taken": total - free,
+        }
+    return ", ".join(f"{size >> 20:,} MiB {name}" for name, size in figures.items())
+
+
 @click.command()
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny")
 @click.option("--device", default="cpu", help="cpu or cuda")
@@ -223,10 +241,9 @@ def main(preset: str, device: str, requests: int) -> None:
     began = time.perf_counter()
 
     def show() -> None:
-        host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
-        gpu = torch.cuda.memory_reserved() >> 20 if device != "cpu" else 0
-        print(f"{time.perf_counter() - began:6.1f} s: {host} MiB on the host, {gpu} MiB on the GPU", flush=True)
+        print(f"{time.perf_counter() - began:6.1f} s: {memory_line(torch.device(device))}", flush=True)
 
+    show()
     soak.run(requests, show)
     show()
     executor.stop()

@@ -1,6 +1,6 @@
 """How much memory of a GPU a model's steps need: measured before the KV cache takes the rest.
 
-The largest steps are computed, and all graphs captured, on a cache of one block. Knows no budget.
+The largest steps are computed, and all graphs captured, on a cache of one block.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import structlog
 import torch
 
 from tercet.errors import StartupError
 
-from .budget import Usage
+from .budget import Budget, Usage
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.sampler import sample_packed
 from .step_rows import StepRows, StepShape
 from .step_sizes import max_context
+
+log = structlog.get_logger()
 
 
 class DeviceMemory(Protocol):
@@ -37,14 +40,21 @@ class DeviceMemory(Protocol):
     def settle(self) -> None:
         """Waits for the device, and gives back what no tensor uses."""
 
+    def free(self) -> int:
+        """What the driver would still give."""
+
+    def limit(self, size: int) -> None:
+        """Lets the allocator take no more than makes `size` bytes with what is taken beside it."""
+
 
 class CudaMemory:
     """The DeviceMemory of a GPU, from now on."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free_at_first = torch.cuda.mem_get_info(device)[0]
-        self._held_at_first = torch.cuda.memory_reserved(device)
+        # Not all of torch's functions take a device without its number.
+        self._device = torch.cuda.current_device() if device.index is None else device.index
+        self._free_at_first = self.free()
+        self._held_at_first = torch.cuda.memory_reserved(self._device)
 
     def taken(self) -> int:
         """See DeviceMemory."""
@@ -66,17 +76,15 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def free(self) -> int:
-        """What the driver would still give."""
+        """See DeviceMemory."""
         return torch.cuda.mem_get_info(self._device)[0]
 
     def limit(self, size: int) -> None:
-        """Lets the allocator take no more than makes `size` bytes with what others took; it gives back first what no
-        tensor uses, so that fragments cannot pile up beyond."""
+        """See DeviceMemory. Before it would take more it gives back what no tensor uses: fragments do not pile up."""
         beside = max(0, self.taken() - self.held())
         total = torch.cuda.mem_get_info(self._device)[1]
-        torch.cuda.set_per_process_memory_fraction(
-            min(1.0, max(0, size - beside + self._held_at_first) / total), self._device
-        )
+        part = max(0, size - beside + self._held_at_first) / total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, part), self._device)
 
 
 def measure(memory: DeviceMemory, run_steps: Callable[[], object], capture: Callable[[], object] | None) -> Usage:
@@ -98,6 +106,27 @@ def measure(memory: DeviceMemory, run_steps: Callable[[], object], capture: Call
         memory.settle()
     # What stays is what libraries keep, in tensors (cuBLAS) or elsewhere.
     return Usage(weights, workspace, max(0, graphs), max(0, memory.taken() - weights))
+
+
+def keep_within(memory: DeviceMemory, budget: Budget) -> None:
+    """Holds a worker that has all it keeps to its budget from now on.
+
+    Raises StartupError if the largest step has no memory any more.
+    """
+    memory.settle()
+    room, workspace = budget.room, budget.usage.workspace
+    assert room is not None, "the memory of a GPU is known"
+    taken, free = memory.taken(), memory.free()
+    log.info("memory_taken", taken=taken, free=free, workspace=workspace, room=room.size)
+    if free < workspace:
+        raise StartupError(
+            f"not enough memory: a step needs {workspace >> 20:,} MiB, {free >> 20:,} MiB are left on the GPU after "
+            f"{taken >> 20:,} MiB were taken by this worker and others: end what else runs on the GPU, or lower "
+            "worker.gpu_memory_utilization or worker.kv_cache_memory"
+        )
+    if taken + workspace > room.size:
+        log.warning("memory_beyond_budget", taken=taken, workspace=workspace, room=room.size)
+    memory.limit(max(room.size, taken + workspace))
 
 
 def run_largest_steps(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-from bench.soak import Soak
+from bench.soak import Soak, memory_line
 from tests.worker.recall_model import CONFIG, RecallModel
 from worker.executor import Executor
 from worker.host_steps import HostSteps
@@ -29,3 +31,7 @@ def test_all_come_to_an_end() -> None:
     assert min(ends["length"] + ends["stop"], ends["cancel"], ends["preempt"], ends["swap"]) > 0
     assert tokens_by_tenth == sorted(tokens_by_tenth)
     assert len(tokens_by_tenth) == 10
+
+
+def test_memory_is_told() -> None:
+    assert re.fullmatch(r"[1-9][\d,]* MiB on the host", memory_line(CPU))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from tercet.config import WorkerSettings
 from tercet.errors import StartupError
-from worker.budget import Usage
+from worker.budget import Budget, Room, Usage, plan_budget
+from worker.engine import build_within, warm_up
 from worker.kv_cache import KVCache
-from worker.memory_profile import enough_memory, measure, run_largest_steps
+from worker.layout import Layout
+from worker.memory_profile import enough_memory, keep_within, measure, run_largest_steps
 from worker.model.config import ModelConfig
 from worker.model.decoder import Model
+from worker.model.tensors import kv_block_bytes
 from worker.ops.attention import AttentionBatch
 from worker.weights.loader import random_model
 
@@ -42,6 +47,8 @@ class CountingMemory:
     reserved: int = 0
     most: int = 0
     driver: int = 0  # taken by no tensor
+    total: int = 10_000
+    limits: list[int] = field(default_factory=list)
 
     def tensor(self, size: int) -> Counted:
         self.tensors += size
@@ -60,6 +67,12 @@ class CountingMemory:
 
     def settle(self) -> None:
         self.reserved = self.most = self.tensors
+
+    def free(self) -> int:
+        return self.total - self.taken()
+
+    def limit(self, size: int) -> None:
+        self.limits.append(size)
 
 
 def test_everything_is_counted_once() -> None:
@@ -95,6 +108,66 @@ def test_memory_that_others_give_back_meanwhile_is_not_less_than_none() -> None:
         memory.driver -= 1000
 
     assert measure(memory, run_steps, lambda: None) == Usage(0, 0, 0, 0)
+
+
+def budget(room: int, workspace: int) -> Budget:
+    return Budget(Usage(0, workspace), 64, 16, 10, 40, 0, Room(room, ""))
+
+
+def test_a_worker_is_held_to_its_budget() -> None:
+    memory = CountingMemory(tensors=700, driver=100)
+    keep_within(memory, budget(room=1000, workspace=200))
+    assert memory.limits == [1000]
+
+
+def test_a_worker_that_kept_more_than_planned_is_told_of_and_may_compute() -> None:
+    memory = CountingMemory(tensors=700, driver=200)
+    with capture_logs() as events:
+        keep_within(memory, budget(room=1000, workspace=200))
+    assert memory.limits == [1100]
+    assert [event["event"] for event in events if event["log_level"] == "warning"] == ["memory_beyond_budget"]
+
+
+def test_a_worker_without_memory_for_its_steps_does_not_start() -> None:
+    memory = CountingMemory(tensors=700, driver=100, total=999)
+    with pytest.raises(StartupError, match=r"not enough memory: a step needs .* lower worker\.gpu_memory_utilization"):
+        keep_within(memory, budget(room=1000, workspace=200))
+    assert memory.limits == []
+
+
+def cuda_layout(room: int, block_size: int = 16) -> Layout:
+    """As if the CPU were a GPU of so many bytes."""
+    block_bytes = kv_block_bytes(CONFIG, block_size, torch.float32)
+    planned = plan_budget(
+        usage=Usage(0, 0), room=Room(room, "all of it"), kv_cache_memory=0, kv_block_bytes=block_bytes,
+        block_size=block_size, max_model_len=CONFIG.max_model_len,
+    )  # fmt: skip
+    return Layout(CONFIG, CPU, torch.float32, torch.float32, planned)
+
+
+def test_a_cache_takes_what_is_measured_to_be_left() -> None:
+    layout = cuda_layout(100_000)
+    block_bytes = layout.budget.kv_block_bytes
+    memory = CountingMemory(tensors=30_000, total=1 << 30)
+    model = random_model(CONFIG, torch.float32, CPU, seed=0)
+    settings = WorkerSettings(device="cuda", max_num_seqs=4, max_num_batched_tokens=32)
+
+    class Loading(Model):
+        def forward(self, *args):  # type: ignore[no-untyped-def]
+            memory.driver = 10_000  # libraries, for good
+            return super().forward(*args)
+
+    executor, built = build_within(memory, Loading(CONFIG, model.weights), layout, settings)
+    assert built.budget.usage == Usage(weights=30_000, workspace=0, graphs=0, libraries=10_000)
+    assert built.budget.num_blocks == 60_000 // block_bytes
+    assert memory.limits == [100_000]
+    executor.start()
+    try:
+        warm_up(executor, built)
+    finally:
+        executor.stop()
+    with pytest.raises(StartupError, match=r"libraries 0 MiB.*\(all of it\)"):
+        build_within(memory, model, cuda_layout(30_000 + 4 * block_bytes), settings)
 
 
 class Shapes(Model):
