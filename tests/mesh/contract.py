@@ -32,7 +32,7 @@ class Contract:
             assert members.isdisjoint(self._computed.keys() | self._swapped), "a sequence came twice"
             self._computed |= dict.fromkeys(members, 0)
             self._not_forked |= forks
-            assert len(self._computed) <= self._info.max_num_seqs, "too many sequences"
+            self._check_room()
         elif isinstance(command, Resume):
             assert self._swapped.issuperset(command.sequence_ids), "resumed what is not swapped"
             self._swapped.difference_update(command.sequence_ids)
@@ -63,6 +63,10 @@ class Contract:
                 self._check_step(event)
         assert not +self._unanswered, "a release was not answered"
 
+    def _check_room(self) -> None:
+        # Forks that have not begun lend their slots.
+        assert len(self._computed.keys() - self._not_forked) <= self._info.max_num_seqs, "too many sequences"
+
     def _check_step(self, event: StepReported) -> None:
         assert event.plan_seq > self._revoked_through, "a step of a plan that was revoked"
         assert event.step == self._steps[event.plan_seq], "the steps of a plan are out of order"
@@ -79,6 +83,7 @@ class Contract:
         # The first token of a fork is drawn from what its leader computed.
         num_tokens += len(got - prefilling - self._not_forked)
         self._not_forked -= got
+        self._check_room()
         assert num_tokens <= self._info.max_num_batched_tokens, "too many tokens in a step"
         for ended in event.ended:
             del self._computed[ended.sequence_id]
