@@ -15,7 +15,7 @@ from worker.ops.quantize import QuantizedRows, quantize_rows, rms_norm_quantized
 
 # Every finite float8_e4m3fn, ascending.
 CODES = torch.arange(256, dtype=torch.uint8).view(FP8).double()
-CODES = CODES[CODES.isfinite()].unique()
+CODES = torch.unique(CODES[CODES.isfinite()])
 
 
 def same(got: QuantizedRows, want: QuantizedRows) -> bool:
