@@ -15,12 +15,21 @@ from tercet.model_source import ModelSource
 
 from . import _core
 from .budget import Budget, Usage
+from .device_turn import device_turn
 from .executor import Executor
 from .graph_steps import capture_steps
 from .host_steps import HostSteps
 from .kv_cache import KVCache
 from .layout import Layout
-from .memory_profile import CudaMemory, DeviceMemory, enough_memory, keep_within, measure, run_largest_steps
+from .memory_profile import (
+    CudaMemory,
+    DeviceMemory,
+    device_name,
+    enough_memory,
+    keep_within,
+    measure,
+    run_largest_steps,
+)
 from .messages import Attach, Chunk, Detach, Event, NewSequence, Plan, PlanDone, StepResult
 from .model.decoder import Model
 from .steps import Steps
@@ -47,11 +56,12 @@ def build_executor(
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
         return executor_for(_load(layout, source, settings, progress), layout, settings, on_death), layout
-    memory = CudaMemory(layout.device)
-    with enough_memory("the weights"):
-        model = _load(layout, source, settings, progress)
-    progress("measuring the memory of the largest steps")
-    return build_within(memory, model, layout, settings, on_death)
+    with device_turn(device_name(layout.device), progress):
+        memory = CudaMemory(layout.device)
+        with enough_memory("the weights"):
+            model = _load(layout, source, settings, progress)
+        progress("measuring the memory of the largest steps")
+        return build_within(memory, model, layout, settings, on_death)
 
 
 def build_within(

@@ -87,6 +87,11 @@ class CudaMemory:
         torch.cuda.set_per_process_memory_fraction(min(1.0, part), self._device)
 
 
+def device_name(device: torch.device) -> str:
+    """A name of a GPU that all processes of the host have for it."""
+    return f"gpu-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def measure(memory: DeviceMemory, run_steps: Callable[[], object], capture: Callable[[], object] | None) -> Usage:
     """What a loaded model needs of `memory` beside its KV cache: `run_steps` computes its largest steps, `capture`
     returns all that captured steps keep."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def source(tmp_path: Path) -> Iterator[ModelSource]:
     CudaMemory(torch.device("cuda")).settle()
 
 
-def settings(num_bytes: int, **others: int) -> WorkerSettings:
+def settings(num_bytes: int, **others: Any) -> WorkerSettings:
     part = num_bytes / torch.cuda.mem_get_info()[1]
     return WorkerSettings(
         device="cuda", load_format="dummy", gpu_memory_utilization=part, max_num_seqs=64, max_num_batched_tokens=4096,
