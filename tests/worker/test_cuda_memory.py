@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from tercet.errors import StartupError
 from tercet.model_source import ModelSource, resolve_model
 from tests.worker.cuda import needs_cuda
 from worker.engine import build_executor, warm_up
+from worker.executor import Executor
 from worker.layout import Layout, plan_layout
 from worker.memory_profile import CudaMemory
+from worker.messages import Attach, Chunk, Detach, Event, NewSequence, Plan, StepResult
 
 pytestmark = needs_cuda
 GIB = 1 << 30
@@ -66,6 +69,39 @@ def test_a_worker_fills_its_part_and_stays_within(source: ModelSource) -> None:
         assert built.budget.num_blocks == pytest.approx(estimated.budget.num_blocks, rel=0.15)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    finally:
+        executor.stop()
+
+
+def prefill(executor: Executor, plan_seq: int, num_tokens: int) -> StepResult:
+    """What comes of a prompt that is computed in one step, on a started executor."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    executor.submit(Attach(events.put))
+    executor.submit(NewSequence(plan_seq, (plan_seq,) * num_tokens, num_tokens + 1))
+    executor.submit(Plan(plan_seq, 1, (Chunk(plan_seq, num_tokens),), (plan_seq,)))
+    while not isinstance(event := events.get(timeout=30), StepResult):
+        pass
+    executor.submit(Detach(events.put))
+    return event
+
+
+def test_a_step_that_finds_no_memory_fails_its_sequences_alone(source: ModelSource) -> None:
+    worker = settings(6 * GIB)
+    executor, built = build_executor(plan(source, worker), source, worker, lambda line: None)
+    executor.start()
+    try:
+        warm_up(executor, built)
+        # More tokens than a captured step has.
+        assert len(prefill(executor, 1, 2000).token_ids) == 1
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(0.001)
+        failure = prefill(executor, 2, 2000).ended[0].failure
+        assert failure is not None
+        assert failure.message == "the step failed: OutOfMemoryError"
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        assert len(prefill(executor, 3, 2000).token_ids) == 1
+        assert executor.alive
     finally:
         executor.stop()
 
