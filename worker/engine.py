@@ -6,7 +6,6 @@ import os
 import queue
 from collections.abc import Callable
 
-import structlog
 import torch
 
 from tercet.config import WorkerSettings
@@ -35,8 +34,6 @@ from .model.decoder import Model
 from .steps import Steps
 from .swap_space import SwapSpace
 from .weights.loader import load_model, random_model
-
-log = structlog.get_logger()
 
 
 def build_executor(
