@@ -39,7 +39,8 @@ from .events import (
     WorkerDraining,
     WorkerLost,
 )
-from .fleet import Fleet, FleetView, Pool, Worker
+from .fleet import Fleet, Pool, Worker
+from .fleet_view import FleetView
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request, Sequence

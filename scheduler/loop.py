@@ -16,7 +16,7 @@ from tercet.errors import SwitchedOffError
 from .actions import Action, DropWorker, GatewayMessage, Log, ToGateway, WorkerCommand
 from .core import Core
 from .events import DrainExpired, DrainStarted, Event, GatewayLost, TimePassed, WorkerLost
-from .fleet import FleetView
+from .fleet_view import FleetView
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
 

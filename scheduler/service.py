@@ -22,7 +22,7 @@ from tercet.v1 import operations_pb2
 
 from .actions import Accepted, Account, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
 from .events import CancelReason, CancelReceived, GatewayAttached, SequenceStopped, Submission, Submitted
-from .fleet import FleetView
+from .fleet_view import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
 from .wire import enum_value, sampling_from_proto

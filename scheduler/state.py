@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
-from .fleet import Fleet, FleetView, Pool, Worker
+from .fleet import Fleet, Pool, Worker
+from .fleet_view import FleetView, views_of
 from .sequence import Request, Sequence
 
 
@@ -44,7 +45,7 @@ class MeshState:
             requests_finished=self.requests_finished,
             preemptions=self.preemptions,
             swaps=self.swaps,
-            workers=self.fleet.views(),
+            workers=views_of(self.fleet),
         )
 
     def add_deadline(self, request: Request) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.actions import NewSequence, Release, ReleaseCause, Resume
 from scheduler.events import BlockCounts, KvChanged, SequenceReleased, StepReported, WorkerDraining
-from scheduler.fleet import FleetView, WorkerView
+from scheduler.fleet_view import FleetView, WorkerView
 from scheduler.link import ContractError, command_to_proto, event_from_proto, info_from_proto
 from scheduler.service import fleet_to_proto, submission_from_proto
 from scheduler.simulator.small import GREEDY

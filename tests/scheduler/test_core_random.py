@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outcomes import judge, prepared, refusals_for, settle
 
 from scheduler.events import EndReason
-from scheduler.fleet import FleetView
+from scheduler.fleet_view import FleetView
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway

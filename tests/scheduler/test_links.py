@@ -17,7 +17,7 @@ from worker_server import WorkerServer
 from scheduler import link
 from scheduler.core import Core
 from scheduler.discovery import Discovery
-from scheduler.fleet import FleetView
+from scheduler.fleet_view import FleetView
 from scheduler.link import STAND_BY_SECONDS
 from scheduler.links import Links
 from scheduler.loop import Loop
