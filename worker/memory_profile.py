@@ -166,7 +166,7 @@ def _run_step(model: Model, kv_cache: KVCache, rows: StepRows, shape: StepShape)
     )  # fmt: skip
     # As penalties do, which change one of them.
     raw = logits.clone()
-    sample_packed(logits, device.params[:num_rows])
+    sample_packed(logits, device.params[:num_rows]).cpu()  # waits: the columns are filled anew by the next step
     del raw
 
 
