@@ -33,9 +33,15 @@ def rms_norm_quantized(
     """A `residual` of 0 is none."""
 
 def silu_mul_quantized(
-    gate_up: int, row_stride: int, values: int, scales: int, num_rows: int, dim: int, stream: int, /
+    gate_up: int, row_stride: int, of_rows: int, of_outputs: int, bias: int, values: int, scales: int, num_rows: int,
+    dim: int, stream: int, /,
 ) -> None:  # fmt: skip
-    """gate_up [T, 2 * dim]."""
+    """gate_up [T, 2 * dim]. An address of 0 leaves its part out, `of_rows` all three."""
+
+def rescale(
+    sums: int, num_rows: int, num_outputs: int, of_rows: int, of_outputs: int, bias: int, stream: int, /
+) -> None:  # fmt: skip
+    """cpp/cuda/quantize.h. A `bias` of 0 is none. ValueError if num_outputs is no multiple of 8."""
 
 def place_heads(
     dtype: int, cache_dtype: int, q: int, q_token_stride: int, q_head_stride: int, k: int, k_token_stride: int, k_head_stride: int,

@@ -34,10 +34,16 @@ void bind_elementwise(py::module_& m) {
           rms_norm_quantized({address(x), x_stride, address(values), address<float>(scales), num_rows, dim},
                              address(residual), residual_stride, address(weight), eps, stream_of(stream));
         });
-  m.def("silu_mul_quantized", [](uintptr_t gate_up, int64_t row_stride, uintptr_t values, uintptr_t scales,
-                                 int64_t num_rows, int dim, uintptr_t stream) {
-    silu_mul_quantized({address(gate_up), row_stride, address(values), address<float>(scales), num_rows, dim},
-                       stream_of(stream));
+  m.def("silu_mul_quantized",
+        [](uintptr_t gate_up, int64_t row_stride, uintptr_t of_rows, uintptr_t of_outputs, uintptr_t bias,
+           uintptr_t values, uintptr_t scales, int64_t num_rows, int dim, uintptr_t stream) {
+          silu_mul_quantized({address(gate_up), row_stride, address(values), address<float>(scales), num_rows, dim},
+                             {address<float>(of_rows), address<float>(of_outputs), address(bias)}, stream_of(stream));
+        });
+  m.def("rescale", [](uintptr_t sums, int64_t num_rows, int num_outputs, uintptr_t of_rows, uintptr_t of_outputs,
+                      uintptr_t bias, uintptr_t stream) {
+    rescale(address(sums), num_rows, num_outputs, {address<float>(of_rows), address<float>(of_outputs), address(bias)},
+            stream_of(stream));
   });
   m.def("place_heads",
         [](int dtype, int cache_dtype, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k,

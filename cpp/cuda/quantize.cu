@@ -16,6 +16,7 @@ using V = Vector<T>;
 enum class Behind { nothing, norm, gate };
 
 constexpr int kMaxThreads = 1024;
+constexpr int kRescaleThreads = 128;
 constexpr int kMaxVectors = kMaxQuantizedDim / (kMaxThreads * V::kSize);
 constexpr float kLargest = 448.0f;  // of e4m3
 // Below this a row counts as zeros, and its scale is no subnormal.
@@ -26,6 +27,7 @@ struct Arguments : QuantizeRows {
   std::int64_t residual_stride;
   const void* weight;
   float eps;
+  Rescale before;  // the gate
 };
 
 // Over the block, the same bits in every thread. One call of each in a kernel.
@@ -52,6 +54,21 @@ __device__ V sum_of(const V& a, const V& b) {
 #pragma unroll
   for (int j = 0; j < V::kSize; ++j) sums.at[j] = narrow<T>(widen(a.at[j]) + widen(b.at[j]));
   return sums;
+}
+
+// `i`: which vector of its row. Each operation rounds, so that the twin's bits are these.
+__device__ V rescaled(V x, float of_row, const Rescale& scales, int i) {
+  const auto* factors = reinterpret_cast<const Vector<float>*>(scales.of_outputs) + 2 * i;
+  const Vector<float> of_outputs[2] = {factors[0], factors[1]};
+  V bias;
+  if (scales.bias != nullptr) bias = static_cast<const V*>(scales.bias)[i];
+#pragma unroll
+  for (int j = 0; j < V::kSize; ++j) {
+    float y = __fmul_rn(__fmul_rn(widen(x.at[j]), of_row), of_outputs[j / 4].at[j % 4]);
+    if (scales.bias != nullptr) y = __fadd_rn(y, widen(bias.at[j]));
+    x.at[j] = narrow<T>(y);
+  }
+  return x;
 }
 
 __device__ V gated(const V& gates, const V& ups) {
@@ -96,7 +113,15 @@ __global__ void __launch_bounds__(kMaxThreads) quantize_kernel(const Arguments a
     const int i = threadIdx.x + v * blockDim.x;
     if (i >= num_vectors) continue;
     kept[v] = x[i];
-    if constexpr (kBehind == Behind::gate) kept[v] = gated(kept[v], x[num_vectors + i]);
+    if constexpr (kBehind == Behind::gate) {
+      V ups = x[num_vectors + i];
+      if (args.before.of_rows != nullptr) {
+        const float of_row = args.before.of_rows[row];
+        kept[v] = rescaled(kept[v], of_row, args.before, i);
+        ups = rescaled(ups, of_row, args.before, num_vectors + i);
+      }
+      kept[v] = gated(kept[v], ups);
+    }
     if (kBehind == Behind::norm && args.residual != nullptr) residual[i] = kept[v] = sum_of(kept[v], residual[i]);
   }
   if constexpr (kBehind == Behind::norm) {
@@ -134,6 +159,23 @@ __global__ void __launch_bounds__(kMaxThreads) quantize_kernel(const Arguments a
   if (threadIdx.x == 0) args.scales[row] = largest * (1.0f / kLargest);
 }
 
+struct RescaleArguments {
+  V* sums;
+  int num_vectors;  // of a row
+  Rescale scales;
+};
+
+// A thread has 16 bytes of a row.
+__global__ void __launch_bounds__(kRescaleThreads) rescale_kernel(const RescaleArguments args) {
+  const std::int64_t row = blockIdx.x;
+  const int i = blockIdx.y * kRescaleThreads + threadIdx.x;
+  if (i >= args.num_vectors) return;
+  let_next_kernel_start();
+  wait_for_kernel_before();
+  V& x = args.sums[row * args.num_vectors + i];
+  x = rescaled(x, args.scales.of_rows[row], args.scales, i);
+}
+
 template <Behind kBehind>
 void launch(const Arguments& args, Stream stream, const char* name) {
   if (args.dim % V::kSize || args.dim < V::kSize || args.dim > kMaxQuantizedDim)
@@ -153,16 +195,27 @@ void launch(const Arguments& args, Stream stream, const char* name) {
 }  // namespace
 
 void quantize_rows(const QuantizeRows& args, Stream stream) {
-  launch<Behind::nothing>({args, nullptr, 0, nullptr, 0.0f}, stream, "quantize_rows");
+  launch<Behind::nothing>({args, nullptr, 0, nullptr, 0.0f, {}}, stream, "quantize_rows");
 }
 
 void rms_norm_quantized(const QuantizeRows& args, void* residual, std::int64_t residual_stride, const void* weight,
                         float eps, Stream stream) {
-  launch<Behind::norm>({args, residual, residual_stride, weight, eps}, stream, "rms_norm_quantized");
+  launch<Behind::norm>({args, residual, residual_stride, weight, eps, {}}, stream, "rms_norm_quantized");
 }
 
-void silu_mul_quantized(const QuantizeRows& args, Stream stream) {
-  launch<Behind::gate>({args, nullptr, 0, nullptr, 0.0f}, stream, "silu_mul_quantized");
+void silu_mul_quantized(const QuantizeRows& args, const Rescale& scales, Stream stream) {
+  launch<Behind::gate>({args, nullptr, 0, nullptr, 0.0f, scales}, stream, "silu_mul_quantized");
+}
+
+void rescale(void* sums, std::int64_t num_rows, int num_outputs, const Rescale& scales, Stream stream) {
+  if (num_outputs % V::kSize)
+    throw std::invalid_argument("rescale: no kernel for rows of " + std::to_string(num_outputs));
+  if (num_rows == 0 || num_outputs == 0) return;
+  const int num_vectors = num_outputs / V::kSize;
+  const dim3 blocks(static_cast<unsigned>(num_rows),
+                    static_cast<unsigned>((num_vectors + kRescaleThreads - 1) / kRescaleThreads));
+  launch_behind(rescale_kernel, blocks, kRescaleThreads, 0, stream,
+                RescaleArguments{static_cast<V*>(sums), num_vectors, scales}, "rescale");
 }
 
 }  // namespace tercet::cuda

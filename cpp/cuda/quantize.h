@@ -30,7 +30,20 @@ void quantize_rows(const QuantizeRows& args, Stream stream);
 void rms_norm_quantized(const QuantizeRows& args, void* residual, std::int64_t residual_stride, const void* weight,
                         float eps, Stream stream);
 
-// Of what silu_mul (activation.h) gives for gate_up [T, 2D] in the place of x, rounded to bfloat16 first.
-void silu_mul_quantized(const QuantizeRows& args, Stream stream);
+// What sums of products of values lack, a factor for each row [T] and each output [N], and then a bias [N] in bfloat16
+// or none. Without `of_rows` they lack nothing. All are read where sums are, 16 bytes at once.
+struct Rescale {
+  const float* of_rows;
+  const float* of_outputs;
+  const void* bias;
+};
+
+// Of what silu_mul (activation.h) gives for gate_up [T, 2D] in the place of x, rounded to bfloat16 first, and before
+// that `rescale`d.
+void silu_mul_quantized(const QuantizeRows& args, const Rescale& scales, Stream stream);
+
+// sums [T, N] of bfloat16, contiguous, N a multiple of 8: sums * of_rows * of_outputs + bias in place, in float32.
+// Factors of outputs and bias may be read before work ahead on the stream is done.
+void rescale(void* sums, std::int64_t num_rows, int num_outputs, const Rescale& scales, Stream stream);
 
 }  // namespace tercet::cuda

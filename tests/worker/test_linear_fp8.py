@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from worker.ops import linear_fp8
 from worker.ops.activation import silu_mul
 from worker.ops.linear_fp8 import Fp8Linear, fp8_linear_reference, fp8_problem
 from worker.ops.quantize import quantize_rows
@@ -32,6 +33,20 @@ def test_equals_the_twin(num_rows: int, num_outputs: int, depth: int, with_bias:
     assert (got.dtype, got.shape) == (torch.bfloat16, (num_rows, num_outputs))
     torch.testing.assert_close(got, want, atol=1.6e-2, rtol=1.6e-2)
     assert torch.equal(linear(quantize_rows(x)), got)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("num_outputs", [64, 66])
+def test_it_makes_no_difference_who_applies_the_scales(
+    monkeypatch: pytest.MonkeyPatch, with_bias: bool, num_outputs: int
+) -> None:
+    x, weight, bias = product(9, num_outputs, 96)
+    linear = Fp8Linear(weight, bias if with_bias else None)
+    by_us, by_us_gated = linear(x), linear.gated(x).widened()
+    monkeypatch.setattr(linear_fp8, "MAX_RAW_ROWS", 8)
+    torch.testing.assert_close(linear(x), by_us, atol=1e-2, rtol=2**-6)
+    torch.testing.assert_close(linear.gated(x).widened(), by_us_gated, atol=0.1, rtol=2**-3)
+    torch.testing.assert_close(linear(x[:8]), by_us[:8], atol=0, rtol=0)
 
 
 def test_it_is_near_the_product_of_what_was_rounded() -> None:

@@ -11,7 +11,14 @@ from torch import Tensor
 from worker.ops.activation import silu_mul
 from worker.ops.dtypes import FP8
 from worker.ops.norm import rms_norm
-from worker.ops.quantize import QuantizedRows, quantize_rows, rms_norm_quantized, silu_mul_quantized
+from worker.ops.quantize import (
+    QuantizedRows,
+    RawProduct,
+    quantize_rows,
+    rescaled,
+    rms_norm_quantized,
+    silu_mul_quantized,
+)
 
 # Every finite float8_e4m3fn, ascending.
 CODES = torch.arange(256, dtype=torch.uint8).view(FP8).double()
@@ -66,6 +73,17 @@ def test_behind_another_operation_it_is_that_one_first() -> None:
     assert torch.equal(residual, summed)
     gate_up = torch.randn(7, 96).bfloat16()
     assert same(silu_mul_quantized(gate_up), quantize_rows(silu_mul(gate_up)))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_raw_product_gets_what_it_lacks(with_bias: bool) -> None:
+    sums, of_rows, of_outputs = torch.randn(5, 32).bfloat16() * 1e5, torch.rand(5, 1), torch.rand(1, 32) * 1e-5
+    bias = torch.randn(32).bfloat16() if with_bias else None
+    want = sums.double() * of_rows * of_outputs + (0 if bias is None else bias.double())
+    got = rescaled(RawProduct(sums.clone(), of_rows, of_outputs, bias))
+    torch.testing.assert_close(got, want.bfloat16(), atol=1e-2, rtol=2**-7)
+    quantized = silu_mul_quantized(RawProduct(sums.clone(), of_rows, of_outputs, bias))
+    assert same(quantized, quantize_rows(silu_mul(got)))
 
 
 def test_what_does_not_fit_is_refused() -> None:

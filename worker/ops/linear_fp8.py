@@ -7,17 +7,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from .dtypes import FP8, check_one_device
-from .quantize import QuantizedRows, quantize_rows, silu_mul_quantized
+from .quantize import QuantizedRows, RawProduct, quantize_rows, rescaled, silu_mul_quantized
 
 # The library takes products whose sides but for the number of rows are multiples of this.
 SIDE_MULTIPLE = 16
+# Rows up to which it is faster to multiply without the scales, which the library applies at a loss (docs/results.md).
+MAX_RAW_ROWS = 512
 
 
 class Fp8Linear:
     """y = x W^T + b with a scale for each row of W and of x, sums in float32, y in bfloat16.
 
-    Keeps a quantized copy of W and takes x as it is or quantized already. Any row's y may depend in its last bit on the
-    number of rows.
+    Keeps a quantized copy of W and takes x as it is or quantized already. With up to MAX_RAW_ROWS rows sums are rounded
+    to bfloat16 before they are scaled, too. A row of y may depend in its last bits on the number of rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -39,9 +41,24 @@ class Fp8Linear:
         self._weight = quantized.values.t()  # [K, N_out], column by column
         self._scales = quantized.scales.t()  # [1, N_out]
         self._bias = bias
+        self._one = torch.ones((), dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, K], bfloat16 or quantized -> [T, N_out]. Raises ValueError on another shape, dtype or device."""
+        product = self._multiply(x)
+        out = product if isinstance(product, Tensor) else rescaled(product)
+        return out[:, : self.out_features] if out.shape[1] > self.out_features else out
+
+    def gated(self, x: Tensor | QuantizedRows) -> QuantizedRows:
+        """x [T, K] -> silu(the first half of the outputs) * the second, [T, N_out / 2], quantized.
+
+        Raises ValueError as a call does, or if N_out is odd.
+        """
+        is_padded = self._weight.shape[1] > self.out_features
+        return silu_mul_quantized(self(x) if is_padded else self._multiply(x))
+
+    def _multiply(self, x: Tensor | QuantizedRows) -> Tensor | RawProduct:
+        """[T, N_out, padded], with few rows before it is scaled."""
         if isinstance(x, Tensor):
             if x.dtype is not torch.bfloat16:
                 raise ValueError(f"x must be bfloat16, is {x.dtype}")
@@ -51,20 +68,18 @@ class Fp8Linear:
             raise ValueError(f"x must be [T, {self.in_features}], is {list(values.shape)}")
         if values.device != self._weight.device:
             check_one_device(x=values, weight=self._weight)
-        if not len(values):
-            return scales.new_empty(0, self.out_features, dtype=torch.bfloat16)
+        num_rows, num_outputs = len(values), self._weight.shape[1]
+        if num_rows == 0:
+            return scales.new_empty(0, num_outputs, dtype=torch.bfloat16)
         if self._num_padding:
             # As bytes, since not every type can be padded; those of zero are zero.
             values = functional.pad(values.view(torch.uint8), (0, self._num_padding)).view(FP8)
-        out = torch._scaled_mm(values, self._weight, scales, self._scales, bias=self._bias, out_dtype=torch.bfloat16)
-        return out[:, : self.out_features] if out.shape[1] > self.out_features else out
-
-    def gated(self, x: Tensor | QuantizedRows) -> QuantizedRows:
-        """x [T, K] -> silu(the first half of the outputs) * the second, [T, N_out / 2], quantized.
-
-        Raises ValueError as a call does, or if N_out is odd.
-        """
-        return silu_mul_quantized(self(x))
+        if num_rows > MAX_RAW_ROWS:
+            return torch._scaled_mm(
+                values, self._weight, scales, self._scales, bias=self._bias, out_dtype=torch.bfloat16
+            )
+        sums = torch._scaled_mm(values, self._weight, self._one, self._one, out_dtype=torch.bfloat16)
+        return RawProduct(sums, scales, self._scales, self._bias)
 
 
 def fp8_linear_reference(x: Tensor | QuantizedRows, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -36,6 +36,36 @@ class QuantizedRows:
         return self.values.float() * self.scales
 
 
+@dataclass(frozen=True, slots=True)
+class RawProduct:
+    """Quantized rows times quantized weights before their scales: what they lack are a factor for each row and each
+    output, and the bias. [T, N] bfloat16 `sums`, contiguous; float32 [T, 1] and [1, N]; bfloat16 [N] or None."""
+
+    sums: Tensor
+    of_rows: Tensor
+    of_outputs: Tensor
+    bias: Tensor | None
+
+
+def rescaled(product: RawProduct) -> Tensor:
+    """sums * of_rows * of_outputs + bias, [T, N] bfloat16, in place of the sums."""
+    sums, bias = product.sums, product.bias
+    num_rows, num_outputs = sums.shape
+    if not _takes(product):
+        return sums.copy_(rescaled_reference(product))
+    _kernels.rescale(
+        sums.data_ptr(), num_rows, num_outputs, product.of_rows.data_ptr(), product.of_outputs.data_ptr(),
+        0 if bias is None else bias.data_ptr(), stream_of(sums),
+    )  # fmt: skip
+    return sums
+
+
+def rescaled_reference(product: RawProduct) -> Tensor:
+    """The twin of `rescaled`, in float32, rounded once. Leaves the sums as they are."""
+    wide = product.sums.float() * product.of_rows * product.of_outputs
+    return (wide if product.bias is None else wide + product.bias.float()).to(torch.bfloat16)
+
+
 def quantize_rows(x: Tensor) -> QuantizedRows:
     """x [T, K], rounded to the nearest value of its row's scale. Raises ValueError on another shape."""
     num_rows, depth = _shape_of(x)
@@ -73,15 +103,21 @@ def rms_norm_quantized(x: Tensor, weight: Tensor, eps: float, residual: Tensor |
     return out
 
 
-def silu_mul_quantized(gate_up: Tensor) -> QuantizedRows:
-    """The rows of `silu_mul` for gate_up [T, 2I], quantized; its errors too."""
-    num_rows, width = _shape_of(gate_up)
-    if width % 2 or not _on_kernel(gate_up, width // 2):
-        return quantize_rows(silu_mul(gate_up))
-    out = _empty(gate_up, num_rows, width // 2)
+def silu_mul_quantized(gate_up: Tensor | RawProduct) -> QuantizedRows:
+    """The rows of `silu_mul` for gate_up [T, 2I], or for one that is `rescaled` first, quantized; its errors too."""
+    product = None if isinstance(gate_up, Tensor) else gate_up
+    rows = gate_up if isinstance(gate_up, Tensor) else gate_up.sums
+    num_rows, width = _shape_of(rows)
+    if width % 2 or not _on_kernel(rows, width // 2) or not (product is None or _takes(product)):
+        return quantize_rows(silu_mul(rows if product is None else rescaled(product)))
+    out = _empty(rows, num_rows, width // 2)
+    lacking = (0, 0, 0)
+    if product is not None:
+        bias = 0 if product.bias is None else product.bias.data_ptr()
+        lacking = (product.of_rows.data_ptr(), product.of_outputs.data_ptr(), bias)
     _kernels.silu_mul_quantized(
-        gate_up.data_ptr(), gate_up.stride(0), out.values.data_ptr(), out.scales.data_ptr(), num_rows, width // 2,
-        stream_of(gate_up),
+        rows.data_ptr(), rows.stride(0), *lacking, out.values.data_ptr(), out.scales.data_ptr(), num_rows, width // 2,
+        stream_of(rows),
     )  # fmt: skip
     return out
 
@@ -104,6 +140,22 @@ def _on_kernel(x: Tensor, depth: int) -> bool:
         and depth % (_VECTOR_BYTES // x.element_size()) == 0
         and 0 < depth <= _kernels.MAX_QUANTIZED_DIM
         and _in_vectors(x)
+    )
+
+
+def _takes(product: RawProduct) -> bool:
+    """Whether the kernels rescale it."""
+    sums, of_outputs, bias = product.sums, product.of_outputs, product.bias
+    return (
+        on_kernels(sums)
+        and same_gpu(sums, product.of_rows, of_outputs, bias)
+        and sums.shape[1] % (_VECTOR_BYTES // sums.element_size()) == 0
+        and sums.is_contiguous()
+        and product.of_rows.is_contiguous()
+        and of_outputs.is_contiguous()
+        and _is_aligned(sums)
+        and _is_aligned(of_outputs)
+        and (bias is None or (bias.is_contiguous() and _is_aligned(bias)))
     )
 
 
