@@ -30,23 +30,16 @@ struct Arguments : QuantizeRows {
   Rescale before;  // the gate
 };
 
-// Over the block, the same bits in every thread. One call of each in a kernel.
-__device__ float block_sum(float x) {
+// What kOfWarp is over a warp, over the block: of numbers that are not negative, the same bits in every thread. One
+// call for each kOfWarp in a kernel.
+template <float (*kOfWarp)(float)>
+__device__ float of_block(float x) {
   __shared__ float of_warps[kMaxThreads / kWarp];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  x = warp_sum(x);
+  x = kOfWarp(x);
   if (lane == 0) of_warps[warp] = x;
   __syncthreads();
-  return warp_sum(lane < static_cast<int>(blockDim.x) / kWarp ? of_warps[lane] : 0.0f);
-}
-
-__device__ float block_max(float x) {
-  __shared__ float of_warps[kMaxThreads / kWarp];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  x = warp_max(x);
-  if (lane == 0) of_warps[warp] = x;
-  __syncthreads();
-  return warp_max(lane < static_cast<int>(blockDim.x) / kWarp ? of_warps[lane] : 0.0f);
+  return kOfWarp(lane < static_cast<int>(blockDim.x) / kWarp ? of_warps[lane] : 0.0f);
 }
 
 __device__ V sum_of(const V& a, const V& b) {
@@ -131,7 +124,7 @@ __global__ void __launch_bounds__(kMaxThreads) quantize_kernel(const Arguments a
 #pragma unroll
       for (int j = 0; j < V::kSize; ++j) sum += widen(kept[v].at[j]) * widen(kept[v].at[j]);
     }
-    const float scale = rsqrtf(block_sum(sum) / static_cast<float>(args.dim) + args.eps);
+    const float scale = rsqrtf(of_block<warp_sum>(sum) / static_cast<float>(args.dim) + args.eps);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int i = threadIdx.x + v * blockDim.x;
@@ -148,7 +141,7 @@ __global__ void __launch_bounds__(kMaxThreads) quantize_kernel(const Arguments a
 #pragma unroll
     for (int j = 0; j < V::kSize; ++j) largest = fmaxf(largest, fabsf(widen(kept[v].at[j])));
   }
-  largest = block_max(largest);
+  largest = of_block<warp_max>(largest);
   const float inverse = kLargest / largest;
   auto* values = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(args.values) + row * args.dim);
 #pragma unroll
