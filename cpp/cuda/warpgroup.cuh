@@ -85,10 +85,10 @@ __device__ void multiply_weights(float (&sum)[N][4], const uint32_t (&a)[4], uin
 #define TERCET_NAMES_32                                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
   "%23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TERCET_NAMES_64                                                                                   \
-  TERCET_NAMES_32                                                                                         \
-      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
-      "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TERCET_NAMES_64                                                                               \
+  TERCET_NAMES_32                                                                                     \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+  "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define TERCET_SUM_4(n) "+f"(sum[n][0]), "+f"(sum[n][1]), "+f"(sum[n][2]), "+f"(sum[n][3])
 #define TERCET_SUM_16(n) TERCET_SUM_4(n), TERCET_SUM_4(n + 1), TERCET_SUM_4(n + 2), TERCET_SUM_4(n + 3)
 #define TERCET_SUM_32 TERCET_SUM_16(0), TERCET_SUM_16(4)
