@@ -120,6 +120,8 @@ def test_the_stub_names_what_the_module_has() -> None:
             declared[node.name] = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         elif isinstance(node, ast.FunctionDef):
             declared[node.name] = set()
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            declared[node.target.id] = set()
     assert {name for name in vars(_kernels) if not name.startswith("_")} == set(declared)
     for name, members in declared.items():
         if isinstance(value := getattr(_kernels, name), type):
