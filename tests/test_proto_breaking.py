@@ -101,6 +101,24 @@ def test_what_was_added_after_the_first_version_is_kept_too(repository):
     assert (code != 0, "fresh" in said, "(two)" in said) == (True, True, True), said
 
 
+def test_what_was_never_published_binds_nobody(repository):
+    repository.git("add", ".")
+    repository.git("commit", "--message", "one")
+    repository.edit(*ADD)
+    repository.git("commit", "--all", "--message", "two")
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=repository.folder, capture_output=True, text=True, check=True
+    )
+    repository.edit(ADD[1], ADD[0])
+    repository.git("commit", "--all", "--message", "three")
+    assert repository.check()[0] != 0
+    listed = repository.folder / ".ci" / "proto-unpublished"
+    listed.write_text(f"# why\n{head.stdout.strip()} nobody had it\n", encoding="utf-8")
+    assert repository.check()[0] == 0
+    repository.edit(*BREAK)
+    assert repository.check()[0] != 0
+
+
 def test_the_private_contract_may_change(repository):
     file = repository.folder / "proto/tercet/mesh/v1/worker.proto"
     repository.git("add", ".")
