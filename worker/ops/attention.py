@@ -279,7 +279,8 @@ def write_kv_reference(
     present = (slots >= 0) & (slots < num_blocks * block_size)
     if slots.is_cpu and not present.all():
         raise IndexError(f"slot {int(slots[~present][0])} is not one of {num_blocks * block_size}")
-    k, v, slots = k[present], v[present], slots[present]
+    if slots.is_cuda:
+        k, v, slots = k[present], v[present], slots[present]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots - blocks * block_size
     for heads, cache, kv_scale in ((k, k_cache, kv_scales[0]), (v, v_cache, kv_scales[1])):
