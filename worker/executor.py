@@ -21,7 +21,6 @@ from .messages import (
     BlockCounts,
     Command,
     Detach,
-    Event,
     NewSequence,
     Plan,
     Release,
@@ -29,7 +28,8 @@ from .messages import (
     Shutdown,
     StepResult,
 )
-from .mixed_step import missing_chunks, mixed_step
+from .mixed_step import MixedStep, missing_chunks
+from .outbox import Outbox
 from .outcome import Outcome
 from .plan_queue import PlanQueue
 from .run import Run
@@ -74,7 +74,7 @@ class Executor:
         self._sequences = Sequences(kv_cache, self.swap_space)
         self._plans = PlanQueue()
         self._run: Run | None = None
-        self._emit: Callable[[Event], None] | None = None
+        self._outbox = Outbox()
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
 
     @property
@@ -114,34 +114,39 @@ class Executor:
 
         What the device has computed is told before a command that changes what it computes is obeyed.
         """
-        while not self._stopped and (command := self._mailbox.first()) is not None:
-            if self._disturbs(command):
-                self._end_run()
-            self._obey(command)
-            self._mailbox.take()
+        self._obey_all()
+        self._outbox.flush()
 
     def step(self) -> None:
         """Runs one step of the plan at the head, and ends the plan if that was its last or there is nothing to do."""
-        if self._plans:
-            with torch.inference_mode():
-                self._advance()
+        self._step()
+        self._outbox.flush()
 
     def _live(self) -> None:
         try:
             while not self._stopped:
                 if not self._plans:
                     self._wait()
-                self.obey()
-                self.step()
+                self._obey_all()
+                self._step()
+            self._outbox.flush()
         except Exception:
             # State that a bug has touched is not to be computed with.
             log.exception("executor_died")
             self._on_death()
 
     def _wait(self) -> None:
+        self._outbox.flush()
         if not self._mailbox.wait(_IDLE_CHECK_S):
             self._check_pool()
             self._mailbox.wait(None)
+
+    def _obey_all(self) -> None:
+        while not self._stopped and (command := self._mailbox.first()) is not None:
+            if self._disturbs(command):
+                self._end_run()
+            self._obey(command)
+            self._mailbox.take()
 
     def _disturbs(self, command: Command) -> bool:
         """Whether a run must end before a command is obeyed."""
@@ -161,18 +166,17 @@ class Executor:
                 self._accept(command)
             case Release():
                 for released in self._sequences.release(command.sequence_ids, command.cause):
-                    self._send(released)
+                    self._outbox.put(released)
             case Resume():
                 self._sequences.resume(command.sequence_ids)
             case Attach():
                 self._forget_all()
-                self._emit = command.emit
-                self._send(self._kv_cache.contents())
+                self._outbox.open(command.emit)
+                self._outbox.put(self._kv_cache.contents())
             case Detach():
-                # Not `is`: a bound method is a new object each time it is taken.
-                if self._emit == command.emit:
+                if self._outbox.is_for(command.emit):
                     self._forget_all()
-                    self._emit = None
+                    self._outbox.close()
             case Shutdown():
                 self._forget_all()
                 self._stopped = True
@@ -185,19 +189,14 @@ class Executor:
             self._run.extend(plan.num_steps)
         self._plans.append(plan)
 
-    def _join(self, plan: Plan) -> None:
-        """When the plan begins, not when it is read: what comes back from host memory must not decode in the plans
-        before, which have neither tokens nor blocks for it."""
-        for sequence_id in plan.join:
-            # An unknown id has ended while the plan was on its way.
-            if sequence := self._sequences.get(sequence_id):
-                sequence.in_decode_set = True
-
     def _forget_all(self) -> None:
         self._sequences.clear()
         self._plans.clear()
 
-    def _advance(self) -> None:
+    @torch.inference_mode()
+    def _step(self) -> None:
+        if not self._plans:
+            return
         started = self._clock()
         outcome = self._next_of_run() if self._run is not None else self._next()
         if outcome is None:
@@ -206,20 +205,25 @@ class Executor:
         if self._run is not None and self._run.over:
             self._end_run()
         # Last: whoever waits for the tokens need not wait for these.
-        self._send(self._kv_cache.changes())
+        self._outbox.put(self._kv_cache.changes())
 
     def _next(self) -> Outcome | None:
         """The step at the head, where no run is on its way; None if there is none to report."""
         chunks: list[tuple[Sequence, int]] = []
         if self._plans.step == 0:
-            self._join(self._plans.head)
+            # Not when it is read: for what comes back from host memory the plans before have neither tokens nor blocks.
+            self._sequences.join(self._plans.head.join)
             chunks = missing_chunks(self._sequences, self._plans.head.chunks)
         rows = list(self._sequences.decoding())
         needs_host = any(row.needs_host for row in rows)
         if rows and not chunks and not needs_host and self._begin_run(rows):
             return self._next_of_run()
         if rows or chunks:
-            return mixed_step(self._steps, self._kv_cache, self._sequences, [*((row, 1) for row in rows), *chunks])
+            wanted = [*((row, 1) for row in rows), *chunks]
+            mixed = MixedStep(self._steps, self._kv_cache, self._sequences, wanted)
+            mixed.begin()
+            self._outbox.flush()
+            return mixed.finish()
         if self._sequences.has_untold:
             return Outcome()
         self._finish_plan(revoked=False)
@@ -240,13 +244,17 @@ class Executor:
 
     def _next_of_run(self) -> Outcome | None:
         assert self._run is not None
+        self._outbox.flush()
         outcome = self._run.next()
         if outcome is None:
             self._end_run()
         return outcome
 
     def _end_run(self) -> None:
-        """Stops the run, if there is one, and reports what is computed until it has ended."""
+        """Stops the run, if there is one, and reports what is computed until it has ended.
+
+        What is told leaves with the next step: that of who stopped it should not wait for others' news.
+        """
         if self._run is None:
             return
         self._run.stop()
@@ -254,7 +262,7 @@ class Executor:
             self._report(outcome, self._clock())
         self._run.close()
         self._run = None
-        self._send(self._kv_cache.changes())
+        self._outbox.put(self._kv_cache.changes())
 
     def _report(self, outcome: Outcome, started: float) -> None:
         plan_seq, step = self._plans.head.plan_seq, self._plans.step
@@ -274,7 +282,7 @@ class Executor:
             logprobs=tuple(outcome.logprobs),
         )
         self._plans.note_step(took_us)
-        self._send(result)
+        self._outbox.put(result)
         if self._plans.has_run:
             self._finish_plan(revoked=False)
         log.debug("step", plan_seq=plan_seq, step=step, tokens=len(result.token_ids), step_us=took_us)
@@ -285,11 +293,7 @@ class Executor:
         return counts if run is None else counts.without(run.num_ahead)
 
     def _finish_plan(self, *, revoked: bool) -> None:
-        self._send(self._plans.finish(self._counts(), revoked=revoked))
-
-    def _send(self, event: Event | None) -> None:
-        if event is not None and self._emit is not None:
-            self._emit(event)
+        self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))
 
     def _check_pool(self) -> None:
         try:

@@ -39,34 +39,33 @@ class GraphSteps:
         self._graphs = graphs
         self._loop = loop
         self._stream = stream
-        # Of the run: nothing if the host computes it.
+        # Of what was begun: nothing if the host computes it.
         self._captured: CapturedStep | None = None
+        self._num_draws = 0
+        self._is_first = False
+        # Of the run.
         self._sequences: Seq[Sequence] = ()
         self._num_live = 0
         self._total_context = 0
 
-    def step(self, rows: Seq[Row]) -> Computed:
+    def begin_step(self, rows: Seq[Row]) -> None:
         """See Steps."""
         with self._device_errors():
             needs_host = any(row.sequence.needs_host for row in rows)
-            captured = None if needs_host else self._graphs.find_mixed(_shape_of(rows))
-            if captured is None:
-                return self._host.step(rows)
-            shape = self._rows.fill(rows)
-            self._launch(captured, shape, 1)
-            record = self._next_record()
-            assert record is not None, "a run has its first step at least"
-            tokens, _, _ = record
-            return Computed(tokens[: shape.num_draws].tolist())
+            self._captured = None if needs_host else self._graphs.find_mixed(_shape_of(rows))
+            if self._captured is None:
+                self._host.begin_step(rows)
+                return
+            self._launch(self._captured, self._rows.fill(rows), 1)
 
-    def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
+    def begin_run(self, sequences: Seq[Sequence], num_steps: int) -> None:
         """See Steps."""
         with self._device_errors():
             count = len(sequences)
             self._total_context = sum(each.num_computed + min(num_steps, each.num_remaining) for each in sequences)
             self._captured = self._graphs.find_run(StepShape(count, count, count, self._total_context))
             if self._captured is None:
-                self._host.begin(sequences, num_steps)
+                self._host.begin_run(sequences, num_steps)
                 return
             self._sequences, self._num_live = sequences, count
             self._launch(self._captured, self._rows.fill_run(sequences), num_steps)
@@ -81,7 +80,9 @@ class GraphSteps:
                 return None
             tokens, step_us, _ = record
             self._num_live = int((tokens >= 0).sum())
-            return Computed(tokens[: len(self._sequences)].tolist(), step_us)
+            # Of the first the device knows when it ended, and not since when it was waited for.
+            is_first, self._is_first = self._is_first, False
+            return Computed(tokens[: self._num_draws].tolist(), None if is_first else step_us)
 
     def extend(self, num_steps: int) -> bool:
         """See Steps. Not where a smaller graph would do by now."""
@@ -106,6 +107,7 @@ class GraphSteps:
         self._host.stop()
 
     def _launch(self, captured: CapturedStep, shape: StepShape, num_steps: int) -> None:
+        self._num_draws, self._is_first = shape.num_draws, True
         self._rows.pad(shape, captured.shape.num_tokens, captured.shape.num_rows)
         self._rows.upload(captured.shape.num_rows)
         try:

@@ -30,25 +30,21 @@ class HostSteps:
         self._table_width = -(-model.config.max_model_len // self._block_size)
         self._device = kv_cache.blocks.device
         self._rows = self._new_rows(_FEW, _FEW)
+        self._begun: tuple[Seq[Row], StepShape] | None = None  # a step that is to be computed
         # Of the run, if there is one: where its rows were that are still live.
         self._sequences: Seq[Sequence] = ()
         self._places = torch.empty(0, dtype=torch.int64)
         self._num_left = 0
         self._stopped = False
 
-    def step(self, rows: Seq[Row]) -> Computed:
+    def begin_step(self, rows: Seq[Row]) -> None:
         """See Steps."""
         num_draws = sum(row.num_draws for row in rows)
         self._make_room(sum(row.count for row in rows), max(len(rows), num_draws))
-        shape = self._rows.fill(rows)
-        logits = self._forward(shape)
-        if shape.num_draws == 0:
-            return Computed([])
-        if any(row.sequence.needs_host for row in rows):
-            return draw(logits, self._rows.device.params[: shape.num_draws], rows)
-        return Computed(self._draw(logits).tolist())
+        self._begun = rows, self._rows.fill(rows)
+        self._num_left = 0
 
-    def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
+    def begin_run(self, sequences: Seq[Sequence], num_steps: int) -> None:
         """See Steps."""
         self._make_room(len(sequences), len(sequences))
         self._rows.fill_run(sequences)
@@ -59,6 +55,20 @@ class HostSteps:
 
     def next(self) -> Computed | None:
         """See Steps. A step is computed here."""
+        if self._begun is not None:
+            (rows, shape), self._begun = self._begun, None
+            return self._step(rows, shape)
+        return self._next_of_run()
+
+    def _step(self, rows: Seq[Row], shape: StepShape) -> Computed:
+        logits = self._forward(shape)
+        if shape.num_draws == 0:
+            return Computed([])
+        if any(row.sequence.needs_host for row in rows):
+            return draw(logits, self._rows.device.params[: shape.num_draws], rows)
+        return Computed(self._draw(logits).tolist())
+
+    def _next_of_run(self) -> Computed | None:
         num_live, num_left = len(self._places), self._num_left
         if self._stopped or num_live == 0 or num_left == 0:
             return None

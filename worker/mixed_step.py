@@ -32,33 +32,56 @@ def missing_chunks(sequences: Sequences, chunks: Iterable[Chunk]) -> list[tuple[
     return wanted
 
 
-def mixed_step(
-    steps: Steps, kv_cache: KVCache, sequences: Sequences, wanted: Iterable[tuple[Sequence, int]]
-) -> Outcome:
-    """Computes so many tokens of each sequence. One without room ends; if the device fails, all of them do."""
-    outcome = Outcome()
-    rows = []
-    for sequence, count in wanted:
+class MixedStep:
+    """So many tokens of each sequence, computed together. One without room ends; if the step fails, all of them do."""
+
+    def __init__(
+        self, steps: Steps, kv_cache: KVCache, sequences: Sequences, wanted: Iterable[tuple[Sequence, int]]
+    ) -> None:
+        """Reserves their blocks."""
+        self._steps = steps
+        self._sequences = sequences
+        self._outcome = Outcome()
+        self._rows: list[Row] = []
+        self._failed: Exception | None = None  # to begin
+        for sequence, count in wanted:
+            try:
+                kv_cache.reserve(sequence.table, sequence.num_computed + count)
+            except _core.OutOfBlocks as error:
+                # Credits make this impossible; a scheduler that breaks them must not take the others down.
+                self._outcome.ended.extend(sequences.fail(sequence, str(error)))
+                continue
+            self._rows.append(Row(sequence, count))
+
+    def begin(self) -> None:
+        """Lets the device begin. A failure shows at the end."""
         try:
-            kv_cache.reserve(sequence.table, sequence.num_computed + count)
-        except _core.OutOfBlocks as error:
-            # Credits make this impossible; a scheduler that breaks them must not take the others down.
-            outcome.ended.extend(sequences.fail(sequence, str(error)))
-            continue
-        rows.append(Row(sequence, count))
-    if not rows:
-        return outcome
-    try:
-        computed = steps.step(rows)
-    except DeviceLost:
-        raise
-    except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
-        log.exception("step_failed", sequences=len(rows))
-        for row in rows:
-            outcome.ended.extend(sequences.fail(row.sequence, f"the step failed: {type(error).__name__}"))
-        return outcome
-    _take(rows, computed, sequences, outcome)
-    return outcome
+            if self._rows:
+                self._steps.begin_step(self._rows)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._failed = error
+
+    def finish(self) -> Outcome:
+        """Waits for the step."""
+        if not self._rows:
+            return self._outcome
+        try:
+            if self._failed is not None:
+                raise self._failed
+            computed = self._steps.next()
+        except DeviceLost:
+            raise
+        except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
+            log.exception("step_failed", sequences=len(self._rows))
+            problem = f"the step failed: {type(error).__name__}"
+            for row in self._rows:
+                self._outcome.ended.extend(self._sequences.fail(row.sequence, problem))
+            return self._outcome
+        assert computed is not None, "a step that was begun is computed"
+        _take(self._rows, computed, self._sequences, self._outcome)
+        return self._outcome
 
 
 def _take(rows: list[Row], computed: Computed, sequences: Sequences, outcome: Outcome) -> None:

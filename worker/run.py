@@ -66,7 +66,7 @@ class Run:
     def begin(self) -> None:
         """Lets the device begin. A failure shows with the first step."""
         try:
-            self._steps.begin(self._begun_with, self.num_left)
+            self._steps.begin_run(self._begun_with, self.num_left)
         except DeviceLost:
             raise
         except Exception as error:

@@ -55,6 +55,12 @@ class Sequences:
         """Whether `take_untold` has something."""
         return bool(self._untold)
 
+    def join(self, sequence_ids: Iterable[int]) -> None:
+        """Lets running sequences decode from when their prefill is complete; other ids have ended meanwhile."""
+        for sequence_id in sequence_ids:
+            if sequence := self._running.get(sequence_id):
+                sequence.in_decode_set = True
+
     def decoding(self) -> Iterator[Sequence]:
         """Those that take part in every step."""
         return (sequence for sequence in self._running.values() if sequence.decodes)

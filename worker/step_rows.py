@@ -236,7 +236,8 @@ class StepRows:
         column.view(np.int64)[:, POSITION_OFFSET // 8] = positions
 
     def _wait(self) -> None:
-        if self._copied is not None:
+        # Who waits gives the interpreter away, and gets it back later than that.
+        if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             self._copied.synchronize()
 
 

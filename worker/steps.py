@@ -45,19 +45,20 @@ class Steps(Protocol):
 
     A *run* is several decode steps over the same rows, a token of each, for which nobody is asked in between. A row
     ends in mid-run with its last token or at a stop id, or where its logits are not finite; it stays, and is empty.
-    None of its rows `needs_host` between two steps. Blocks are reserved by the caller. Whatever
-    fails raises: then nothing is known of the step, and the run is over; DeviceLost, if there is no sense in another
-    one.
+    None of its rows `needs_host` between two steps. Blocks are reserved by the caller, and what was begun before is
+    over. Whatever fails raises: then nothing is known of the step, and the run is over; DeviceLost, if there is no
+    sense in another one.
     """
 
-    def step(self, rows: Seq[Row]) -> Computed:
-        """One step, not in a run: the tokens drawn by `rows`, one row behind the other."""
+    def begin_step(self, rows: Seq[Row]) -> None:
+        """Begins one step of any rows: `next` gives the tokens that they draw, one row behind the other."""
 
-    def begin(self, sequences: Seq[Sequence], num_steps: int) -> None:
-        """Begins a run of at most `num_steps` steps, for which every table has room; the run before is over."""
+    def begin_run(self, sequences: Seq[Sequence], num_steps: int) -> None:
+        """Begins a run of at most `num_steps` steps, for which every table has room."""
 
     def next(self) -> Computed | None:
-        """The run's next step: a token for each sequence, NO_TOKEN for one that had ended. None: the run is over."""
+        """The step that was begun, or the run's next one: a token for each sequence, NO_TOKEN for one that had ended.
+        None: the run is over."""
 
     def extend(self, num_steps: int) -> bool:
         """Makes the run longer, for the tables have grown; False, and nothing is changed, if that comes too late."""

@@ -29,7 +29,7 @@ from worker.messages import (
     Released,
 )
 from worker.sequence import Sequence
-from worker.steps import Computed, DeviceLost, Row
+from worker.steps import DeviceLost, Row
 
 S = 8
 
@@ -99,13 +99,13 @@ def test_a_command_ends_a_run_after_what_was_computed_is_told() -> None:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The runs that begin: rows and steps."""
     found: list[tuple[int, int]] = []
-    begin = GraphSteps.begin
+    begin = GraphSteps.begin_run
 
     def noted(self: GraphSteps, sequences: Seq[Sequence], num_steps: int) -> None:
         found.append((len(sequences), num_steps))
         begin(self, sequences, num_steps)
 
-    monkeypatch.setattr(GraphSteps, "begin", noted)
+    monkeypatch.setattr(GraphSteps, "begin_run", noted)
     return found
 
 
@@ -219,7 +219,7 @@ def test_a_captured_step_that_fails_ends_the_executor() -> None:
 class LostSteps(HostSteps):
     """A device that is gone."""
 
-    def step(self, rows: Seq[Row]) -> Computed:
+    def begin_step(self, rows: Seq[Row]) -> None:
         raise DeviceLost("gone")
 
 
