@@ -46,8 +46,9 @@ def rescale(
 def place_heads(
     dtype: int, cache_dtype: int, q: int, q_token_stride: int, q_head_stride: int, k: int, k_token_stride: int,
     k_head_stride: int, v: int, v_token_stride: int, v_head_stride: int, q_norm: int, k_norm: int, eps: float,
-    positions: int, cos_sin: int, num_positions: int, k_cache: int, v_cache: int, k_scale: float, v_scale: float, slots: int,
-    num_slots: int, block_size: int, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, stream: int, /,
+    positions: int, cos_sin: int, num_positions: int, k_cache: int, v_cache: int, k_scale: float, v_scale: float,
+    slots: int, num_slots: int, block_size: int, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int,
+    stream: int, /,
 ) -> None:  # fmt: skip
     """cpp/cuda/heads.h. An address of 0 leaves its part out. ValueError if head_dim is odd or above 512, or the cache's
     dtype is none for these heads."""
