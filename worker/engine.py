@@ -6,6 +6,7 @@ import os
 import queue
 from collections.abc import Callable
 
+import structlog
 import torch
 
 from tercet.config import WorkerSettings
@@ -35,6 +36,8 @@ from .steps import Steps
 from .swap_space import SwapSpace
 from .weights.loader import load_model, random_model
 
+log = structlog.get_logger()
+
 
 def build_executor(
     layout: Layout,
@@ -52,11 +55,11 @@ def build_executor(
         _core.set_num_threads(num_threads)
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
-        return executor_for(_load(layout, source, settings, progress), layout, settings, on_death), layout
+        return executor_for(_load(layout, source, progress), layout, settings, on_death), layout
     with device_turn(device_name(layout.device), progress):
         memory = CudaMemory(layout.device)
         with enough_memory("the weights"):
-            model = _load(layout, source, settings, progress)
+            model = _load(layout, source, progress)
         progress("measuring the memory of the largest steps")
         return build_within(memory, model, layout, settings, on_death)
 
@@ -104,9 +107,9 @@ def _executor(
     return Executor(steps, kv_cache, swap_space, on_death=on_death)
 
 
-def _load(layout: Layout, source: ModelSource, settings: WorkerSettings, progress: Callable[[str], None]) -> Model:
-    if settings.load_format == "dummy":
-        progress("random weights: worker.load_format is dummy")
+def _load(layout: Layout, source: ModelSource, progress: Callable[[str], None]) -> Model:
+    if source.load_format == "dummy":
+        log.warning("random_weights", setting="model.load_format")
         return random_model(layout.model, layout.dtype, layout.device, seed=0, quantization=layout.quantization)
     return load_model(source, layout.dtype, layout.device, progress, layout.model.max_model_len, layout.quantization)
 

@@ -32,7 +32,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     What it runs then may end, or go elsewhere, within worker.drain_seconds; a second signal ends the grace. Raises
     StartupError if it cannot start, EngineFaultError if a bug ended its executor.
     """
-    source = resolve_model(config.model.model)
+    source = resolve_model(config.model.model, config.model.load_format)
     layout = plan_layout(config, source)
     for line in layout.budget.lines():
         log.info("budget", line=line)
@@ -131,7 +131,7 @@ async def _first(*waits: Coroutine[Any, Any, object], timeout_s: float | None = 
 
 def budget_lines(config: MeshConfig) -> list[str]:
     """How a worker of this configuration would spend its memory, on a GPU about. Loads nothing. Raises StartupError."""
-    return plan_layout(config, resolve_model(config.model.model)).budget.lines()
+    return plan_layout(config, resolve_model(config.model.model, config.model.load_format)).budget.lines()
 
 
 def _hello(config: MeshConfig, source: ModelSource, layout: Layout, swap_space: SwapSpace) -> worker_pb2.Hello:

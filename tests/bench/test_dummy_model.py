@@ -6,13 +6,15 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
 from bench.workload import PRESETS, Shape
 from gateway.model_files import read_model_files
+from gateway.served_model import load_model
 from tercet.config import MeshConfig, ModelSettings, WorkerSettings
 from tercet.errors import ModelError
-from tercet.model_source import resolve_model
+from tercet.model_source import fingerprint, resolve_model
 from worker import engine
 from worker.layout import plan_layout
 from worker.weights.loader import load_config
@@ -34,17 +36,27 @@ def test_gateway_and_worker_read_the_shape(shape: Shape, tmp_path: Path) -> None
 
 def test_a_worker_makes_weights_up_only_if_told_to(tmp_path: Path) -> None:
     write_dummy_model(SMALL, tmp_path)
-    source = resolve_model(str(tmp_path))
-    settings = WorkerSettings(load_format="dummy", kv_cache_memory=2**20, num_threads=1)
+    source = resolve_model(str(tmp_path), "dummy")
+    settings = WorkerSettings(kv_cache_memory=2**20, num_threads=1)
     layout = plan_layout(MeshConfig(model=ModelSettings(model=str(tmp_path)), worker=settings), source)
-    said: list[str] = []
-    executor, built = engine.build_executor(layout, source, settings, said.append)
-    assert built is layout
+    with capture_logs() as events:
+        executor, _ = engine.build_executor(layout, source, settings, lambda line: None)
+    assert [event["event"] for event in events if event["log_level"] == "warning"] == ["random_weights"]
     executor.start()
     try:
         engine.warm_up(executor, layout)
     finally:
         executor.stop()
-    assert any("random weights" in line for line in said)
     with pytest.raises(ModelError, match="safetensors"):
-        engine.build_executor(layout, source, dataclasses.replace(settings, load_format="auto"), said.append)
+        engine.build_executor(layout, resolve_model(str(tmp_path)), settings, lambda line: None)
+
+
+def test_random_weights_are_another_model(tmp_path: Path) -> None:
+    """So that a worker of theirs never serves for a gateway of the real ones: the scheduler pools by this."""
+    write_dummy_model(SMALL, tmp_path)
+    real, dummy = (
+        load_model(ModelSettings(model=str(tmp_path), load_format=load_format)).revision
+        for load_format in ("auto", "dummy")
+    )
+    assert real != dummy
+    assert fingerprint(resolve_model(str(tmp_path), "dummy")) == dummy

@@ -259,6 +259,10 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "repetition 0": (
         {"prompt": "x", "sampling": {"repetitionPenalty": 0}}, "INVALID_FIELD", "sampling.repetition_penalty",
     ),
+    "nothing but ends allowed": (
+        {"token_ids": {"ids": [3]}, "sampling": {"allowedTokenIds": [7]}, "stop": {"tokenIds": [7], "minTokens": 2}},
+        "INVALID_FIELD", "sampling.allowed_token_ids",
+    ),
     "repetition NaN": (
         {"prompt": "x", "sampling": {"repetitionPenalty": "NaN"}}, "INVALID_FIELD", "sampling.repetition_penalty",
     ),

@@ -34,7 +34,7 @@ SHAPE = Shape(
 def source(tmp_path: Path) -> Iterator[ModelSource]:
     write_dummy_model(SHAPE, tmp_path)
     CudaMemory(torch.device("cuda")).settle()
-    yield resolve_model(str(tmp_path))
+    yield resolve_model(str(tmp_path), "dummy")
     torch.cuda.set_per_process_memory_fraction(1.0)
     CudaMemory(torch.device("cuda")).settle()
 
@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Iterator[ModelSource]:
 def settings(num_bytes: int, **others: Any) -> WorkerSettings:
     part = num_bytes / torch.cuda.mem_get_info()[1]
     return WorkerSettings(
-        device="cuda", load_format="dummy", gpu_memory_utilization=part, max_num_seqs=64, max_num_batched_tokens=4096,
+        device="cuda", gpu_memory_utilization=part, max_num_seqs=64, max_num_batched_tokens=4096,
         **others,
     )  # fmt: skip
 
