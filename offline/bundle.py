@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(f"{FOLDER}.tar"))
     arguments = parser.parse_args()
     check_python(arguments.python)
+    if not arguments.out.resolve().parent.is_dir():
+        sys.exit(f"error: there is no folder {arguments.out.resolve().parent} to put the bundle into")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     with tempfile.TemporaryDirectory() as scratch:
         wheels, tags = Path(scratch), platforms(arguments.glibc, arguments.machine)

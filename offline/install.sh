@@ -5,16 +5,18 @@
 # its extensions built here. PyTorch is the one that $PYTHON has, or that of the bundle. Safe to run again.
 set -euo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-venv=${1:-$bundle/venv}
+venv=$(realpath -m -- "${1:-$bundle/venv}")
 python=${PYTHON:-python3}
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 say "[1/5] checking what is here"
+command -v "$python" > /dev/null || fail "$python is not there; set PYTHON"
+# Paths are as seen from where this was called. A link is kept: it may be what makes a virtual environment of it.
+python=$(cd "$(dirname "$(command -v "$python")")" && pwd)/$(basename "$python")
 cd "$bundle"
 sha256sum --quiet --check SHA256SUMS || fail "the bundle is damaged; carry it over again"
-command -v "$python" > /dev/null || fail "$python is not there; set PYTHON"
 "$python" -c 'import venv, ensurepip' 2> /dev/null || fail "$python has no venv module (Debian: python3-venv)"
 "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' ||
   fail "Python's headers are not there, and the extension needs them (Debian: python3-dev)"

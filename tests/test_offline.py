@@ -71,11 +71,38 @@ def test_the_bundle_has_the_source_that_git_knows(
     assert not any(name.endswith((".so", "_pb2.py")) for name in names)
 
 
-def install(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def test_a_folder_that_is_not_there_is_named_before_anything_is_fetched(
+    bundle: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "download", lambda *_, **__: pytest.fail("fetched"))
+    monkeypatch.setattr(sys, "argv", ["bundle.py", "--out", "/no/such/folder/x.tar"])
+    with pytest.raises(SystemExit, match="/no/such/folder"):
+        bundle.main()
+
+
+def install(
+    folder: Path, *arguments: str, at: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "offline" / "install.sh", folder)
     return subprocess.run(
-        [str(folder / "install.sh")], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
-    )
+        [str(folder / "install.sh"), *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, cwd=at,
+    )  # fmt: skip
+
+
+def test_paths_are_those_of_where_it_is_called(tmp_path: Path) -> None:
+    """As far as it gets with a Python that makes no environment, which says where it would be."""
+    folder, here = tmp_path / "the bundle", tmp_path / "some where"
+    (folder / "wheels").mkdir(parents=True)
+    (here / "bin").mkdir(parents=True)
+    (folder / "wheels" / "a.whl").write_bytes(b"a")
+    (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(b'a').hexdigest()}  wheels/a.whl\n")
+    python = here / "bin" / "python"
+    python.write_text("#!/bin/sh\ncase $* in *venv*my*) exit 3;; *torch*) echo /torch;; esac\n")
+    python.chmod(0o755)
+    done = install(folder, "my venv", at=here, PYTHON="bin/python")
+    assert done.returncode == 3
+    assert f"[2/5] creating {here / 'my venv'}" in done.stdout
 
 
 def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
