@@ -12,9 +12,9 @@ say() { printf '%s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 say "[1/5] checking what is here"
-command -v "$python" > /dev/null || fail "$python is not there; set PYTHON"
+found=$(type -P "$python") || fail "$python is not there; set PYTHON"
 # Paths are as seen from where this was called. A link is kept: it may be what makes a virtual environment of it.
-python=$(cd "$(dirname "$(command -v "$python")")" && pwd)/$(basename "$python")
+python=$(cd "$(dirname "$found")" && pwd)/$(basename "$found")
 cd "$bundle"
 sha256sum --quiet --check SHA256SUMS || fail "the bundle is damaged; carry it over again"
 "$python" -c 'import venv, ensurepip' 2> /dev/null || fail "$python has no venv module (Debian: python3-venv)"
