@@ -216,19 +216,26 @@ async def _cancels(client: Client, vocab_size: int, count: int, log: Path) -> di
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     await asyncio.sleep(0.5)
-    waits = [1e3 * (done - at) for at, done in zip(asked, _releases(log)[:count], strict=True)]
-    result = {"p50": percentile(waits, 50), "p99": percentile(waits, 99), "worst": max(waits)}
-    print(f"cancel to blocks free: p50 {result['p50']:.1f}, p99 {result['p99']:.1f} ms of {count}", flush=True)
+    # One at a time: a release belongs to the last cancel before it. A stream that had just ended has none.
+    releases = _releases(log)
+    nexts = [*asked[1:], asked[-1] + 0.1]
+    waits = [
+        1e3 * (min(between) - at)
+        for at, following in zip(asked, nexts, strict=True)
+        if (between := [done for done in releases if at <= done < following])
+    ]
+    result = {"p50": percentile(waits, 50), "p99": percentile(waits, 99), "worst": max(waits), "count": len(waits)}
+    print(f"cancel to blocks free: p50 {result['p50']:.1f}, p99 {result['p99']:.1f} ms of {len(waits)}", flush=True)
     return result
 
 
 def _releases(log: Path) -> list[float]:
-    """When a worker let sequences go before their end, in seconds since the epoch, by its log."""
+    """When a worker let cancelled sequences go, in seconds since the epoch, by its log."""
     records = (json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{")
     return [
         datetime.fromisoformat(record["timestamp"].replace("Z", "+00:00")).timestamp()
         for record in records
-        if record["event"] == "sequence_released"
+        if record["event"] == "sequence_released" and record["cause"] == "cancel"
     ]
 
 

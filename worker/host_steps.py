@@ -63,6 +63,7 @@ class HostSteps:
     def _step(self, rows: Seq[Row], shape: StepShape) -> Computed:
         logits = self._forward(shape)
         if shape.num_draws == 0:
+            self._wait()
             return Computed([])
         if any(row.sequence.needs_host for row in rows):
             return draw(logits, self._rows.device.params[: shape.num_draws], rows)
@@ -109,6 +110,11 @@ class HostSteps:
             rows.attention(shape),
             rows.device.logit_rows[: shape.num_draws],
         )
+
+    def _wait(self) -> None:
+        """Until what was launched is computed: its time is the step's, and a step that is reported is over."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _draw(self, logits: Tensor) -> Tensor:
         """The tokens int64 [D] of the first rows, on the host."""

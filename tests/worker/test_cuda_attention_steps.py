@@ -56,7 +56,7 @@ class Captured:
     def __init__(self, sequences: OnGpu, num_sequences: int, num_tokens: int, bounds: tuple[int, int]) -> None:
         _, num_heads, dim = sequences.sequences.q[0].shape
         width = max(map(len, sequences.sequences.tables)) + 1
-        dtype = sequences.k_cache.dtype
+        dtype = sequences.sequences.q[0].dtype
         self.sequences, self.bounds, self.shape = sequences, bounds, (num_sequences, num_tokens, width)
         self.q = torch.zeros(num_tokens, num_heads, dim, dtype=dtype, device="cuda")
         self.starts = torch.zeros(num_sequences + 1, dtype=torch.int32, device="cuda")
