@@ -98,14 +98,20 @@ class Run:
         """Makes it longer, if there are blocks for that and the device has not ended it already."""
         if self.over or not self._may_grow:
             return False
+        if not self._extend(num_steps):
+            for row in self._live:
+                row.table.trim(_reach(row, self.num_left + 1))
+            self._may_grow = True
+            return False
+        self.num_left += num_steps
+        return True
+
+    def _extend(self, num_steps: int) -> bool:
         try:
             self._reserve(self.num_left + num_steps)
         except _core.OutOfBlocks:
             return False
-        if not self._steps.extend(num_steps):
-            return False
-        self.num_left += num_steps
-        return True
+        return self._steps.extend(num_steps)
 
     def stop(self) -> None:
         """Ends it soon; `next` gives what is computed until then."""

@@ -176,6 +176,21 @@ def test_a_pool_without_room_ahead_is_stepped_one_by_one() -> None:
     assert all(ended.failure is None for ended in ended_of(bench.events).values())
 
 
+def test_a_run_that_cannot_be_longer_keeps_nothing_of_the_try() -> None:
+    bench = Bench(num_blocks=6)
+    bench.obey(NewSequence(1, (1,) * 7, 60), NewSequence(2, (2,) * 7, 20))
+    bench.obey(Plan(1, 9, (Chunk(1, 7), Chunk(2, 7)), (1, 2)))
+    bench.step(2)
+    assert bench.kv_cache.pool.num_free == 2
+    # Both would go to the first row, and the second needs one, too.
+    bench.obey(Plan(2, 10))
+    assert bench.kv_cache.pool.num_free == 2
+    bench.step(18)
+    assert tokens_of(bench.events, 1) == continuation([1] * 7, 19)
+    assert tokens_of(bench.events, 2) == continuation([2] * 7, 13)
+    assert all(ended.failure is None for ended in ended_of(bench.events).values())
+
+
 def test_more_rows_or_context_than_captured_go_to_the_host() -> None:
     bench = Bench(num_blocks=200)
     specs = [NewSequence(number, (number,), 30) for number in range(9)]
