@@ -7,7 +7,7 @@
 
 namespace tercet::cuda {
 
-constexpr int kMaxSkinnyRows = 64;
+constexpr int kMaxSkinnyRows = 16;
 
 // y [T, N] = x [T, K] W [N, K]^T + b for few rows: bound by reading W once. Hopper only.
 //

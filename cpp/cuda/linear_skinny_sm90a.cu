@@ -1,9 +1,8 @@
-// y [T, N] = x [T, K] W [N, K]^T for T <= 64: every weight is read once, and reading them is all that takes time.
+// y [T, N] = x [T, K] W [N, K]^T for T <= 16: every weight is read once, and reading them is all that takes time.
 //
 // W is cut into tiles of 128 rows, these along K into chunks of 64 columns, and all chunks, in order, into runs of
-// equal length: a thread block, one on each multiprocessor, has one run. In it one thread has the copy engine bring
-// chunks of W and x to a ring of stages, and a warpgroup multiplies them: rows of W are rows of the product, those of x
-// columns.
+// equal length: a thread block, at most one on each multiprocessor, has one run. In it one thread has the copy engine
+// bring chunks of W and x to a ring of stages, and a warpgroup multiplies them: rows of W are the rows of the product.
 //
 // A run may begin and end within a tile. The block with a tile's first chunk finishes it, at the end of its run; the
 // blocks that have the rest began with it, and have left their sums in global memory. It adds them in their order. So
@@ -23,8 +22,11 @@ constexpr int kThreads = kMultiplyThreads + kWarp;
 constexpr int kHalf = 64;  // rows of a product
 constexpr int kRows = 2 * kHalf;
 constexpr int kChunk = kPanelElements;
-// Half of what a multiprocessor has: the next product's blocks copy weights before this one's have ended.
-constexpr int kSharedBytes = 113 << 10;
+// Two thirds of what a multiprocessor has. With half, so that the next product's blocks fit beside this one's, too
+// little is under way at a time.
+constexpr int kSharedBytes = 150 << 10;
+// Of a tile: more take longer to be added than they save.
+constexpr int kMostParts = 4;
 
 struct Arguments {
   TensorMap weight, x;
@@ -106,40 +108,53 @@ __device__ void copy(const Arguments& args, Ring<kTokens> ring) {
 template <int kTokens>
 using Sums = float[2][kTokens / 8][4];
 
-// sums += W times x for one chunk.
+// sum [64, 8 or 16] = or, if `add`, += a [64, 16] b [8 or 16, 16]^T, both in shared memory.
+template <typename T>
+__device__ void multiply_tiles(float (&sum)[1][4], uint64_t a, uint64_t b, bool add);
+template <typename T>
+__device__ void multiply_tiles(float (&sum)[2][4], uint64_t a, uint64_t b, bool add);
+
+#define TERCET_PRODUCTS(T, name)                                                                                    \
+  template <>                                                                                                       \
+  __device__ inline void multiply_tiles<T>(float (&sum)[1][4], uint64_t a, uint64_t b, bool add) {                  \
+    asm volatile(                                                                                                   \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %6, 0;\n"                                                             \
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32." name "." name " {%0, %1, %2, %3}, %4, %5, add, 1, 1, 0, 0;\n}" \
+        : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3])                                        \
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                              \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  __device__ inline void multiply_tiles<T>(float (&sum)[2][4], uint64_t a, uint64_t b, bool add) {                  \
+    asm volatile(                                                                                                   \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"                                                            \
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                                                 \
+        " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;\n}"                                            \
+        : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3]), "+f"(sum[1][0]), "+f"(sum[1][1]),     \
+          "+f"(sum[1][2]), "+f"(sum[1][3])                                                                          \
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                              \
+  }
+
+TERCET_PRODUCTS(__nv_bfloat16, "bf16")
+TERCET_PRODUCTS(__half, "f16")
+
+#undef TERCET_PRODUCTS
+
+// sums = or, if `add`, += W times x for one chunk. When it returns the stage has been read.
 template <typename T, int kTokens>
-__device__ void multiply_chunk(Sums<kTokens>& sums, uint32_t stage) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  // Lane i gives row i % 16 of the warp's rows of W, and the half i / 16 of 16 columns. All rows that a lane gives are
-  // the same modulo 8, which is what pieces are swizzled by.
-  const uint32_t weights = stage + (warp * 16 + lane % 16) * kPanelRowBytes, swizzle = lane % 8 * 16;
-  const int side = lane / 16 * 16;
-  // Of x it gives row i % 8 of 8 tokens. A load brings 16 columns for two groups of these, or, of one group, 32.
-  constexpr bool kPairs = kTokens > 8;
-  constexpr int kLoads = (kTokens + 8) / 16;
-  const uint32_t inputs =
-      stage + Layout<kTokens>::kWeightBytes + (lane % 8 + (kPairs ? lane / 16 * 8 : 0)) * kPanelRowBytes;
-  const int quarter = (kPairs ? lane / 8 % 2 : lane / 8) * 16;
-  uint32_t x[kLoads][4];
+__device__ void multiply_chunk(Sums<kTokens>& sums, uint32_t stage, bool add) {
+  const uint64_t x = tile_descriptor(stage + Layout<kTokens>::kWeightBytes, 0);
+  begin_products();
 #pragma unroll
   for (int k = 0; k < kChunk / 16; ++k) {
-    if (kPairs || k % 2 == 0) {
-#pragma unroll
-      for (int n = 0; n < kLoads; ++n) {
-        load_matrices(x[n], inputs + n * 16 * kPanelRowBytes + (swizzle ^ (k * 32 + quarter)));
-      }
-    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t w[4];
-      load_matrices(w, weights + half * kHalf * kPanelRowBytes + (swizzle ^ (k * 32 + side)));
-#pragma unroll
-      for (int n = 0; n < kTokens / 8; ++n) {
-        const int pair = (kPairs ? n : k) % 2 * 2;
-        multiply_add<T>(sums[half][n], w, x[n / 2][pair], x[n / 2][pair + 1]);
-      }
+      const uint64_t weights = tile_descriptor(stage + half * kHalf * kPanelRowBytes, 0);
+      multiply_tiles<T>(sums[half], advance(weights, k * 32), advance(x, k * 32), add || k > 0);
     }
   }
+  commit_products();
+  wait_products<0>(sums[0]);
+  wait_products<0>(sums[1]);
 }
 
 // Pair i of what a thread has.
@@ -164,40 +179,36 @@ __device__ void leave(Sums<kTokens>& sums, uint4* to) {
 // sums += what the same thread of the blocks from `block` to `last` left, in their order. It is zero again afterwards.
 template <int kTokens>
 __device__ void add_left(Sums<kTokens>& sums, uint4* left, int block, int last) {
-  constexpr int kPairs = kTokens / 2, kLoads = kTokens > 16 ? 8 : 16;  // at once
-  constexpr int kPairsAtOnce = kPairs < kLoads ? kPairs : kLoads, kBlocksAtOnce = kLoads / kPairsAtOnce;
+  constexpr int kPairs = kTokens / 2, kBlocksAtOnce = 16 / kPairs;
   for (; block < last; block += kBlocksAtOnce) {
+    uint4 got[kBlocksAtOnce][kPairs];
+    const auto for_each = [&](auto&& f) {
 #pragma unroll
-    for (int first = 0; first < kPairs; first += kPairsAtOnce) {
-      uint4 got[kBlocksAtOnce][kPairsAtOnce];
-      const auto for_each = [&](auto&& f) {
+      for (int b = 0; b < kBlocksAtOnce; ++b) {
+        if (block + b >= last) break;
 #pragma unroll
-        for (int b = 0; b < kBlocksAtOnce; ++b) {
-          if (block + b >= last) break;
-#pragma unroll
-          for (int i = 0; i < kPairsAtOnce; ++i) {
-            f(got[b][i], left + ((block + b) * kPairs + first + i) * kMultiplyThreads + threadIdx.x, first + i);
-          }
+        for (int i = 0; i < kPairs; ++i) {
+          f(got[b][i], left + ((block + b) * kPairs + i) * kMultiplyThreads + threadIdx.x, i);
         }
-      };
-      bool is_there;
-      do {
-        is_there = true;
-        for_each([](uint4& to, const uint4* from, int) {
-          asm volatile("ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                       : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                       : "l"(from)
-                       : "memory");
-        });
-        for_each([&](const uint4& it, const uint4*, int) { is_there = is_there && it.y != 0 && it.w != 0; });
-      } while (!__all_sync(0xffffffffu, is_there));
-      for_each([&](const uint4& it, uint4* from, int i) {
-        asm volatile("st.volatile.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(from), "r"(0) : "memory");
-        float* pair = pair_of<kTokens>(sums, i);
-        pair[0] += __uint_as_float(it.x);
-        pair[1] += __uint_as_float(it.z);
+      }
+    };
+    bool is_there;
+    do {
+      is_there = true;
+      for_each([](uint4& to, const uint4* from, int) {
+        asm volatile("ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                     : "l"(from)
+                     : "memory");
       });
-    }
+      for_each([&](const uint4& it, const uint4*, int) { is_there = is_there && it.y != 0 && it.w != 0; });
+    } while (!__all_sync(0xffffffffu, is_there));
+    for_each([&](const uint4& it, uint4* from, int i) {
+      asm volatile("st.volatile.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(from), "r"(0) : "memory");
+      float* pair = pair_of<kTokens>(sums, i);
+      pair[0] += __uint_as_float(it.x);
+      pair[1] += __uint_as_float(it.z);
+    });
   }
 }
 
@@ -238,11 +249,12 @@ __device__ void multiply(const Arguments& args, Ring<kTokens> ring) {
     const int tile = i / args.tile_chunks, tile_first = tile * args.tile_chunks,
               tile_last = tile_first + args.tile_chunks;
     const bool is_first = i == tile_first;
-    Sums<kTokens> sums = {};
+    Sums<kTokens> sums;
+    bool add = false;
     for (; i < min(last, tile_last); ++i, ring.advance()) {
       wait_barrier(ring.full(ring.at), ring.parity);
-      multiply_chunk<T, kTokens>(sums, ring.stage());
-      __syncwarp();
+      multiply_chunk<T, kTokens>(sums, ring.stage(), add);
+      add = true;
       if (threadIdx.x % kWarp == 0) arrive(ring.empty(ring.at));
     }
     if (!is_first) {
@@ -312,7 +324,7 @@ std::int64_t SkinnyLinear::left_bytes(int num_multiprocessors) {
 void SkinnyLinear::multiply(const void* x, std::int64_t x_stride, int num_rows, void* out, bool wide, bool gated,
                             Stream stream) const {
   if (num_rows == 0) return;
-  if (num_rows > kMaxSkinnyRows) throw std::invalid_argument("linear_skinny takes 64 rows at most");
+  if (num_rows > kMaxSkinnyRows) throw std::invalid_argument("linear_skinny takes 16 rows at most");
   Arguments args{};
   args.weight = weight_;
   args.bias = bias_;
@@ -324,16 +336,14 @@ void SkinnyLinear::multiply(const void* x, std::int64_t x_stride, int num_rows, 
   args.tile_chunks = ceil_div(depth_, kChunk);
   args.gated = gated;
   args.wide = wide;
-  const int num_blocks = std::min(args.num_tiles * args.tile_chunks, num_multiprocessors_);
+  const int num_blocks = std::min(args.num_tiles * std::min(args.tile_chunks, kMostParts), num_multiprocessors_);
   const auto launch_for = [&](auto zero, auto tokens) {
     args.x = tensor_map(x, num_rows, depth_, x_stride, tokens);
     launch<decltype(zero), decltype(tokens)::value>(args, num_blocks, stream);
   };
   const auto launch_with = [&](auto zero) {
     if (num_rows <= 8) return launch_for(zero, std::integral_constant<int, 8>{});
-    if (num_rows <= 16) return launch_for(zero, std::integral_constant<int, 16>{});
-    if (num_rows <= 32) return launch_for(zero, std::integral_constant<int, 32>{});
-    launch_for(zero, std::integral_constant<int, 64>{});
+    launch_for(zero, std::integral_constant<int, 16>{});
   };
   if (dtype_ == Dtype::bf16) {
     launch_with(__nv_bfloat16{});

@@ -60,7 +60,7 @@ def test_few_rows(dtype: torch.dtype, num_outputs: int, depth: int) -> None:
     assert takes_weight(weight, bias)
     linear = Linear(weight, bias)
     want = linear_reference(x.double(), weight.double(), bias.double())
-    for num_rows in (1, 2, 7, 8, 9, 16, 17, 24, 32, 33, 63, 64):
+    for num_rows in (1, 2, 7, 8, 9, 15, 16):
         poison(num_rows, num_outputs, dtype=dtype)
         assert_close(linear(x[:num_rows]), want[:num_rows])
 
@@ -68,7 +68,7 @@ def test_few_rows(dtype: torch.dtype, num_outputs: int, depth: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "depth"), [(28672, 512), (3072, 576), (2, 8), (130, 72)])
-@pytest.mark.parametrize("num_rows", [0, 1, 9, 31, 64, 65])
+@pytest.mark.parametrize("num_rows", [0, 1, 9, 16, 17, 64])
 def test_gated(dtype: torch.dtype, with_bias: bool, num_outputs: int, depth: int, num_rows: int) -> None:
     x, weight, bias = random_product(num_rows, num_outputs, depth, dtype)
     linear = Linear(weight, bias if with_bias else None)
@@ -106,17 +106,17 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype, n
     x, weight, bias = random_product(MAX_ROWS, num_outputs, depth, dtype)
     linear = Linear(weight, bias)
     together = linear(x, torch.float32)
-    for first, last in ((0, 1), (63, 64), (5, 13), (20, 36), (30, 62)):
+    for first, last in ((0, 1), (15, 16), (5, 13), (2, 14)):
         assert torch.equal(linear(x[first:last], torch.float32), together[first:last])
     if num_outputs % 2 == 0:
         together = linear.gated(x)
-        assert torch.equal(linear.gated(x[40:41]), together[40:41])
-        assert torch.equal(linear.gated(x[8:31]), together[8:31])
+        assert torch.equal(linear.gated(x[10:11]), together[10:11])
+        assert torch.equal(linear.gated(x[3:14]), together[3:14])
 
 
 @needs_hopper
 def test_rows_of_inputs_and_weights_may_be_apart() -> None:
-    fused, weights = random(0, 33, 1000, dtype=torch.bfloat16), random(1, 200, 1000, dtype=torch.bfloat16)
+    fused, weights = random(0, 13, 1000, dtype=torch.bfloat16), random(1, 200, 1000, dtype=torch.bfloat16)
     weights /= 24
     for offset in (0, 8, 3):
         x, weight = fused[:, offset : offset + 576], weights[:, offset : offset + 576]
@@ -130,7 +130,20 @@ def test_rows_of_inputs_and_weights_may_be_apart() -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("num_rows", [3, 40])
+@pytest.mark.parametrize(("num_outputs", "depth"), [(6144, 4096), (1536, 2048), (256, 8192)])
+@pytest.mark.parametrize("num_rows", [1, 8, 16])
+def test_repeats_are_equal(num_outputs: int, depth: int, num_rows: int) -> None:
+    """Small weights stay in the L2: stages are filled again as soon as they have been read."""
+    x, weight, bias = random_product(num_rows, num_outputs, depth, torch.bfloat16)
+    linear = Linear(weight, bias)
+    want = linear(x, torch.float32)
+    for _ in range(30):
+        together = [linear(x, torch.float32) for _ in range(20)]
+        assert all(torch.equal(got, want) for got in together)
+
+
+@needs_hopper
+@pytest.mark.parametrize("num_rows", [3, 12])
 def test_a_row_that_is_not_finite_stays_alone(num_rows: int) -> None:
     x, weight, bias = random_product(num_rows, 512, 1024, torch.bfloat16)
     linear = Linear(weight, bias)

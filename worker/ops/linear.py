@@ -33,7 +33,7 @@ class Linear:
     """y = x W^T + b for one weight: its own copy on the CPU, elsewhere the tensors themselves, which must not change.
 
     On the CPU in bfloat16 or float32 an output element depends on its row of x alone: bitwise the same for every T
-    and every number of threads. On a Hopper GPU in bfloat16 or float16 it does so among all T up to 64. Elsewhere
+    and every number of threads. On a Hopper GPU in bfloat16 or float16 it does so among all T up to 16. Elsewhere
     PyTorch computes it, and the order of additions may depend on T.
     """
 

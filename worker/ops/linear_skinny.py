@@ -11,7 +11,7 @@ if KERNELS_BUILT:
     from .. import _kernels
 
 # Rows of x up to which the kernel is faster than cuBLAS (docs/results.md).
-MAX_ROWS = 0
+MAX_ROWS = 16
 # By device: what the kernel's blocks leave each other, zero between launches.
 _left: dict[torch.device, Tensor] = {}
 # The copy engine takes rows that start on multiples of so many bytes.
