@@ -110,7 +110,7 @@ def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | Non
     sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
     if not sane or sampling.num_logprobs > MAX_LOGPROBS:
         return "sampling parameters are out of range"
-    return _problem_of_penalties(sampling.penalties, limits.vocab_size) if sampling.HasField("penalties") else None
+    return _problem_of_penalties(new, limits) if sampling.HasField("penalties") else None
 
 
 def _penalties(given: sequence_pb2.Penalties) -> Penalties:
@@ -125,7 +125,10 @@ def _penalties(given: sequence_pb2.Penalties) -> Penalties:
     )
 
 
-def _problem_of_penalties(given: sequence_pb2.Penalties, vocab_size: int) -> str | None:
+def _problem_of_penalties(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | None:
+    given, vocab_size = new.sampling.penalties, limits.vocab_size
+    if given.prompt_tokens > len(new.token_ids) or given.min_tokens > limits.max_model_len:
+        return f"{given.prompt_tokens} tokens of prompt and at least {given.min_tokens} of output are too many"
     if len(given.biased_ids) != len(given.biases):
         return f"{len(given.biased_ids)} tokens have {len(given.biases)} biases"
     if max((*given.biased_ids, *given.allowed_ids), default=0) >= vocab_size:

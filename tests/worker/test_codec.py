@@ -89,6 +89,7 @@ def test_logprobs() -> None:
         ({"repetition": 0}, "out of range"), ({"repetition": math.nan}, "out of range"),
         ({"repetition": 1e-45}, "out of range"), ({"frequency": math.inf}, "out of range"),
         ({"biased_ids": [1], "biases": [math.inf]}, "out of range"), ({"biased_ids": [1]}, "1 tokens have 0 biases"),
+        ({"prompt_tokens": 3}, "too many"), ({"min_tokens": 2**31}, "too many"),
         ({"biased_ids": [50], "biases": [1]}, "not below 50"), ({"allowed_ids": [3, 50]}, "not below 50"),
     ],
 )  # fmt: skip
