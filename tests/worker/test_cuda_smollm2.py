@@ -126,7 +126,7 @@ def test_greedy_text_parts_from_float32_only_where_bfloat16_cannot_tell(on_gpu: 
         assert first - float(exact[got[parted]]) <= 2 * rounding
 
 
-def test_log_probabilities_lie_no_farther_than_those_of_transformers(on_gpu: OnGpu) -> None:
+def test_log_probabilities_lie_no_farther_from_float32_than_those_of_transformers(on_gpu: OnGpu) -> None:
     ours_to_theirs, theirs_to_exact, ours_to_exact = [], [], []
     for index, logits in on_gpu.exact.items():
         exact, theirs = logits.log_softmax(-1), on_gpu.theirs[index].log_softmax(-1)
