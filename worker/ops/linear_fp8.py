@@ -12,7 +12,7 @@ from .quantize import QuantizedRows, RawProduct, quantize_rows, rescaled, silu_m
 # The library takes products whose sides but for the number of rows are multiples of this.
 SIDE_MULTIPLE = 16
 # Rows up to which it is faster to multiply without the scales, which the library applies at a loss (docs/results.md).
-MAX_RAW_ROWS = 512
+MAX_RAW_ROWS = 256
 
 
 class Fp8Linear:
