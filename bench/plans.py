@@ -41,6 +41,7 @@ def _first_tokens(seconds: float) -> Iterator[tuple[str, Figures]]:
 
 def _token_gaps(seconds: float) -> Iterator[tuple[str, Figures]]:
     yield "b. gaps, CPU model", uvloop.run(token_gaps(None, seconds, 3))
+    yield "b. gaps, 10 ms steps", uvloop.run(token_gaps(LONG, seconds, 3))
     yield "b. gaps, 2 ms steps", uvloop.run(token_gaps(SHORT, seconds, 3))
 
 
