@@ -31,7 +31,7 @@ from bench.scheduler_cost import SEQUENCES, carried, memory, round_cost
 from tercet.collector import settle
 
 Figures = dict[str, Any]
-SHORT = Simulated(2.0, token_us=10.0)
+SHORT, LONG = Simulated(2.0, token_us=10.0), Simulated(10.0, token_us=10.0)
 
 
 def _first_tokens(seconds: float) -> Iterator[tuple[str, Figures]]:
