@@ -28,6 +28,8 @@ SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 # For streams to hand over the last messages.
 CLOSE_SECONDS = 1.0
 
+_CANCEL_AGAIN_S = 0.2
+
 
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Runs until SIGTERM or SIGINT; a second signal ends the grace. `ready` is told the port once it listens.
@@ -101,6 +103,9 @@ async def _first(runner: asyncio.Task[None], *waits: asyncio.Task[None] | Corout
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
+    # A cancel that comes as a call fails is lost on the way: gRPC raises the failure instead, and the task goes on.
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=_CANCEL_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
