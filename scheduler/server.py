@@ -103,7 +103,7 @@ async def _first(runner: asyncio.Task[None], *waits: asyncio.Task[None] | Corout
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = list(tasks)
-    # A cancel that comes as a call fails is lost on the way: gRPC raises the failure instead, and the task goes on.
+    # A cancel that comes as what is awaited fails can be lost: the failure is raised instead, and the task goes on.
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()

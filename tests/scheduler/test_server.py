@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from worker_server import WorkerServer
 
 from scheduler import service
-from scheduler.server import serve
+from scheduler.server import _cancel, serve
 from scheduler.simulator.small import worker_info
 from scheduler.simulator.text import VOCAB, run_alone
 from tercet import rpc
@@ -394,3 +394,21 @@ async def test_a_port_in_use_names_its_key(worker: WorkerServer) -> None:
     settings = SchedulerSettings(port=worker.port, workers=("127.0.0.1:1",))
     with pytest.raises(ConfigError, match=r"scheduler\.port"):
         await serve(MeshConfig(scheduler=settings))
+
+
+async def test_a_task_that_loses_a_cancel_is_cancelled_again() -> None:
+    """As a dial does that fails at that moment: it goes on to wait for the next."""
+    lost = asyncio.Event()
+
+    async def dials() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            lost.set()
+        await asyncio.sleep(3600)
+
+    task = asyncio.create_task(dials())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(_cancel([task]), 10)
+    assert lost.is_set()
+    assert task.cancelled()
