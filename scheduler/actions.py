@@ -99,6 +99,8 @@ class Accepted:
     request_key: int
     sequence_ids: tuple[int, ...]
     queue_position: int
+    # Seconds until the first token, by forecast.
+    forecast_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from .events import (
     StepReported,
     Submission,
     Submitted,
+    TenantsChanged,
     TimePassed,
     WorkerAttached,
     WorkerDraining,
@@ -148,6 +149,9 @@ class Core:
         for request in list(requests.values()):
             cancel(self._mesh, request, CancelReason.LINK_LOST, None, now)
 
+    def _tenants_changed(self, event: TenantsChanged, _now: float) -> None:
+        self._mesh.tenants.learn(event)
+
     def _submitted(self, event: Submitted, now: float) -> None:
         if event.gateway not in self._mesh.gateways:
             return
@@ -192,7 +196,7 @@ class Core:
         self, gateway: int, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float
     ) -> None:
         deadline = None if submission.deadline_s is None else now + submission.deadline_s
-        request = Request(gateway, submission, now, deadline)
+        request = Request(gateway, submission, now, deadline, traffic_class=traffic_class)
         sampling, token_ids = submission.sampling, list(submission.prompt_token_ids)
         request.sequences = tuple(
             Sequence(
@@ -202,7 +206,6 @@ class Core:
                 token_ids=token_ids,
                 max_length=len(token_ids) + submission.max_tokens,
                 sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
-                traffic_class=traffic_class,
                 urgency=traffic_class.urgency(submission.priority, now, self._next_id + index),
             )
             for index in range(submission.n)
@@ -282,6 +285,7 @@ _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
     GatewayAttached: Core._gateway_attached,
     GatewayLost: Core._gateway_lost,
     Submitted: Core._submitted,
+    TenantsChanged: Core._tenants_changed,
     CancelReceived: Core._cancel_received,
     SequenceStopped: Core._sequence_stopped,
     AddressesChanged: Core._addresses_changed,

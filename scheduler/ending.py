@@ -162,7 +162,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         "request_finished",
         request_id=submission.request_id,
         model=submission.model,
-        traffic_class=request.sequences[0].traffic_class.name,
+        traffic_class=request.traffic_class.name,
         priority=submission.priority,
         n=submission.n,
         outcome=outcome,

@@ -10,6 +10,8 @@ from enum import IntEnum
 
 from tercet.errors import RequestError
 
+from .tenant import TenantPlan
+
 
 class CancelReason(IntEnum):
     """Why work is cancelled; numbers as in the contract."""
@@ -70,6 +72,8 @@ class Submission:
     traffic_class: str = ""
     # Lower is served earlier and preempted later.
     priority: int = 0
+    # Empty: nobody keeps tenants.
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,15 @@ class GatewayLost:
     """A gateway's stream ended."""
 
     gateway: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantsChanged:
+    """A gateway says what all tenants may do."""
+
+    gateway: int
+    revision: int
+    plans: tuple[TenantPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +282,7 @@ class DrainExpired:
 Event = (
     GatewayAttached
     | GatewayLost
+    | TenantsChanged
     | Submitted
     | CancelReceived
     | SequenceStopped

@@ -135,7 +135,7 @@ def holders(worker: Worker) -> list[Holder]:
         held.append(
             Holder(
                 sequence_ids=tuple(each.sequence_id for each in sequence.group),
-                rank=sequence.traffic_class.rank,
+                rank=sequence.request.traffic_class.rank,
                 priority=sequence.request.submission.priority,
                 urgency=sequence.urgency,
                 shielded=sequence.shielded,

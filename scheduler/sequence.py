@@ -13,7 +13,8 @@ from types import MappingProxyType
 from tercet.errors import RequestError
 
 from .events import CancelReason, EndReason, Sampling, Submission
-from .traffic_class import TrafficClass
+from .tenant import ANYONE, TenantPlan
+from .traffic_class import DEFAULT_CLASS, TrafficClass
 
 
 class State(Enum):
@@ -67,6 +68,12 @@ class Request:
     # Seconds on the scheduler's clock.
     arrived_at: float
     deadline_at: float | None
+    tenant: TenantPlan = ANYONE
+    traffic_class: TrafficClass = DEFAULT_CLASS
+    # Seconds from arrival to the first token as forecast at admission; None: nothing was known.
+    forecast_s: float | None = None
+    # When the first of its tokens came.
+    first_token_at: float | None = None
     # None any more once it has ended.
     sequences: tuple[Sequence, ...] = ()
     # Cancels of the gateway that wait for their answer.
@@ -95,7 +102,6 @@ class Sequence:
     max_length: int
     # Sampling of the request with the seed of this output.
     sampling: Sampling
-    traffic_class: TrafficClass
     # Smaller is served earlier: the moment its claim counts from, and the arrival. Kept for life.
     urgency: tuple[float, int]
     state: State = State.QUEUED

@@ -131,6 +131,7 @@ def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
         n=submit.n or 1,
         traffic_class=submit.traffic_class,
         priority=submit.priority,
+        tenant=submit.tenant_id,
     )
 
 
@@ -162,6 +163,7 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
             request_key=message.request_key,
             sequence_ids=message.sequence_ids,
             queue_position=message.queue_position,
+            forecast_us=None if message.forecast_s is None else round(message.forecast_s * 1e6),
         )
         return scheduler_pb2.SchedulerMessage(accepted=accepted)
     if isinstance(message, Refused):

@@ -14,6 +14,7 @@ from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGate
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView, views_of
 from .sequence import Request, Sequence
+from .tenants import Tenants
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,7 @@ class MeshState:
     gateways: dict[int, dict[int, Request]] = field(default_factory=dict)
     # Live sequences by id.
     sequences: dict[int, Sequence] = field(default_factory=dict)
+    tenants: Tenants = field(default_factory=Tenants)
     requests_finished: int = 0
     preemptions: int = 0
     swaps: int = 0

@@ -1,4 +1,4 @@
-"""Traffic classes: who goes first, and who gives way. Knows no tenants."""
+"""Traffic classes: what each promises, who goes first, and who gives way. Knows no tenants."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ PRIORITY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """A promise: of `percentile` percent of requests, at most `seconds`."""
+
+    seconds: float
+    percentile: float = 95.0
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficClass:
     """One kind of traffic. Of two running sequences that of the higher `rank` gives way first."""
 
@@ -18,13 +26,33 @@ class TrafficClass:
     rank: int
     # Seconds by which its requests let those of a class without patience go ahead.
     patience_s: float
+    # Until the first token, and from one token to the next; None: no promise, and nothing is refused for it.
+    ttft: Target | None = None
+    gap: Target | None = None
+    # Its share of the work where no promise is at stake.
+    weight: float = 1.0
+    # Of what waits in one pool; 0: as the pool. Longest wait in seconds before QUEUE_EXPIRED; 0: for ever.
+    max_queued_requests: int = 0
+    max_queued_tokens: int = 0
+    max_queue_s: float = 0.0
+    # Most prefill tokens of this class in a step with decodes; 0: no limit but that of all classes.
+    max_prefill_tokens: int = 0
+    # Whether those of a lower rank may take its place.
+    preemptible: bool = True
+    # Most steps of a plan in which it takes part, and most of its sequences on one worker; 0: no limit.
+    max_steps: int = 0
+    max_running: int = 0
 
     def urgency(self, priority: int, arrived_at: float, arrival: int) -> tuple[float, int]:
         """The place in the order of service, smaller first. A claim grows with waiting, so that nothing starves."""
         return arrived_at + self.patience_s + priority * PRIORITY_SECONDS, arrival
 
 
-DEFAULT_CLASS = TrafficClass("interactive", 0, 0.0)
-CLASSES: Mapping[str, TrafficClass] = MappingProxyType(
-    {each.name: each for each in (DEFAULT_CLASS, TrafficClass("rag", 1, 2.0), TrafficClass("batch", 2, 60.0))}
-)
+INTERACTIVE = TrafficClass(
+    "interactive", 0, 0.0, ttft=Target(1.0), gap=Target(0.2), weight=8.0, preemptible=False
+)  # fmt: skip
+RAG = TrafficClass("rag", 1, 2.0, ttft=Target(5.0), gap=Target(0.5), weight=4.0)
+BATCH = TrafficClass("batch", 2, 60.0)
+
+DEFAULT_CLASS = INTERACTIVE
+CLASSES: Mapping[str, TrafficClass] = MappingProxyType({each.name: each for each in (INTERACTIVE, RAG, BATCH)})

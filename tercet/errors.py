@@ -9,11 +9,17 @@
         ├── InvalidFieldError        INVALID_ARGUMENT     INVALID_FIELD
         │   ├── PromptTooLongError                        PROMPT_TOO_LONG
         │   └── KvNeverFitsError                          KV_NEVER_FITS
+        ├── UnauthenticatedError     UNAUTHENTICATED      UNAUTHENTICATED
+        ├── PermissionDeniedError    PERMISSION_DENIED    PERMISSION_DENIED
         ├── ModelNotFoundError       NOT_FOUND            MODEL_NOT_FOUND
         ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
+        ├── TenantQuotaError         RESOURCE_EXHAUSTED   TENANT_QUOTA
         ├── QueueFullError           RESOURCE_EXHAUSTED   QUEUE_FULL
+        ├── QueueExpiredError        RESOURCE_EXHAUSTED   QUEUE_EXPIRED
+        ├── SloUnreachableError      RESOURCE_EXHAUSTED   SLO_UNREACHABLE
         ├── SlowConsumerError        RESOURCE_EXHAUSTED   SLOW_CONSUMER
         ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_PASSED
+        │   └── DeadlineUnreachableError                  DEADLINE_UNREACHABLE
         ├── NoWorkerError            UNAVAILABLE          NO_WORKER
         ├── GatewayLostError         UNAVAILABLE          GATEWAY_LOST
         ├── SchedulerLostError       UNAVAILABLE          SCHEDULER_LOST
@@ -30,7 +36,7 @@ An error that cannot be expressed by one of these is a bug and surfaces as Engin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -42,6 +48,8 @@ DOMAIN = "tercet"
 MAX_DETAIL_BYTES = 4096
 _MAX_TEXT_BYTES = 1024
 _MAX_VARIABLE_BYTES = 256
+
+Detail: TypeAlias = error_details_pb2.BadRequest | error_details_pb2.ResourceInfo | error_details_pb2.QuotaFailure
 
 
 class TercetError(Exception):
@@ -82,7 +90,7 @@ class RequestError(TercetError):
         self.metadata = dict(metadata or {})
         self.retry_after_s = retry_after_s
 
-    def details(self) -> list[error_details_pb2.BadRequest | error_details_pb2.ResourceInfo]:
+    def details(self) -> list[Detail]:
         """Further google.rpc details besides ErrorInfo and RetryInfo; each type at most once."""
         return []
 
@@ -102,7 +110,7 @@ class InvalidFieldError(RequestError):
             metadata["field"] = field
         super().__init__(message, metadata=metadata, retry_after_s=retry_after_s)
 
-    def details(self) -> list[error_details_pb2.BadRequest | error_details_pb2.ResourceInfo]:
+    def details(self) -> list[Detail]:
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=self.metadata.get("field", ""), description=_clip(self.message)
         )
@@ -121,13 +129,27 @@ class KvNeverFitsError(InvalidFieldError):
     reason = "KV_NEVER_FITS"
 
 
+class UnauthenticatedError(RequestError):
+    """The call has no key, or one that is not valid (any more). The text does not say which."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(RequestError):
+    """The key is valid, but its tenant may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
 class ModelNotFoundError(RequestError):
     """No model of that name is served; metadata `served` lists the names."""
 
     code = grpc.StatusCode.NOT_FOUND
     reason = "MODEL_NOT_FOUND"
 
-    def details(self) -> list[error_details_pb2.BadRequest | error_details_pb2.ResourceInfo]:
+    def details(self) -> list[Detail]:
         return [
             error_details_pb2.ResourceInfo(
                 resource_type="tercet.v1.Model", resource_name=_clip(self.metadata.get("model", ""))
@@ -142,11 +164,38 @@ class DuplicateRequestError(RequestError):
     reason = "DUPLICATE_REQUEST"
 
 
+class TenantQuotaError(RequestError):
+    """The tenant has used up what its plan grants; metadata `quota` names the limit, such as ``tokens_per_minute``."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "TENANT_QUOTA"
+
+    def details(self) -> list[Detail]:
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject=_clip(f"tenant:{self.metadata.get('tenant', '')}"), description=_clip(self.message)
+        )
+        return [error_details_pb2.QuotaFailure(violations=[violation])]
+
+
 class QueueFullError(RequestError):
     """The queue's bound is reached."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "QUEUE_FULL"
+
+
+class QueueExpiredError(RequestError):
+    """The request waited for as long as its class lets one wait, and nothing of it was computed."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_EXPIRED"
+
+
+class SloUnreachableError(RequestError):
+    """The first token would come later than the request's class promises."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "SLO_UNREACHABLE"
 
 
 class SlowConsumerError(RequestError):
@@ -161,6 +210,12 @@ class DeadlineError(RequestError):
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_PASSED"
+
+
+class DeadlineUnreachableError(DeadlineError):
+    """The client's deadline will pass before the first token could come."""
+
+    reason = "DEADLINE_UNREACHABLE"
 
 
 class NoWorkerError(RequestError):

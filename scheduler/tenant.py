@@ -1,0 +1,31 @@
+"""What a tenant may do, as its gateway says. Knows no keys and no requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPlan:
+    """Limits of one tenant; 0 and empty are none."""
+
+    tenant: str
+    # Traffic classes it may name, and the one of requests that name none.
+    classes: tuple[str, ...] = ()
+    default_class: str = ""
+    # Its share where tenants of one class compete.
+    weight: float = 1.0
+    requests_per_minute: int = 0
+    # Prompt and output together.
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0
+    # Part of a pool's KV blocks that its running sequences may hold together.
+    kv_share: float = 0.0
+    # Longest prompt + output.
+    max_context: int = 0
+    # The most urgent priority it may ask for.
+    min_priority: int = -100
+
+
+# Whoever asks where nobody keeps tenants: without limits.
+ANYONE = TenantPlan("")
