@@ -30,12 +30,15 @@ else:
 ENV_PREFIX = "TERCET"
 
 # Who set the environment of a child of `tercet up`, and what the child is called there; which instructions the C++
-# extension may use; which GPUs the CUDA one is built for.
+# extension may use; which GPUs the CUDA one is built for; the key that commands send to a gateway.
 PARENT_PID_VARIABLE = f"{ENV_PREFIX}_PARENT_PID"
 PROCESS_NAME_VARIABLE = f"{ENV_PREFIX}_PROCESS_NAME"
 ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
 CUDA_ARCHS_VARIABLE = f"{ENV_PREFIX}_CUDA_ARCHS"
-_NOT_SETTINGS = frozenset({PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE, CUDA_ARCHS_VARIABLE})
+API_KEY_VARIABLE = f"{ENV_PREFIX}_API_KEY"
+_NOT_SETTINGS = frozenset(
+    {PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE, CUDA_ARCHS_VARIABLE, API_KEY_VARIABLE}
+)
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]
@@ -175,6 +178,19 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantsSettings:
+    """Who may call a gateway. Read by gateway and `tercet tenant`."""
+
+    store: str = setting(
+        "", "the SQLite file, or SQLAlchemy URL, of tenants and their keys; empty: no keys are asked for"
+    )
+    stale_seconds: float = setting(
+        300.0, "how long the tenants last read hold while the store cannot be read; then calls are refused",
+        checks.at_least(0),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """What goes to standard error."""
 
@@ -190,6 +206,7 @@ class MeshConfig:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    tenants: TenantsSettings = field(default_factory=TenantsSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -198,6 +215,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
+    "tenants": TenantsSettings,
     "log": LogSettings,
 }
 

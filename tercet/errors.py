@@ -3,7 +3,9 @@
     TercetError
     ├── StartupError                 a service cannot start; never on the wire
     │   ├── ConfigError              a setting is wrong; names its key
+    │   │   └── StoreError           tenants.store cannot be read or written
     │   └── ModelError               model files are missing, broken or unsupported
+    ├── TenantError                  no such tenant or key, or one that is there already; never on the wire
     ├── PlanFileError                a file is no plan log, or is broken; never on the wire
     └── RequestError                 one request failed; has a stable reason
         ├── InvalidFieldError        INVALID_ARGUMENT     INVALID_FIELD
@@ -21,6 +23,7 @@
         ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_PASSED
         │   └── DeadlineUnreachableError                  DEADLINE_UNREACHABLE
         ├── NoWorkerError            UNAVAILABLE          NO_WORKER
+        ├── StoreLostError           UNAVAILABLE          STORE_LOST
         ├── GatewayLostError         UNAVAILABLE          GATEWAY_LOST
         ├── SchedulerLostError       UNAVAILABLE          SCHEDULER_LOST
         ├── WorkerLostError          UNAVAILABLE          WORKER_LOST
@@ -68,8 +71,19 @@ class ConfigError(StartupError):
         self.key = key
 
 
+class StoreError(ConfigError):
+    """The store of tenants cannot be read or written, or is of a newer version."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("tenants.store", problem)
+
+
 class ModelError(StartupError):
     """Model files are missing, broken or unsupported."""
+
+
+class TenantError(TercetError):
+    """What is asked of a tenant cannot be done: it, or its key, is not there, or there already."""
 
 
 class PlanFileError(TercetError):
@@ -223,6 +237,13 @@ class NoWorkerError(RequestError):
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "NO_WORKER"
+
+
+class StoreLostError(RequestError):
+    """The gateway has not been able to read its tenants for so long that it no longer trusts what it knows of them."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "STORE_LOST"
 
 
 class GatewayLostError(RequestError):

@@ -17,7 +17,7 @@ from tercet.config import MeshConfig, load_config, setting_keys
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # These say what kind of thing they set only together with their section: --log-level, not --level.
-_ALWAYS_PREFIXED = {"log"}
+_ALWAYS_PREFIXED = {"log", "tenants"}
 
 
 class SettingOption(click.Option):
