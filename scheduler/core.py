@@ -46,7 +46,7 @@ from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request, Sequence
 from .state import MeshState
-from .traffic_class import TrafficClass
+from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 
 # A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
 # above the longest step: a full chunk of a large model on a CPU takes about a minute.
@@ -151,6 +151,7 @@ class Core:
 
     def _tenants_changed(self, event: TenantsChanged, _now: float) -> None:
         self._mesh.tenants.learn(event)
+        self._mesh.traffic.keep(self._mesh.tenants.plans.keys())
 
     def _submitted(self, event: Submitted, now: float) -> None:
         if event.gateway not in self._mesh.gateways:
@@ -160,6 +161,7 @@ class Core:
             pool, traffic_class = self._admit(event.gateway, submission, now)
         except errors.RequestError as error:
             self._mesh.send(event.gateway, Refused(submission.request_key, error))
+            self._mesh.traffic.refused(*self._whose(submission), error.reason)
             self._mesh.log(
                 "request_refused",
                 request_id=submission.request_id,
@@ -169,6 +171,12 @@ class Core:
             )
             return
         self._accept(event.gateway, submission, pool, traffic_class, now)
+
+    def _whose(self, submission: Submission) -> tuple[str | None, str]:
+        """Tenant and class that a refusal counts for; None and empty if there is none of that name."""
+        tenant, name = submission.tenant, submission.traffic_class or DEFAULT_CLASS.name
+        known = not tenant or tenant in self._mesh.tenants.plans
+        return tenant if known else None, name if name in CLASSES else ""
 
     def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, TrafficClass]:
         """The pool that takes the request, and its class. Raises the RequestError that refuses it."""
@@ -216,6 +224,7 @@ class Core:
         for fork in forks:
             fork.leader = leader
         self._mesh.gateways[gateway][submission.request_key] = request
+        self._mesh.traffic.accepted(request)
         for sequence in request.sequences:
             self._mesh.sequences[sequence.sequence_id] = sequence
         self._mesh.add_deadline(request)

@@ -158,6 +158,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         for _ in range(request.cancels - 1):
             mesh.send(request.gateway, CancelDone(submission.request_key))
     outcome, reason = _worst_end(request)
+    mesh.traffic.ended(request, outcome, reason, now)
     mesh.log(
         "request_finished",
         request_id=submission.request_id,

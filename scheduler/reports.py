@@ -67,7 +67,7 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
             continue
         token_ids = sequence.token_ids
         if sequence.state is not decode:
-            if not _take_unusual(mesh, worker, sequence):
+            if not _take_unusual(mesh, worker, sequence, now):
                 continue
         elif len(token_ids) > held[sequence_id] * block_size:
             # The new token itself enters the cache in the next step.
@@ -195,7 +195,7 @@ def _note_ends(mesh: MeshState, worker: Worker, event: StepReported, columns: Co
     mesh.touch(mesh.fleet.pool_of(worker))
 
 
-def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence) -> bool:
+def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence, now: float) -> bool:
     """Notes a token of a sequence that is not simply decoding; whether somebody wants the token."""
     if sequence.leader is not None or sequence.forks:
         mesh.drop(worker, f"gave sequence {sequence.sequence_id} a token before the prefill of its group was complete")
@@ -210,6 +210,10 @@ def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence) -> bool:
         return False
     if sequence.state is State.PREFILL:
         sequence.become(State.DECODE)
+    request = sequence.request
+    if request.first_token_at is None:
+        request.first_token_at = now
+        mesh.traffic.first_token(request, now)
     return True
 
 

@@ -15,6 +15,7 @@ from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView, views_of
 from .sequence import Request, Sequence
 from .tenants import Tenants
+from .traffic import Traffic
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,7 @@ class MeshState:
     # Live sequences by id.
     sequences: dict[int, Sequence] = field(default_factory=dict)
     tenants: Tenants = field(default_factory=Tenants)
+    traffic: Traffic = field(default_factory=Traffic)
     requests_finished: int = 0
     preemptions: int = 0
     swaps: int = 0

@@ -32,6 +32,7 @@ from .. import (
     step_time,
     tenant,
     tenants,
+    traffic,
     traffic_class,
     waiting,
     window,
@@ -57,6 +58,7 @@ _MODULES = (
     step_time,
     tenant,
     tenants,
+    traffic,
     traffic_class,
     waiting,
     window,
@@ -70,8 +72,8 @@ BLANK: Mapping[str, Any] = types.MappingProxyType(
     {"logprobs": (), "penalties": b"", "prefix_salt": b"", "stop_token_id": 0, "prefix_keys": None}
 )
 BLANK_SETS = frozenset({"prefixes"})
-# All that is in these are keys of blocks, which are made of tokens.
-BLANK_CLASSES = frozenset({prefix_index.PromisedPrefixes})
+# All that is in these are keys of blocks, which are made of tokens, or counts that decide nothing.
+BLANK_CLASSES = frozenset({prefix_index.PromisedPrefixes, traffic.Traffic})
 # The attribute of the core that is no state of it: whom it asks.
 LOOKUP = "_lookup"
 
