@@ -4,6 +4,7 @@
 #include "activation.h"
 #include "dependent_launch.cuh"
 #include "kernel.cuh"
+#include "silu.cuh"
 
 namespace tercet::cuda {
 namespace {
@@ -30,10 +31,7 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const Arguments args
   T* gate = reinterpret_cast<T*>(&gates);
   const T* up = reinterpret_cast<const T*>(&ups);
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) {
-    const float x = widen(gate[j]);
-    gate[j] = narrow<T>(x / (1.0f + __expf(-x)) * widen(up[j]));
-  }
+  for (int j = 0; j < kSize; ++j) gate[j] = narrow<T>(silu_times(widen(gate[j]), widen(up[j])));
   static_cast<V*>(args.out)[static_cast<std::int64_t>(blockIdx.x) * num_vectors + i] = gates;
 }
 

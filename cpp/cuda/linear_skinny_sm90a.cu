@@ -12,6 +12,7 @@
 #include "bulk_copy.cuh"
 #include "dependent_launch.cuh"
 #include "linear_skinny.h"
+#include "silu.cuh"
 
 namespace tercet::cuda {
 namespace {
@@ -211,8 +212,6 @@ __device__ void add_left(Sums<kTokens>& sums, uint4* left, int block, int last) 
     });
   }
 }
-
-__device__ inline float silu_times(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
 
 template <typename T, typename Out, int kTokens>
 __device__ void store(const Arguments& args, const Sums<kTokens>& sums, int tile) {

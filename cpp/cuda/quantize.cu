@@ -6,6 +6,7 @@
 #include "dependent_launch.cuh"
 #include "e4m3.cuh"
 #include "quantize.h"
+#include "silu.cuh"
 
 namespace tercet::cuda {
 namespace {
@@ -67,10 +68,7 @@ __device__ V rescaled(V x, float of_row, const Rescale& scales, int i) {
 __device__ V gated(const V& gates, const V& ups) {
   V out;
 #pragma unroll
-  for (int j = 0; j < V::kSize; ++j) {
-    const float x = widen(gates.at[j]);
-    out.at[j] = narrow<T>(x / (1.0f + __expf(-x)) * widen(ups.at[j]));
-  }
+  for (int j = 0; j < V::kSize; ++j) out.at[j] = narrow<T>(silu_times(widen(gates.at[j]), widen(ups.at[j])));
   return out;
 }
 

@@ -17,7 +17,7 @@ from worker.ops.norm import rms_norm, rms_norm_reference
 from worker.ops.rope import apply_rope, apply_rope_reference
 
 pytestmark = needs_cuda
-HEADS = [(32, 8, 128), (32, 8, 64), (9, 3, 64), (28, 4, 128), (5, 5, 96), (8, 1, 256), (2, 1, 6), (3, 1, 512)]
+HEADS = [(32, 8, 128), (32, 8, 64), (9, 3, 64), (28, 4, 128), (5, 5, 96), (8, 1, 256), (2, 1, 6), (3, 1, 248)]
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

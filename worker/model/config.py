@@ -9,10 +9,11 @@ from typing import Literal
 
 from tercet.errors import ConfigError, ModelError
 
+from ..ops.dtypes import MAX_HEAD_DIM
+
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3", "yarn")
 
-MAX_HEAD_DIM = 256
 _HEAD_DIM_MULTIPLE = 8
 
 

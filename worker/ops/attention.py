@@ -16,6 +16,7 @@ from .dtypes import (
     FP8,
     KERNEL_DTYPES,
     KERNELS_BUILT,
+    MAX_HEAD_DIM,
     check_one_device,
     on_core,
     on_kernels,
@@ -23,7 +24,7 @@ from .dtypes import (
     stream_of,
     wide_dtype,
 )  # fmt: skip
-from .step_attention import MAX_HEAD_DIM, StepAttention, serves_fp8
+from .step_attention import StepAttention, serves_fp8
 
 if KERNELS_BUILT:
     from .. import _kernels
@@ -200,7 +201,9 @@ def write_kv(
             f"v_cache {v_cache.dtype} {list(v_cache.shape)} and slots {list(slots.shape)} do not fit each other"
         )
     is_fp8 = k_cache.dtype is FP8
-    on_gpu = on_kernels(k) and same_gpu(k, v, k_cache, v_cache, slots) and head_dim % 2 == 0 and head_dim <= 512
+    on_gpu = (
+        on_kernels(k) and same_gpu(k, v, k_cache, v_cache, slots) and head_dim % 2 == 0 and head_dim <= MAX_HEAD_DIM
+    )
     on_cpu = on_core(k) and v.is_cpu and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu
     if (is_fp8 and (on_cpu or k.dtype is torch.float32)) or not (on_gpu or on_cpu):
         check_one_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)

@@ -27,6 +27,8 @@ KERNELS_PROBLEM = _FOUND or ""
 
 # As cpp/cuda/dtype.h numbers them.
 KERNEL_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+# The longest heads that all kernels take, and so the longest that a model may have.
+MAX_HEAD_DIM = 256
 # What a KV cache may hold: the dtype of the heads, or this, whose numbers are multiplied by a scale.
 FP8 = torch.float8_e4m3fn
 CACHE_DTYPES = {**KERNEL_DTYPES, FP8: 3}

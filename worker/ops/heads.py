@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .attention import UNSCALED, KvScales, write_kv
-from .dtypes import CACHE_DTYPES, FP8, KERNEL_DTYPES, KERNELS_BUILT, on_kernels, same_gpu, stream_of
+from .dtypes import CACHE_DTYPES, FP8, KERNEL_DTYPES, KERNELS_BUILT, MAX_HEAD_DIM, on_kernels, same_gpu, stream_of
 from .norm import rms_norm
-from .rope import MAX_HEAD_DIM, apply_rope
+from .rope import apply_rope
 
 if KERNELS_BUILT:
     from .. import _kernels

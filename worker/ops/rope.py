@@ -6,12 +6,20 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .dtypes import KERNEL_DTYPES, KERNELS_BUILT, check_one_device, on_core, on_kernels, same_gpu, stream_of, wide_dtype
+from .dtypes import (
+    KERNEL_DTYPES,
+    KERNELS_BUILT,
+    MAX_HEAD_DIM,
+    check_one_device,
+    on_core,
+    on_kernels,
+    same_gpu,
+    stream_of,
+    wide_dtype,
+)
 
 if KERNELS_BUILT:
     from .. import _kernels
-
-MAX_HEAD_DIM = 512  # of the CUDA kernel
 
 
 def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # Kernels read 16 bytes at once.
 _ALIGNMENT = 16
-MAX_HEAD_DIM = 256
 
 
 @functools.cache
