@@ -116,6 +116,14 @@ class Link:
             raise self._refused(error.code(), error.trailing_metadata()) from error
         return fleet
 
+    async def traffic(self, request: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
+        """The scheduler's view of the traffic. Raises as `fleet` does."""
+        try:
+            traffic: operations_pb2.Traffic = await self._stub.GetTraffic(request, timeout=_FLEET_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._refused(error.code(), error.trailing_metadata()) from error
+        return traffic
+
     async def plan_log(self) -> AsyncGenerator[bytes, None]:
         """The scheduler's plan log, piece by piece as it is read. Raises SchedulerLostError, or the scheduler's own
         RequestError."""

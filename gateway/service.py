@@ -169,6 +169,10 @@ class OperationsService:
         """What the scheduler says."""
         return await self._link.fleet()
 
+    async def get_traffic(self, message: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
+        """What the scheduler says."""
+        return await self._link.traffic(message)
+
     async def cancel_generation(
         self, message: operations_pb2.CancelGenerationRequest
     ) -> operations_pb2.CancelGenerationResponse:
@@ -228,6 +232,7 @@ def add_services(
         },
         "tercet.v1.Operations": {
             "GetFleet": _unary(operations.get_fleet, opb.GetFleetRequest),
+            "GetTraffic": _unary(operations.get_traffic, opb.GetTrafficRequest),
             "CancelGeneration": _unary(operations.cancel_generation, opb.CancelGenerationRequest),
             "DumpPlanLog": plan_log,
         },

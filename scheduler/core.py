@@ -47,6 +47,7 @@ from .planner import Policy
 from .sequence import Request, Sequence
 from .state import MeshState
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
+from .traffic_view import TrafficView, view_traffic
 
 # A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
 # above the longest step: a full chunk of a large model on a CPU takes about a minute.
@@ -126,6 +127,10 @@ class Core:
     def view(self) -> FleetView:
         """The mesh now."""
         return self._mesh.view()
+
+    def traffic(self, now: float, max_tenants: int) -> TrafficView:
+        """What classes and tenants ask for and get; of at most so many tenants."""
+        return view_traffic(self._mesh, CLASSES.values(), now, max_tenants)
 
     @property
     def workers(self) -> list[Worker]:

@@ -19,6 +19,7 @@ from .events import DrainExpired, DrainStarted, Event, GatewayLost, TimePassed, 
 from .fleet_view import FleetView
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
+from .traffic_view import TrafficView
 
 # Messages of one step each: minutes of output that a peer has not read.
 MAX_OUTBOX_MESSAGES = 8192
@@ -32,6 +33,7 @@ class Loop:
     def __init__(self, core: Core, clock: Callable[[], float], recorder: Recorder | None = None) -> None:
         self._core = core
         self._clock = clock
+        self._started_at = clock()
         self._recorder = recorder
         self._log = structlog.get_logger()
         self._inbox: list[Event] = []
@@ -72,6 +74,15 @@ class Loop:
     def view(self) -> FleetView:
         """The mesh now."""
         return self._core.view()
+
+    def traffic(self, max_tenants: int) -> TrafficView:
+        """What classes and tenants ask for and get; of at most so many tenants."""
+        return self._core.traffic(self._clock(), max_tenants)
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started_at
 
     def dump_plan_log(self, written_at: float) -> Iterator[bytes]:
         """The plan log's file in parts, as it is now; `written_at` is now in seconds since 1970.

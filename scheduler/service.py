@@ -25,10 +25,13 @@ from .events import CancelReason, CancelReceived, GatewayAttached, SequenceStopp
 from .fleet_view import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
+from .traffic_messages import traffic_to_proto
 from .wire import enum_value, sampling_from_proto
 
 # A stream that says nothing is not kept.
 HELLO_SECONDS = 10.0
+# Tenants in an answer, unless it is said how many.
+MAX_TENANTS = 100
 
 _COLUMNS = ("sequence_ids", "token_ids", "ends", "logprobs")
 
@@ -70,6 +73,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> operations_pb2.Fleet:
         """The mesh now."""
         return fleet_to_proto(self._loop.view())
+
+    async def GetTraffic(
+        self, request: operations_pb2.GetTrafficRequest, _context: grpc.aio.ServicerContext
+    ) -> operations_pb2.Traffic:
+        """What classes and tenants ask for and get."""
+        view = self._loop.traffic(request.max_tenants or MAX_TENANTS)
+        return traffic_to_proto(view, self._epoch, self._loop.uptime_s)
 
     async def DumpPlanLog(
         self, _request: operations_pb2.DumpPlanLogRequest, context: grpc.aio.ServicerContext

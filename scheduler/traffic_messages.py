@@ -1,0 +1,100 @@
+"""The view of the traffic as the public contract has it."""
+
+from __future__ import annotations
+
+from tercet.v1 import operations_pb2 as pb
+
+from .histogram import Histogram
+from .traffic import Counts, Promise, Promises, Service
+from .traffic_class import TrafficClass
+from .traffic_view import Load, TrafficView
+
+
+def traffic_to_proto(view: TrafficView, epoch: int, uptime_s: float) -> pb.Traffic:
+    return pb.Traffic(
+        epoch=epoch,
+        uptime_seconds=uptime_s,
+        classes=[
+            pb.ClassTraffic(
+                name="" if each.traffic_class is None else each.traffic_class.name,
+                load=_load(each.load, view.now),
+                counts=_counts(each.counts, each.load),
+                targets=None if each.traffic_class is None else _targets(each.traffic_class),
+                recent=_recent(each.recent),
+            )
+            for each in view.classes
+        ],
+        tenants=[
+            pb.TenantTraffic(
+                tenant_id=each.tenant,
+                traffic_class=each.traffic_class,
+                load=_load(each.load, view.now),
+                counts=_counts(each.counts, each.load),
+            )
+            for each in view.tenants
+        ],
+        tenants_omitted=view.tenants_omitted,
+    )
+
+
+def _load(load: Load, now: float) -> pb.TrafficLoad:
+    return pb.TrafficLoad(
+        requests_waiting=load.requests_waiting,
+        tokens_waiting=load.tokens_waiting,
+        oldest_seconds=None if load.oldest is None else now - load.oldest,
+        requests_running=load.requests_running,
+        kv_blocks=load.blocks,
+    )
+
+
+def _counts(counts: Counts, load: Load) -> pb.TrafficCounts:
+    return pb.TrafficCounts(
+        accepted=counts.accepted,
+        refused=counts.refused,
+        served=counts.served,
+        cancelled=counts.cancelled,
+        failed=counts.failed,
+        promises=_promises(counts.promises),
+        prompt_tokens=counts.prompt_tokens,
+        cached_tokens=counts.cached_tokens,
+        generated_tokens=counts.generated_tokens + load.generated_tokens,
+        wasted_tokens=counts.wasted_tokens,
+        preemptions=counts.preemptions,
+    )
+
+
+def _promises(promises: Promises) -> pb.PromiseCounts:
+    return pb.PromiseCounts(
+        ttft=_promise(promises.ttft), gap=_promise(promises.gap), request=_promise(promises.request)
+    )
+
+
+def _promise(promise: Promise) -> pb.PromiseCount:
+    return pb.PromiseCount(kept=promise.kept, broken=promise.broken)
+
+
+def _targets(traffic_class: TrafficClass) -> pb.TrafficTargets:
+    targets = pb.TrafficTargets()
+    if traffic_class.ttft is not None:
+        targets.ttft_seconds, targets.ttft_percentile = traffic_class.ttft.seconds, traffic_class.ttft.percentile
+    if traffic_class.gap is not None:
+        targets.gap_seconds, targets.gap_percentile = traffic_class.gap.seconds, traffic_class.gap.percentile
+    return targets
+
+
+def _recent(service: Service) -> pb.RecentService:
+    return pb.RecentService(
+        promises=_promises(service.promises), ttft=_spread(service.ttft), queue=_spread(service.queue)
+    )
+
+
+def _spread(histogram: Histogram) -> pb.Spread:
+    if not histogram.count:
+        return pb.Spread()
+    return pb.Spread(
+        count=histogram.count,
+        mean_seconds=histogram.total_s / histogram.count,
+        p50_seconds=histogram.quantile(0.5),
+        p95_seconds=histogram.quantile(0.95),
+        p99_seconds=histogram.quantile(0.99),
+    )
