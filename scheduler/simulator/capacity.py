@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..actions import ToWorker
 from ..admission import QueueBounds
 from ..credits import blocks_for
-from ..events import CancelReason, CancelReceived, Event, Submitted, WorkerInfo
+from ..events import CancelReason, CancelReceived, Event, Submitted, TenantsChanged, WorkerInfo
 from ..planner import Policy
+from ..tenant import ANYONE, TenantPlan
+from ..traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from .cost import StepCost
+from .flow_tally import FlowTally
 from .gateway import VirtualGateway
 from .mesh import VirtualMesh
 from .small import worker_info
 from .tally import CountingGateway, Tally
 from .text import DrawnText
 from .worker import SimulatedWorker
-from .workload import Arrival, Requests, Workload
+from .workload import Arrival, Flow, Requests, Workload
 
 MODEL = "simulated"
 
@@ -41,21 +44,27 @@ class Fleet:
         place = (index / (self.workers - 1) - 0.5) * 2 if self.workers > 1 else 0.0
         return 1.0 + self.speed_spread * place
 
-    def requests_per_second(self, prompt_tokens: int, output_tokens: int, n: int) -> float:
+    def requests_per_second(self, flows: Sequence[Flow]) -> float:
         """What the workers can do at most by a rule of thumb: batches as large as slots and blocks allow, all full."""
-        info = self.info
-        held = blocks_for(prompt_tokens, info.block_size) + n * blocks_for(output_tokens, info.block_size)
-        batch = max(n, min(info.max_num_seqs, info.max_num_batched_tokens, n * (info.num_blocks // held)))
-        step_s = self.cost.seconds(batch, batch * (prompt_tokens + output_tokens // 2))
-        seconds = n * output_tokens * step_s / batch + self.cost.token_s * prompt_tokens
+        shares = sum(flow.share for flow in flows)
+        seconds = sum(flow.share / shares * self._seconds(flow) for flow in flows)
         return self.workers / seconds if seconds else float("inf")
+
+    def _seconds(self, flow: Flow) -> float:
+        """Of one worker for a request."""
+        info, prompt, output, n = self.info, flow.prompt.mean, flow.output.mean, flow.n
+        held = blocks_for(prompt, info.block_size) + n * blocks_for(output, info.block_size)
+        batch = max(n, min(info.max_num_seqs, info.max_num_batched_tokens, n * (info.num_blocks // held)))
+        step_s = self.cost.seconds(batch, batch * (prompt + output // 2))
+        return n * output * step_s / batch + self.cost.token_s * prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`seconds` of virtual time until the last request was over."""
+    """`seconds` of virtual time until the last request was over, `arriving_seconds` until the last one arrived."""
 
     seconds: float
+    arriving_seconds: float
     tally: Tally
     # Shares of the time and of the blocks, 0 to 1: the mean over workers, blocks while the worker was busy.
     busy: float
@@ -75,9 +84,11 @@ class CapacityMesh(VirtualMesh):
         policy: Policy,
         bounds: QueueBounds,
         seed: int,
+        tenants: Sequence[TenantPlan] = (),
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.tally = Tally()
+        plans = {plan.tenant: plan for plan in tenants}
+        self.tally = Tally({flow.name: FlowTally(_class_of(flow, plans)) for flow in workload.flows})
         self.requests = Requests(workload, seed, model=MODEL, max_model_len=fleet.info.max_model_len)
         super().__init__(
             [fleet.info] * fleet.workers,
@@ -96,12 +107,15 @@ class CapacityMesh(VirtualMesh):
         self._workload = workload
         self._progress = progress
         self._arrivals = iter(self.requests)
+        self._last_arrival_at = 0.0
         self._busy_s = 0.0
         # Seconds times blocks in use.
         self._block_s = 0.0
         self._blocks_used_most = 0
         self.clients = CountingGateway(1, self.tally)
         self.attach_gateway()
+        if tenants:
+            self.post(TenantsChanged(self.clients.number, 1, tuple(tenants)))
         for index in range(fleet.workers):
             self.attach_worker(index)
         self._expect_next()
@@ -119,6 +133,7 @@ class CapacityMesh(VirtualMesh):
         blocks = self.infos[0].num_blocks
         return Result(
             seconds=seconds,
+            arriving_seconds=self._last_arrival_at,
             tally=tally,
             busy=self._busy_s / (seconds * len(workers)) if seconds else 0.0,
             blocks_used=self._block_s / (self._busy_s * blocks) if self._busy_s else 0.0,
@@ -130,12 +145,15 @@ class CapacityMesh(VirtualMesh):
     def _expect_next(self) -> None:
         """Puts the next request on the agenda; it brings the one after it."""
         arrival = next(self._arrivals, None)
-        if arrival is not None:
+        if arrival is None:
+            self.clients.arriving = False
+        else:
             self.at(arrival.at, lambda: self._arrive(arrival))
 
     def _arrive(self, arrival: Arrival) -> None:
         submission = arrival.submission
-        self.clients.open(submission, self.now)
+        self._last_arrival_at = self.now
+        self.clients.open(submission, arrival.flow.name, self.now)
         self.post(Submitted(self.clients.number, submission))
         if arrival.cancel_after_s is not None:
             self.at(self.now + arrival.cancel_after_s, lambda: self._cancel(submission.request_key))
@@ -166,6 +184,12 @@ class CapacityMesh(VirtualMesh):
         if used > self._blocks_used_most:
             self._blocks_used_most = used
         super()._finish(worker)
+
+
+def _class_of(flow: Flow, plans: Mapping[str, TenantPlan]) -> TrafficClass:
+    """The class of its requests, named or not."""
+    plan = plans.get(flow.tenant, ANYONE)
+    return CLASSES.get(flow.traffic_class or plan.default_class, DEFAULT_CLASS)
 
 
 def simulated_info(**changes: int) -> WorkerInfo:

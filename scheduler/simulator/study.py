@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -13,11 +13,13 @@ from ..admission import QueueBounds
 from ..core import STALL_SECONDS
 from ..events import WorkerInfo
 from ..planner import Policy
+from ..tenant import TenantPlan
 from ..traffic_class import CLASSES, DEFAULT_CLASS
-from .capacity import CapacityMesh, Fleet, Result, simulated_info
+from .capacity import CapacityMesh, Fleet, simulated_info
 from .cost import StepCost
-from .spread import Spread
-from .workload import MAX_TOKENS, Arrivals, Lengths, Workload
+from .flow_text import flag, to_arrivals, to_classes, to_flow, to_lengths, to_prefix, to_tenant
+from .report import answer, rounded
+from .workload import MAX_TOKENS, Flow, Workload
 
 # Of what the workers can do by estimate: busy, and far enough from the knee that queues stay short.
 DEFAULT_LOAD = 0.7
@@ -26,7 +28,8 @@ DEFAULT_LOAD = 0.7
 @dataclass(frozen=True, slots=True)
 class Study:
     """All options. Lengths are ``MEAN[:SIGMA[:MOST]]`` in tokens, a shared prefix ``RATIO[:TOKENS[:COUNT]]``, classes
-    ``NAME=WEIGHT,...``; `rate` None is 70 % of the estimated capacity, 0 is all at once."""
+    ``NAME=WEIGHT,...``, flows and tenants ``NAME:KEY=VALUE,...``; `rate` None is 70 % of the estimated capacity, 0 is
+    all at once. Without flows there is one for each of `classes`; what a flow does not say, the options say."""
 
     workers: int = 1
     requests: int = 1000
@@ -42,6 +45,8 @@ class Study:
     shared_prefix: str = "0"
     cancel_ratio: float = 0.0
     classes: str = DEFAULT_CLASS.name
+    flow: tuple[str, ...] = ()
+    tenant: tuple[str, ...] = ()
     # A worker.
     block_size: int = 64
     num_blocks: int = 8192
@@ -69,25 +74,21 @@ class Study:
         Raises ConfigError naming the option that makes no sense.
         """
         self.check()
-        fleet = self._fleet()
-        prompt = _lengths("--prompt-tokens", self.prompt_tokens)
-        output = _lengths("--output-tokens", self.output_tokens)
-        if prompt.mean + output.mean > self.max_model_len:
-            problem = f"{prompt.mean} of prompt + {output.mean} of output are more than that"
-            raise ConfigError("--max-model-len", problem)
-        self._check_longest_step(prompt, output)
-        capacity = fleet.requests_per_second(prompt.mean, output.mean, self.n)
+        fleet, flows, tenants = self._fleet(), self._flows(), self._tenants()
+        for flow in flows:
+            self._check_longest_step(flow)
+        capacity = fleet.requests_per_second(flows)
         rate = DEFAULT_LOAD * capacity if self.rate is None else self.rate or float("inf")
-        workload = self._workload(rate, prompt, output)
+        workload = Workload(self.requests, rate, flows, self.step_base_ms * 1e-3)
         policy = Policy(self.num_scheduler_steps, self.max_prefill_tokens, self.max_mixed_step_ms / 1e3)
         bounds = QueueBounds(self.max_queued_requests, self.max_queued_tokens)
-        mesh = CapacityMesh(fleet, workload, policy, bounds, self.seed, progress)
+        mesh = CapacityMesh(fleet, workload, policy, bounds, self.seed, tenants, progress)
         mesh.run()
         return {
-            "study": asdict(self),
-            "requests_per_second_estimated": _rounded(capacity),
-            "requests_per_second_offered": _rounded(rate) if isfinite(rate) else None,
-            **_answer(mesh.result()),
+            "study": {**asdict(self), "flow": list(self.flow), "tenant": list(self.tenant)},
+            "requests_per_second_estimated": rounded(capacity),
+            "requests_per_second_offered": rounded(rate) if isfinite(rate) else None,
+            **answer(mesh.result()),
         }
 
     def check(self) -> None:
@@ -97,13 +98,9 @@ class Study:
                 problem = (
                     f"too small; at least {least}" if value < least else f"not in the range from {least} to {most}"
                 )
-                raise ConfigError(_flag(option), f"{value} is {problem}")
+                raise ConfigError(flag(option), f"{value} is {problem}")
         if self.rate and not _LEAST_RATE <= self.rate <= _MOST_RATE:
             raise ConfigError("--rate", f"{self.rate} is neither 0 nor in the range from {_LEAST_RATE} to {_MOST_RATE}")
-        if self.arrivals not in {each.value for each in Arrivals}:
-            raise ConfigError(
-                "--arrivals", f"{self.arrivals!r} is none of {', '.join(each.value for each in Arrivals)}"
-            )
         if self.speed_spread >= 1:
             raise ConfigError("--speed-spread", f"{self.speed_spread} is not below 1")
         if self.step_base_ms * 1e6 + self.step_token_us * 1e3 + self.step_context_ns < 1:
@@ -112,8 +109,12 @@ class Study:
             problem = f"{self.num_blocks} for each of {self.workers} workers are more than {_MOST_BLOCKS} to simulate"
             raise ConfigError("--num-blocks", problem)
 
-    def _check_longest_step(self, prompt: Lengths, output: Lengths) -> None:
+    def _check_longest_step(self, flow: Flow) -> None:
         """Of a worker that is silent for too long the scheduler thinks that it hangs. Raises ConfigError."""
+        prompt, output = flow.prompt, flow.output
+        if prompt.mean + output.mean > self.max_model_len:
+            problem = f"{prompt.mean} of prompt + {output.mean} of output are more than that"
+            raise ConfigError("--max-model-len", problem)
         length = min(self.max_model_len, prompt.longest + output.longest)
         slowness = 1 + self.speed_spread
         parts = {
@@ -127,7 +128,7 @@ class Study:
         if (seconds := sum(parts.values())) >= STALL_SECONDS:
             longest = max(parts, key=lambda option: parts[option])
             raise ConfigError(
-                _flag(longest),
+                flag(longest),
                 f"{getattr(self, longest)} makes a full step take up to {seconds:.0f} s with its messages; "
                 f"a worker that is silent for {STALL_SECONDS:.0f} s is taken for one that hangs",
             )
@@ -145,24 +146,39 @@ class Study:
         cost = StepCost(self.step_base_ms * 1e-3, self.step_token_us * 1e-6, self.step_context_ns * 1e-9)
         return Fleet(self.workers, info, cost, self.speed_spread, self.message_delay_ms * 1e-3, self.prefix_caching)
 
-    def _workload(self, rate: float, prompt: Lengths, output: Lengths) -> Workload:
-        ratio, tokens, count = _shared_prefix(self.shared_prefix, prompt.mean)
-        return Workload(
-            requests=self.requests,
-            rate=rate,
-            arrivals=Arrivals(self.arrivals),
-            burst_size=self.burst_size,
+    def _flows(self) -> tuple[Flow, ...]:
+        """Raises ConfigError."""
+        prompt = to_lengths("--prompt-tokens", self.prompt_tokens)
+        base = Flow(
+            name="",
             prompt=prompt,
-            output=output,
-            max_tokens=self.max_tokens or output.bound,
-            prefix_ratio=ratio,
-            prefix_tokens=tokens,
-            prefixes=count,
-            cancel_ratio=self.cancel_ratio,
+            output=to_lengths("--output-tokens", self.output_tokens),
+            max_tokens=self.max_tokens,
             n=self.n,
-            classes=_classes(self.classes),
-            token_s=self.step_base_ms * 1e-3,
+            arrivals=to_arrivals("--arrivals", self.arrivals),
+            burst_size=self.burst_size,
+            cancel_ratio=self.cancel_ratio,
+            **to_prefix("--shared-prefix", self.shared_prefix, prompt.mean),
         )
+        shares = to_classes("--classes", self.classes, CLASSES)
+        if self.flow:
+            made = [to_flow("--flow", text, base, CLASSES) for text in self.flow]
+        else:
+            made = [replace(base, name=name, share=share, traffic_class=name) for name, share in shares]
+        _check_unique("--flow" if self.flow else "--classes", [each.name for each in made])
+        return tuple(made)
+
+    def _tenants(self) -> tuple[TenantPlan, ...]:
+        """Raises ConfigError."""
+        plans = [to_tenant("--tenant", text, CLASSES) for text in self.tenant]
+        _check_unique("--tenant", [plan.tenant for plan in plans])
+        return tuple(plans)
+
+
+def _check_unique(where: str, names: Sequence[str]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(where, f"{twice[0]!r} is there twice")
 
 
 # Least and most of each option. Above some of these a run would take more memory or hours than a laptop has.
@@ -194,113 +210,5 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _LEAST_RATE = 0.01
 _MOST_RATE = 1_000_000
-# Of all workers together, and of all common texts; each block takes some 50 bytes, each token of a text one, and a text
-# some 100 besides.
+# Of all workers together; each block takes some 50 bytes.
 _MOST_BLOCKS = 20_000_000
-_MOST_PREFIX_TOKENS = 100_000_000
-_MOST_PREFIXES = 1_000_000
-_WEIGHTS = (1e-6, 1e6)
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
-
-
-def _lengths(flag: str, text: str) -> Lengths:
-    """Raises ConfigError."""
-    parts = text.split(":")
-    try:
-        mean = int(parts[0])
-        sigma = float(parts[1]) if len(parts) > 1 else 0.0
-        most = int(parts[2]) if len(parts) > 2 else Lengths(mean).most
-    except ValueError:
-        mean = 0
-        sigma, most = 0.0, 0
-    if len(parts) > 3 or mean < 1 or not 0 <= sigma <= 4 or not mean <= most <= MAX_TOKENS:
-        raise ConfigError(
-            flag,
-            f"{text!r} is not MEAN[:SIGMA[:MOST]] with MEAN >= 1, SIGMA from 0 to 4 and MOST from MEAN to {MAX_TOKENS}",
-        )
-    return Lengths(mean, sigma, most)
-
-
-def _shared_prefix(text: str, mean: int) -> tuple[float, int, int]:
-    """(ratio, tokens, count). Raises ConfigError."""
-    parts = text.split(":")
-    try:
-        ratio = float(parts[0])
-        tokens = int(parts[1]) if len(parts) > 1 else mean // 2
-        count = int(parts[2]) if len(parts) > 2 else 1
-    except ValueError:
-        ratio, tokens, count = -1.0, 0, 0
-    if len(parts) > 3 or not 0 <= ratio <= 1 or tokens < 0 or not 1 <= count <= _MOST_PREFIXES:
-        problem = f"{text!r} is not RATIO[:TOKENS[:COUNT]] with RATIO from 0 to 1 and COUNT from 1 to {_MOST_PREFIXES}"
-        raise ConfigError("--shared-prefix", problem)
-    if tokens * count > _MOST_PREFIX_TOKENS:
-        problem = f"{text!r}: COUNT texts of TOKENS tokens are more than {_MOST_PREFIX_TOKENS} tokens"
-        raise ConfigError("--shared-prefix", problem)
-    return ratio, tokens, count
-
-
-def _classes(text: str) -> tuple[tuple[str, float], ...]:
-    """Raises ConfigError."""
-    classes = []
-    for part in text.split(","):
-        name, _, weight = part.strip().partition("=")
-        try:
-            share = float(weight or 1)
-        except ValueError:
-            share = -1.0
-        if name not in CLASSES or not _WEIGHTS[0] <= share <= _WEIGHTS[1]:
-            served = ", ".join(CLASSES)
-            raise ConfigError(
-                "--classes",
-                f"{part.strip()!r} is not NAME=WEIGHT with NAME one of {served} and WEIGHT from "
-                f"{_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}",
-            )
-        classes.append((name, share))
-    return tuple(classes)
-
-
-def _answer(result: Result) -> dict[str, Any]:
-    tally = result.tally
-    prompt_tokens = result.prompt_tokens_cached + result.prompt_tokens_computed
-    seconds = result.seconds
-    return {
-        "seconds": _rounded(seconds),
-        "requests": {
-            "completed": tally.completed,
-            "cancelled": tally.cancelled,
-            "failed": dict(sorted(tally.failed.items())),
-            "refused": dict(sorted(tally.refused.items())),
-        },
-        "problems": dict(sorted(tally.problems.items())),
-        "requests_per_second": _rounded(tally.completed / seconds) if seconds else 0.0,
-        "tokens": tally.tokens,
-        "tokens_per_second": _rounded(tally.tokens / seconds) if seconds else 0.0,
-        "ttft_ms": _milliseconds(tally.first_token),
-        "ttft_ms_by_class": {
-            name: _milliseconds(spread) for name, spread in sorted(tally.first_token_by_class.items())
-        },
-        "gap_ms": _milliseconds(tally.gap),
-        "queue_ms": _milliseconds(tally.queue),
-        "total_ms": _milliseconds(tally.total),
-        "worker_busy_ratio": _rounded(result.busy),
-        "kv_used_ratio": {"mean": _rounded(result.blocks_used), "max": _rounded(result.blocks_used_most)},
-        "prefix_hit_ratio": _rounded(result.prompt_tokens_cached / prompt_tokens) if prompt_tokens else 0.0,
-        "preemptions": tally.preemptions,
-        "swaps": tally.swaps,
-        "plans": tally.plans,
-        "plan_steps_mean": _rounded(tally.plan_steps / tally.plans) if tally.plans else 0.0,
-        "revocations": tally.revocations,
-        "steps": tally.steps,
-    }
-
-
-def _milliseconds(spread: Spread) -> dict[str, float]:
-    numbers = {"mean": spread.mean, **{f"p{percent}": spread.percentile(percent) for percent in (50, 95, 99)}}
-    return {name: _rounded(number * 1e3) for name, number in {**numbers, "max": spread.largest}.items()}
-
-
-def _rounded(number: float) -> float:
-    return round(number, 4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tercet.errors import RequestError
+
 from ..actions import (
     Accepted,
     CancelDone,
@@ -18,41 +20,26 @@ from ..actions import (
     WorkerCommand,
 )
 from ..events import Event, PlanEnded, SequenceReleased, StepReported, Submission
+from .flow_tally import Ask, FlowTally
 from .gateway import VirtualGateway
 from .spread import Spread
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
-    """A request on its way."""
-
-    submission: Submission
-    arrived_at: float
-    # Outputs that have not ended.
-    left: int
-    sequence_ids: tuple[int, ...] = ()
-    queue_s: float = 0.0
-    started: bool = False
-    # Why an output failed.
-    failure: str = ""
-
-
-@dataclass(slots=True, eq=False)
 class _Stream:
-    """One output: when its last token came."""
+    """One output: when its first and its last token came, and how many."""
 
     ask: Ask
+    first: float = -1.0
     last: float = -1.0
+    count: int = 0
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and spreads; times in seconds."""
+    """Counts and spreads of all; times in seconds."""
 
-    completed: int = 0
-    cancelled: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
+    flows: dict[str, FlowTally]
     # What the first that was refused or failed for each reason was told.
     problems: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
@@ -60,7 +47,6 @@ class Tally:
     gap: Spread = field(default_factory=Spread)
     queue: Spread = field(default_factory=Spread)
     total: Spread = field(default_factory=Spread)
-    first_token_by_class: dict[str, Spread] = field(default_factory=dict)
     plans: int = 0
     plan_steps: int = 0
     steps: int = 0
@@ -69,9 +55,27 @@ class Tally:
     swaps: int = 0
 
     @property
+    def completed(self) -> int:
+        return sum(flow.completed for flow in self.flows.values())
+
+    @property
+    def cancelled(self) -> int:
+        return sum(flow.cancelled for flow in self.flows.values())
+
+    @property
+    def failed(self) -> Counter[str]:
+        """By reason."""
+        return sum((flow.failed for flow in self.flows.values()), Counter())
+
+    @property
+    def refused(self) -> Counter[str]:
+        """By reason."""
+        return sum((flow.refused for flow in self.flows.values()), Counter())
+
+    @property
     def over(self) -> int:
         """Requests that have had their terminal message."""
-        return self.completed + self.cancelled + self.failed.total() + self.refused.total()
+        return sum(flow.over for flow in self.flows.values())
 
     def sent(self, command: WorkerCommand) -> None:
         """A command is on its way to a worker."""
@@ -98,14 +102,18 @@ class CountingGateway(VirtualGateway):
         super().__init__(number)
         self.tally = tally
         self.asks: dict[int, Ask] = {}
+        # Whether more requests are to come.
+        self.arriving = True
         # When the last request was over.
         self.last_at = 0.0
         self._over: list[Submission] = []
         self._streams: dict[int, _Stream] = {}
 
-    def open(self, submission: Submission, now: float) -> None:
+    def open(self, submission: Submission, flow: str, now: float) -> None:
         """A request is submitted."""
-        self.asks[submission.request_key] = Ask(submission, now, submission.n)
+        tally = self.tally.flows[flow]
+        tally.offered += 1
+        self.asks[submission.request_key] = Ask(submission, tally, now, submission.n)
 
     def take_over(self) -> list[Submission]:
         """Requests that were over since the last call."""
@@ -113,20 +121,19 @@ class CountingGateway(VirtualGateway):
         return over
 
     def receive(self, message: GatewayMessage, now: float) -> None:
-        tally = self.tally
         if isinstance(message, TokenBatch):
             self._take(message, now)
         elif isinstance(message, Accepted):
             ask = self.asks[message.request_key]
+            ask.flow.accepted += 1
             ask.sequence_ids = message.sequence_ids
             self._streams.update((sequence_id, _Stream(ask)) for sequence_id in message.sequence_ids)
         elif isinstance(message, Refused):
-            tally.refused[message.failure.reason] += 1
-            tally.problems.setdefault(message.failure.reason, message.failure.message)
+            self._refuse(self.asks[message.request_key], message.failure)
             self._close(message.request_key, now)
         elif isinstance(message, CancelDone):
             if message.found:
-                tally.cancelled += 1
+                self.asks[message.request_key].flow.cancelled += 1
                 self._close(message.request_key, now)
         else:
             assert isinstance(message, PoolUpdate)
@@ -140,36 +147,50 @@ class CountingGateway(VirtualGateway):
             stream = streams[sequence_id]
             last = stream.last
             stream.last = now
+            stream.count += 1
             if last >= 0.0:
                 gaps[last] = gaps.get(last, 0) + 1
-            elif not stream.ask.started:
+                continue
+            stream.first = now
+            if stream.ask.first_token_s is None:
                 self._start(stream.ask, now)
         for last, times in gaps.items():
             tally.gap.add(now - last, times)
         for end in batch.ends:
-            ask = streams.pop(end.sequence_id).ask
+            stream = streams.pop(end.sequence_id)
+            ask = stream.ask
             ask.left -= 1
             ask.queue_s = max(ask.queue_s, end.account.queue_us * 1e-6)
+            if stream.count > 1:
+                ask.gap_s = max(ask.gap_s, (stream.last - stream.first) / (stream.count - 1))
             if end.failure is not None:
                 ask.failure = end.failure.reason
                 tally.problems.setdefault(end.failure.reason, end.failure.message)
             if not ask.left:
                 self._finish(ask, now)
 
+    def _refuse(self, ask: Ask, failure: RequestError) -> None:
+        self.tally.problems.setdefault(failure.reason, failure.message)
+        ask.flow.refused[failure.reason] += 1
+        ask.flow.retries += failure.retry_after_s is not None
+
     def _start(self, ask: Ask, now: float) -> None:
-        ask.started = True
-        waited = now - ask.arrived_at
+        waited = ask.first_token_s = now - ask.arrived_at
         self.tally.first_token.add(waited)
-        self.tally.first_token_by_class.setdefault(ask.submission.traffic_class, Spread()).add(waited)
+        ask.flow.first_token.add(waited)
 
     def _finish(self, ask: Ask, now: float) -> None:
         """All outputs have ended. One that failed makes the request a failed one."""
+        flow = ask.flow
         if ask.failure:
-            self.tally.failed[ask.failure] += 1
+            flow.failed[ask.failure] += 1
         else:
-            self.tally.completed += 1
+            flow.completed += 1
             self.tally.queue.add(ask.queue_s)
             self.tally.total.add(now - ask.arrived_at)
+            if flow.meets(ask):
+                flow.qualified += self.arriving
+                flow.qualified_late += not self.arriving
         self._close(ask.submission.request_key, now)
 
     def _close(self, key: int, now: float) -> None:

@@ -23,6 +23,9 @@ _SPREADS = (
     ("total_ms", "whole request"),
 )
 
+# Qualified: completed, and all that its class promises was kept; under load, until the last request had arrived.
+_FLOW_COLUMNS = ("offered", "accepted", "completed", "qualified", "qual./s")
+
 _FLAGS = (
     click.option("--workers", type=int, default=1, show_default=True, metavar="N", help="Simulated workers."),
     click.option("--requests", type=int, default=1000, show_default=True, metavar="N", help="Requests in all."),
@@ -64,6 +67,20 @@ _FLAGS = (
     ),
     click.option(
         "--classes", default="interactive", show_default=True, metavar="NAME=WEIGHT,...", help="Traffic classes."
+    ),
+    click.option(
+        "--flow",
+        multiple=True,
+        metavar="NAME:KEY=VALUE,...",
+        help="Requests of one kind, instead of --classes; repeatable. Keys: class, tenant, share, prompt, output, "
+        "max_tokens, n, priority, deadline, arrivals, burst, prefix, cancel; the rest is as the options above say.",
+    ),
+    click.option(
+        "--tenant",
+        multiple=True,
+        metavar="NAME:KEY=VALUE,...",
+        help="What a tenant of flows may do; repeatable. Keys: weight, requests_per_minute, tokens_per_minute, "
+        "max_concurrent, kv_share, max_context, min_priority, classes (joined by +), default_class.",
     ),
     click.option("--block-size", type=int, default=64, show_default=True, metavar="N", help="Tokens per KV block."),
     click.option("--num-blocks", type=int, default=8192, show_default=True, metavar="N", help="Blocks of a worker."),
@@ -137,18 +154,34 @@ def to_lines(report: Mapping[str, Any]) -> list[str]:
         f"{'milliseconds':<22}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99", "max")),
     ]
     rows = [(name, report[key]) for key, name in _SPREADS]
-    if len(report["ttft_ms_by_class"]) > 1:
-        rows[1:1] = [(f"  {name}", spread) for name, spread in report["ttft_ms_by_class"].items()]
+    if len(report["flows"]) > 1:
+        rows[1:1] = [(f"  {name}", flow["ttft_ms"]) for name, flow in report["flows"].items()]
     lines += [f"{name:<22}" + "".join(f"{number:>10.1f}" for number in spread.values()) for name, spread in rows]
     kv_used, preemptions, swaps = report["kv_used_ratio"], report["preemptions"], report["swaps"]
     return [
         *lines,
         "",
+        *_flow_lines(report["flows"]),
         f"workers          busy {report['worker_busy_ratio']:.1%}, KV blocks in use {kv_used['mean']:.1%} "
         f"(at most {kv_used['max']:.1%}), prefix hits {report['prefix_hit_ratio']:.1%}",
         f"plans            {report['plans']} of {report['plan_steps_mean']:.1f} steps, {report['revocations']} revoked",
         f"steps            {report['steps']}; {preemptions} preemptions, {swaps} of them by swap",
     ]
+
+
+def _flow_lines(flows: Mapping[str, Any]) -> list[str]:
+    """What became of each flow; nothing if there is only one."""
+    if len(flows) < 2:
+        return []
+    head = f"{'flow':<17}{'class':<12}" + "".join(f"{name:>10}" for name in _FLOW_COLUMNS) + "  refused and failed"
+    lines = [head]
+    for name, flow in flows.items():
+        numbers = [str(flow[key]) for key in ("offered", "accepted", "completed", "qualified")]
+        numbers.append(f"{flow['qualified_per_second']:.2f}")
+        problems = [f"{count} {reason}" for reason, count in {**flow["refused"], **flow["failed"]}.items()]
+        row = "".join(f"{number:>10}" for number in numbers)
+        lines.append(f"{name:<17}{flow['traffic_class']:<12}{row}  {', '.join(problems)}".rstrip())
+    return [*lines, ""]
 
 
 @click.command()

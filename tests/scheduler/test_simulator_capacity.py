@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from scheduler.planner import Policy
 from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.study import Study
-from scheduler.simulator.workload import Arrivals, Lengths, Workload
+from scheduler.simulator.workload import Arrivals, Flow, Lengths, Workload
 from tercet.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,22 +31,17 @@ def fleet(workers: int, **changes: int) -> Fleet:
 
 def workload(requests: int, rate: float, **changes: object) -> Workload:
     values: dict[str, object] = {
-        "requests": requests,
-        "rate": rate,
-        "arrivals": Arrivals.POISSON,
-        "burst_size": 50,
         "prompt": Lengths(60, 0.8, 400),
         "output": Lengths(16, 0.8, 60),
         "max_tokens": 60,
         "prefix_ratio": 0.3,
         "prefix_tokens": 48,
         "prefixes": 3,
-        "cancel_ratio": 0.0,
-        "n": 1,
-        "classes": (("interactive", 2.0), ("rag", 1.0), ("batch", 1.0)),
-        "token_s": 0.005,
     }
-    return Workload(**{**values, **changes})  # type: ignore[arg-type]
+    flow = Flow("", **{**values, **changes})  # type: ignore[arg-type]
+    shares = (("interactive", 2.0), ("rag", 1.0), ("batch", 1.0))
+    flows = tuple(replace(flow, name=name, traffic_class=name, share=share) for name, share in shares)
+    return Workload(requests, rate, flows, 0.005)
 
 
 def assert_nothing_left(mesh: CapacityMesh) -> None:
@@ -121,11 +117,23 @@ SMALL = Study(workers=3, requests=300, seed=7, num_blocks=60, cancel_ratio=0.2, 
               rate=40.0, n=2)  # fmt: skip
 
 
-def test_the_same_seed_gives_the_same_answer_in_any_process() -> None:
-    report = SMALL.run()
-    assert report == SMALL.run()
+FLOWS = replace(
+    SMALL,
+    flow=(
+        "chat:class=interactive,tenant=a,share=3,prompt=60:0.8,deadline=2,n=1,prefix=0.5:30:2",
+        "summaries:tenant=b,output=60,cancel=0,arrivals=burst,burst=20,priority=4",
+    ),
+    tenant=("a:weight=2,max_concurrent=30", "b:classes=batch+rag,default_class=batch,kv_share=0.5"),
+)
+
+
+@pytest.mark.parametrize("study", [SMALL, FLOWS], ids=["options", "flows"])
+def test_the_same_seed_gives_the_same_answer_in_any_process(study: Study) -> None:
+    report = study.run()
+    assert report == study.run()
     options = [f"--{name.replace('_', '-')}={value}" for name, value in report["study"].items()
-               if name != "prefix_caching" and value is not None]  # fmt: skip
+               if name != "prefix_caching" and value is not None and not isinstance(value, list)]  # fmt: skip
+    options += [f"--{name}={each}" for name in ("flow", "tenant") for each in report["study"][name]]
     outputs = set()
     for hash_seed in ("1", "2"):
         done = subprocess.run(
@@ -152,7 +160,35 @@ def test_the_report_adds_up() -> None:
         spread = report[name]
         assert spread["p50"] <= spread["p95"] <= spread["p99"] <= spread["max"]
     assert report["ttft_ms"]["p50"] < report["total_ms"]["p50"]
-    assert set(report["ttft_ms_by_class"]) == {"interactive", "batch"}
+    assert set(report["flows"]) == {"interactive", "batch"}
+    for key in ("completed", "cancelled"):
+        assert sum(flow[key] for flow in report["flows"].values()) == requests[key]
+    for flow in report["flows"].values():
+        assert flow["qualified"] <= flow["completed"] <= flow["accepted"] <= flow["offered"]
+
+
+def test_a_flow_says_what_is_its_own_and_the_options_say_the_rest() -> None:
+    report = FLOWS.run()
+    chat, summaries = report["flows"].values()
+    assert list(report["flows"]) == ["chat", "summaries"]
+    assert (chat["traffic_class"], summaries["traffic_class"]) == ("interactive", "batch")
+    assert chat["offered"] == pytest.approx(225, abs=30)
+    assert chat["offered"] + summaries["offered"] == 300
+    assert chat["cancelled"] > 0
+    assert summaries["cancelled"] == 0
+    # No promise: what was completed was good.
+    assert summaries["qualified"] == summaries["completed"] > 0
+
+
+def test_a_promise_that_is_not_kept_does_not_qualify() -> None:
+    # Steps of 300 ms: the first token comes in time, the others do not.
+    slow = Study(requests=20, rate=0.5, prompt_tokens="10", output_tokens="5", step_base_ms=300.0)
+    (flow,) = slow.run()["flows"].values()
+    assert (flow["completed"], flow["qualified"]) == (20, 0)
+    # A single token has no gap.
+    single = replace(slow, output_tokens="1").run()["flows"]["interactive"]
+    assert (single["completed"], single["qualified"]) == (20, 20)
+    assert single["qualified_per_second"] == pytest.approx(0.5, rel=0.4)
 
 
 def test_without_a_prefix_cache_nothing_is_found_and_first_tokens_are_later() -> None:
@@ -204,6 +240,22 @@ def test_without_a_prefix_cache_nothing_is_found_and_first_tokens_are_later() ->
         ({"step_base_ms": 200_000.0, "speed_spread": 0.6}, "--step-base-ms"),
         ({"classes": "batch=1e308,rag=1e308"}, "--classes"),
         ({"prompt_tokens": "5:1:99999999999"}, "--prompt-tokens"),
+        ({"classes": "batch,batch"}, "--classes"),
+        ({"flow": ("[]",)}, "--flow"),
+        ({"flow": ("chat:color=blue",)}, "--flow"),
+        ({"flow": ("chat:share",)}, "--flow"),
+        ({"flow": ("chat:share=0",)}, "--flow"),
+        ({"flow": ("chat:deadline=nan",)}, "--flow"),
+        ({"flow": ("chat:n=1.5",)}, "--flow"),
+        ({"flow": ("chat:prompt=x",)}, "--flow"),
+        ({"flow": ("chat:prefix=2",)}, "--flow"),
+        ({"flow": ("chat:arrivals=sometimes",)}, "--flow"),
+        ({"flow": ("chat:class=gold",)}, "--flow"),
+        ({"flow": ("chat", "chat")}, "--flow"),
+        ({"flow": ("chat:prompt=40000",)}, "--max-model-len"),
+        ({"tenant": ("a:weight=0",)}, "--tenant"),
+        ({"tenant": ("a:classes=rag+gold",)}, "--tenant"),
+        ({"tenant": ("a", "a")}, "--tenant"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(changes: dict[str, object], named: str) -> None:

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.simulator.spread import Spread
-from scheduler.simulator.workload import Arrival, Arrivals, Lengths, Requests, Workload
+from scheduler.simulator.workload import Arrival, Arrivals, Flow, Lengths, Requests, Workload
 
-WORKLOAD = Workload(
-    requests=2000,
-    rate=100.0,
-    arrivals=Arrivals.POISSON,
-    burst_size=50,
+FLOW = Flow(
+    "all",
     prompt=Lengths(60, 0.5),
     output=Lengths(20, 0.8, 100),
     max_tokens=80,
@@ -26,9 +23,12 @@ WORKLOAD = Workload(
     prefixes=2,
     cancel_ratio=0.3,
     n=2,
-    classes=(("interactive", 3.0), ("batch", 1.0)),
-    token_s=0.01,
 )
+WORKLOAD = Workload(requests=2000, rate=100.0, flows=(FLOW,), token_s=0.01)
+
+
+def with_flows(*flows: Flow, **changes: float) -> Workload:
+    return replace(WORKLOAD, flows=flows, **changes)
 
 
 def arrivals_of(workload: Workload, seed: int = 1) -> list[Arrival]:
@@ -53,7 +53,33 @@ def test_requests_are_what_was_asked_for() -> None:
     assert len(common) == 2
     assert sum(each in common for each in beginnings) / len(beginnings) == pytest.approx(0.25, abs=0.04)
     assert sum(arrival.cancel_after_s is not None for arrival in arrivals) / count == pytest.approx(0.3, abs=0.04)
-    assert sum(submitted.traffic_class == "batch" for submitted in submissions) / count == pytest.approx(0.25, abs=0.04)
+
+
+def test_flows_come_in_proportion_to_their_shares_and_ask_for_what_is_theirs() -> None:
+    chat = replace(FLOW, name="chat", share=3.0, traffic_class="interactive", tenant="a", n=1, priority=-5)
+    batch = Flow("batch", Lengths(9), Lengths(4), traffic_class="batch", tenant="b", deadline_s=7.0)
+    arrivals = arrivals_of(with_flows(chat, batch))
+    assert [arrival.at for arrival in arrivals] == sorted(arrival.at for arrival in arrivals)
+    of_batch = [arrival for arrival in arrivals if arrival.flow is batch]
+    assert len(of_batch) / len(arrivals) == pytest.approx(0.25, abs=0.04)
+    assert {arrival.submission.request_key for arrival in arrivals} == set(range(1, 2001))
+    for arrival in arrivals:
+        asked = arrival.submission
+        if arrival.flow is batch:
+            assert (asked.traffic_class, asked.tenant, asked.priority, asked.n) == ("batch", "b", 0, 1)
+            assert (len(asked.prompt_token_ids), asked.max_tokens, asked.deadline_s) == (9, 8, 7.0)
+        else:
+            assert (asked.traffic_class, asked.tenant, asked.priority, asked.n) == ("interactive", "a", -5, 1)
+            assert asked.deadline_s is None
+    assert len({arrival.submission.prefix_salt for arrival in arrivals}) == 2
+
+
+def test_what_a_flow_asks_for_is_the_same_whatever_the_others_do() -> None:
+    flood = replace(FLOW, name="flood", share=9.0)
+    alone = arrivals_of(with_flows(FLOW, requests=100, rate=10.0))
+    among = [each for each in arrivals_of(with_flows(flood, FLOW, rate=100.0)) if each.flow is FLOW][:100]
+    assert [each.at for each in among] == pytest.approx([each.at for each in alone])
+    assert [each.submission.prompt_token_ids for each in among] == [each.submission.prompt_token_ids for each in alone]
 
 
 def test_only_the_workers_know_where_outputs_end() -> None:
@@ -69,15 +95,15 @@ def test_only_the_workers_know_where_outputs_end() -> None:
 
 
 def test_bursts_and_equal_distances() -> None:
-    every = [arrival.at for arrival in arrivals_of(replace(WORKLOAD, arrivals=Arrivals.CONSTANT, requests=5))]
+    every = [arrival.at for arrival in arrivals_of(with_flows(replace(FLOW, arrivals=Arrivals.CONSTANT), requests=5))]
     assert every == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04])
-    bursts = [arrival.at for arrival in arrivals_of(replace(WORKLOAD, arrivals=Arrivals.BURST, requests=101))]
+    bursts = [arrival.at for arrival in arrivals_of(with_flows(replace(FLOW, arrivals=Arrivals.BURST), requests=101))]
     assert bursts == pytest.approx([0.0] * 50 + [0.5] * 50 + [1.0])
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))
 def test_an_infinite_rate_is_all_at_once(arrivals: Arrivals) -> None:
-    workload = replace(WORKLOAD, arrivals=arrivals, rate=float("inf"), requests=120)
+    workload = with_flows(replace(FLOW, arrivals=arrivals), rate=float("inf"), requests=120)
     assert {arrival.at for arrival in arrivals_of(workload)} == {0.0}
 
 

@@ -46,7 +46,7 @@ def test_the_table_says_the_same():
     assert "all at once offered" in shown
     lines = {line[:22].strip(): line[22:].split() for line in shown.splitlines()}
     assert lines["time to first token"] == [f"{number:.1f}" for number in report["ttft_ms"].values()]
-    assert lines["batch"] == [f"{number:.1f}" for number in report["ttft_ms_by_class"]["batch"].values()]
+    assert lines["batch"] == [f"{number:.1f}" for number in report["flows"]["batch"]["ttft_ms"].values()]
 
 
 @pytest.mark.parametrize(
