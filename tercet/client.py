@@ -46,6 +46,7 @@ from tercet.messages import (
     to_request,
 )
 from tercet.rpc import open_channel, typed_error
+from tercet.traffic import TrafficInfo, from_traffic
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
 
@@ -66,6 +67,7 @@ __all__ = [
     "OutputEnd",
     "Prompt",
     "TokenLogprobs",
+    "TrafficInfo",
     "generate_blocking",
 ]
 
@@ -237,6 +239,12 @@ class Client:
         stub = operations_pb2_grpc.OperationsStub(self._live())
         request = operations_pb2.GetFleetRequest()
         return from_fleet(await _typed(stub.GetFleet(request, timeout=timeout_s), self.address))
+
+    async def traffic(self, *, timeout_s: float | None = None) -> TrafficInfo:
+        """What classes and tenants ask for and get."""
+        stub = operations_pb2_grpc.OperationsStub(self._live())
+        request = operations_pb2.GetTrafficRequest()
+        return from_traffic(await _typed(stub.GetTraffic(request, timeout=timeout_s), self.address))
 
     async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> bool:
         """Cancels a request by its id. Whether it was running."""
