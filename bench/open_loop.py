@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ import torch
 import uvloop
 
 import tercet
+from bench.arrivals import Ask, Seen, ask, lag, offer
 from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
 from bench.figures import gaps, percentile
 from bench.workload import PRESETS, Request, mixed, prompts, work_for
 from tercet.cli.demo import private
-from tercet.client import Client, Delta
+from tercet.client import Client
 from tercet.config import MeshConfig, load_config
-from tercet.errors import RequestError
 from tercet.mesh_processes import MeshProcesses
 
 GOOD_TTFT_S = 1.0
@@ -94,38 +95,6 @@ class Load:
     cancels: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Seen:
-    """One request on the client's clock: when it was sent, and when each of its tokens came."""
-
-    sent: float
-    tokens: tuple[float, ...]
-    refused: str = ""
-
-    @property
-    def ttft(self) -> float:
-        """Seconds to the first token."""
-        return self.tokens[0] - self.sent
-
-    @property
-    def tpot(self) -> float:
-        """Mean seconds between tokens; 0 for a single one."""
-        return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
-
-
-async def _ask(client: Client, request: Request) -> Seen:
-    sent, moments = time.perf_counter(), []
-    try:
-        async for event in client.generate(
-            list(request.prompt), temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True
-        ):
-            if isinstance(event, Delta):
-                moments += [time.perf_counter()] * len(event.token_ids)
-    except RequestError as error:
-        return Seen(sent, tuple(moments), error.reason)
-    return Seen(sent, tuple(moments))
-
-
 async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
     work = work_for(load.preset)
     started = time.perf_counter()
@@ -137,8 +106,7 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
             result: dict[str, Any] = {"start_s": time.perf_counter() - started, "open_loop": []}
             print(f"ready after {result['start_s']:.1f} s", flush=True)
             vocab_size = (await client.model()).vocab_size
-            warm = [Request(prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))]
-            await asyncio.gather(*(_ask(client, request) for request in warm))
+            await offer(client, [Ask(0.0, prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))])
             requests = mixed(work, vocab_size)
             if load.at_once:
                 result["at_once"] = await _all_at_once(client, requests[: load.at_once])
@@ -151,26 +119,31 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
 
 async def _all_at_once(client: Client, requests: Sequence[Request]) -> dict[str, float]:
     started = time.perf_counter()
-    seen = await asyncio.gather(*(_ask(client, request) for request in requests))
+    seen = await offer(client, [Ask(0.0, request.prompt, request.max_tokens) for request in requests])
     took = time.perf_counter() - started
-    tokens, refused = sum(len(one.tokens) for one in seen), sum(bool(one.refused) for one in seen)
+    tokens, refused = sum(len(one.tokens) for one in seen), sum(bool(one.error) for one in seen)
     rate = (len(seen) - refused) / took
     print(f"{len(seen)} at once: {rate:.1f} req/s, {tokens / took:.0f} tok/s, {refused} refused", flush=True)
     return {"requests": len(seen), "seconds": took, "req_s": rate, "out_tok_s": tokens / took, "refused": refused}
 
 
-async def _arrivals(client: Client, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
+def _asks(requests: Sequence[Request], rate: float, seconds: float) -> Iterator[Ask]:
     rng = random.Random(int(rate * 1000))
-    started = time.perf_counter()
     due = 0.0
-    tasks: list[asyncio.Task[Seen]] = []
-    while (due := due + rng.expovariate(rate)) < seconds:
-        await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
-        tasks.append(asyncio.create_task(_ask(client, requests[len(tasks) % len(requests)])))
-    everyone = await asyncio.gather(*tasks)
+    for request in itertools.cycle(requests):
+        due += rng.expovariate(rate)
+        if due >= seconds:
+            return
+        yield Ask(due, request.prompt, request.max_tokens)
+
+
+async def _arrivals(client: Client, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
+    started = time.perf_counter()
+    everyone = await offer(client, _asks(requests, rate, seconds))
     took = time.perf_counter() - started
-    seen = [one for one in everyone if not one.refused and one.tokens]
+    seen = [one for one in everyone if not one.error and one.tokens]
     result: dict[str, Any] = {"rate": rate, "sent": len(everyone), "refused": len(everyone) - len(seen)}
+    result["client_lag_ms"] = lag(everyone)
     if not seen:
         print(f"{rate:g} req/s: nothing was served", flush=True)
         return result
@@ -201,7 +174,7 @@ async def _cancels(client: Client, vocab_size: int, count: int, log: Path) -> di
 
     def stream() -> asyncio.Task[Seen]:
         prompt = prompts(1, CANCEL_CONTEXT, vocab_size, rng)[0]
-        return asyncio.create_task(_ask(client, Request(prompt, MAX_MODEL_LEN - CANCEL_CONTEXT)))
+        return asyncio.create_task(ask(client, Ask(0.0, prompt, MAX_MODEL_LEN - CANCEL_CONTEXT), 0.0))
 
     running = [stream() for _ in range(CANCEL_STREAMS)]
     await asyncio.sleep(3.0)

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..events import Submission
+from tercet.errors import RequestError
+
 from ..traffic_class import TrafficClass
 from .spread import Spread
-
-
-@dataclass(slots=True, eq=False)
-class Ask:
-    """A request on its way."""
-
-    submission: Submission
-    flow: FlowTally
-    arrived_at: float
-    # Outputs that have not ended.
-    left: int
-    sequence_ids: tuple[int, ...] = ()
-    queue_s: float = 0.0
-    first_token_s: float | None = None
-    # The longest mean time between two tokens of an output that has ended.
-    gap_s: float = 0.0
-    # Why an output failed.
-    failure: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +38,32 @@ class FlowTally:
         """Requests that have had their terminal message."""
         return self.completed + self.cancelled + self.failed.total() + self.refused.total()
 
-    def meets(self, ask: Ask) -> bool:
-        """Whether a completed request got what its class promises."""
+    def complete(self, first_token_s: float, gap_s: float, *, under_load: bool) -> None:
+        """A request got all its tokens, the first after `first_token_s`, with `gap_s` between two on average."""
+        self.completed += 1
         ttft, gap = self.traffic_class.ttft, self.traffic_class.gap
-        in_time = ttft is None or (ask.first_token_s is not None and ask.first_token_s <= ttft.seconds)
-        return in_time and (gap is None or ask.gap_s <= gap.seconds)
+        if (ttft is None or first_token_s <= ttft.seconds) and (gap is None or gap_s <= gap.seconds):
+            self.qualified += under_load
+            self.qualified_late += not under_load
+
+    def refuse(self, failure: RequestError) -> None:
+        """A request was refused."""
+        self.refused[failure.reason] += 1
+        self.retries += failure.retry_after_s is not None
+
+    def report(self, seconds: float) -> dict[str, Any]:
+        """All of it as plain data, after `seconds` under load."""
+        return {
+            "traffic_class": self.traffic_class.name,
+            "offered": self.offered,
+            "accepted": self.accepted,
+            "completed": self.completed,
+            "cancelled": self.cancelled,
+            "failed": dict(sorted(self.failed.items())),
+            "refused": dict(sorted(self.refused.items())),
+            "refused_with_retry": self.retries,
+            "qualified": self.qualified + self.qualified_late,
+            # What is done after the last arrival is not counted.
+            "qualified_per_second": round(self.qualified / seconds, 4) if seconds else 0.0,
+            "ttft_ms": self.first_token.report(1e3),
+        }

@@ -47,6 +47,11 @@ class Spread:
                 return min(self.largest, _upper_edge(key))
         return self.largest
 
+    def report(self, scale: float) -> dict[str, float]:
+        """Mean, percentiles and largest times `scale`, rounded."""
+        numbers = {"mean": self.mean, **{f"p{percent}": self.percentile(percent) for percent in (50, 95, 99)}}
+        return {name: round(number * scale, 4) for name, number in {**numbers, "max": self.largest}.items()}
+
 
 def _upper_edge(key: int) -> float:
     if key == -1_000_000:

@@ -20,9 +20,27 @@ from ..actions import (
     WorkerCommand,
 )
 from ..events import Event, PlanEnded, SequenceReleased, StepReported, Submission
-from .flow_tally import Ask, FlowTally
+from .flow_tally import FlowTally
 from .gateway import VirtualGateway
 from .spread import Spread
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A request on its way."""
+
+    submission: Submission
+    flow: FlowTally
+    arrived_at: float
+    # Outputs that have not ended.
+    left: int
+    sequence_ids: tuple[int, ...] = ()
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    # The longest mean time between two tokens of an output that has ended.
+    gap_s: float = 0.0
+    # Why an output failed.
+    failure: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,8 +189,7 @@ class CountingGateway(VirtualGateway):
 
     def _refuse(self, ask: Ask, failure: RequestError) -> None:
         self.tally.problems.setdefault(failure.reason, failure.message)
-        ask.flow.refused[failure.reason] += 1
-        ask.flow.retries += failure.retry_after_s is not None
+        ask.flow.refuse(failure)
 
     def _start(self, ask: Ask, now: float) -> None:
         waited = ask.first_token_s = now - ask.arrived_at
@@ -185,12 +202,10 @@ class CountingGateway(VirtualGateway):
         if ask.failure:
             flow.failed[ask.failure] += 1
         else:
-            flow.completed += 1
+            assert ask.first_token_s is not None, "done without a token"
+            flow.complete(ask.first_token_s, ask.gap_s, under_load=self.arriving)
             self.tally.queue.add(ask.queue_s)
             self.tally.total.add(now - ask.arrived_at)
-            if flow.meets(ask):
-                flow.qualified += self.arriving
-                flow.qualified_late += not self.arriving
         self._close(ask.submission.request_key, now)
 
     def _close(self, key: int, now: float) -> None:
