@@ -22,7 +22,7 @@ PYTHON_FILES := tercet gateway scheduler worker tests bench cpp offline setup.py
 CXX_FILES := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix proto bench clean \
+.PHONY: help setup demo test check sanitize fix proto bench clean \
 	check-lint check-format check-types check-cpp check-proto check-sanitizers
 
 help: ## List these words
@@ -66,6 +66,9 @@ check-proto:
 check-sanitizers:
 	@echo "== address, undefined-behaviour and thread sanitizers"
 	@$(BIN)/python cpp/build.py --sanitize
+
+sanitize: $(READY) ## The CUDA kernels under compute-sanitizer, on a GPU
+	@$(BIN)/python cpp/sanitize_kernels.py
 
 fix: $(READY) ## Format all and repair what ruff can repair
 	@$(BIN)/ruff check --fix-only --quiet $(PYTHON_FILES)
