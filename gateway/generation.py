@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -12,11 +12,12 @@ import structlog
 from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
 
+from .caller import Caller
 from .cancel import CancelCause
 from .link import Link
 from .mesh_messages import Submission
 from .output import Finish, Output
-from .penalties import Penalties
+from .penalties import check_min_tokens
 from .prefix_salt import prefix_salt
 from .sequence_end import Account
 from .served_model import ServedModel
@@ -52,6 +53,7 @@ class Admission:
     queue_position: int
     seed: int
     prompt_tokens: int
+    forecast_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,12 @@ class Generation:
         means: Means,
         request: GenerationRequest,
         request_id: str,
+        caller: Caller,
         deadline_at: float | None,
         on_close: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
+        self.caller = caller
         self.admission: Admission | None = None
         self.stream: Stream | None = None
         self.error: RequestError | None = None
@@ -106,7 +110,7 @@ class Generation:
         limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
         max_tokens = _max_tokens(request, len(ids), limit, min(limit, pool.max_sequence_len or limit))
         ends = () if request.stop.ignore_eos else model.eos_token_ids
-        _check_min_tokens(request.penalties, max_tokens, {*ends, *request.stop.token_ids})
+        check_min_tokens(request.penalties, max_tokens, {*ends, *request.stop.token_ids})
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
@@ -116,6 +120,7 @@ class Generation:
         )
         self._key = link.submit(
             Submission(
+                tenant=self.caller.tenant,
                 request_id=self.request_id,
                 model=model.name,
                 model_revision=model.revision,
@@ -133,7 +138,7 @@ class Generation:
                 n=request.n,
                 traffic_class=request.traffic_class,
                 priority=request.priority,
-                prefix_salt=prefix_salt(request.cache_salt),
+                prefix_salt=prefix_salt(request.cache_salt, self.caller.salt_key),
             ),
             self.stream,
         )
@@ -145,7 +150,7 @@ class Generation:
                 error.metadata["field"] = _input_field(request)
             raise
         self._admitted_at = self._clock()
-        self.admission = Admission(self.request_id, model, position, seed, len(ids))
+        self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s)
         return self.admission
 
     async def read(self) -> Delta | None:
@@ -234,6 +239,8 @@ class Generation:
         log.info(
             "request_ended",
             request_id=self.request_id,
+            tenant=self.caller.tenant,
+            key=self.caller.key_id,
             model=self._request.model.name,
             outcome=outcome,
             reason=reason,
@@ -266,18 +273,6 @@ class Generation:
         if self._deadline_at is None:
             return None
         return max(1, int((self._deadline_at - self._clock()) * 1000))
-
-
-def _check_min_tokens(penalties: Penalties, max_tokens: int, ends: Set[int]) -> None:
-    if penalties.min_tokens > max_tokens:
-        raise InvalidFieldError(
-            f"min_tokens is {penalties.min_tokens}; the output has at most {max_tokens} tokens", field="stop.min_tokens"
-        )
-    if penalties.min_tokens and penalties.allowed_ids and ends >= set(penalties.allowed_ids):
-        raise InvalidFieldError(
-            f"every allowed token ends the output, and min_tokens {penalties.min_tokens} bans those",
-            field="sampling.allowed_token_ids",
-        )
 
 
 def _input_field(request: GenerationRequest) -> str:

@@ -12,7 +12,9 @@ import structlog
 from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, QueueFullError, RequestCancelledError
 from tercet.ids import new_request_id
+from tercet.tenants.directory import Directory
 
+from .caller import Caller
 from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
 from .link import RETRY_AFTER_S, Link
@@ -23,7 +25,8 @@ log = structlog.get_logger()
 
 
 class Generations:
-    """The running requests of this gateway, by id. At most `settings.max_concurrent_requests`."""
+    """The running requests of this gateway, by tenant and id: two tenants may use the same id, and neither can tell. At
+    most `settings.max_concurrent_requests`."""
 
     def __init__(
         self,
@@ -37,14 +40,14 @@ class Generations:
         self.tokenizing = Tokenizing(settings.max_prompt_bytes)
         self._means = Means(settings, link, self.tokenizing, clock, draw_seed)
         self.draining = False
-        self._running: dict[str, Generation] = {}
+        self._running: dict[tuple[str, str], Generation] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, request: GenerationRequest, time_left_s: float | None) -> Generation:
+    def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
         """Takes a request in. `time_left_s` is the time to the client's deadline.
 
         Raises DrainingError, DuplicateRequestError, QueueFullError, DeadlineError.
@@ -53,27 +56,36 @@ class Generations:
         if time_left_s is not None and time_left_s <= 0:
             raise DeadlineError("the deadline has passed")
         request_id = request.request_id or new_request_id()
-        if request_id in self._running:
+        if (caller.tenant, request_id) in self._running:
             raise DuplicateRequestError(
                 f"a request with id {request_id!r} is running", metadata={"request_id": request_id}
             )
         if len(self._running) >= self.settings.max_concurrent_requests:
             raise QueueFullError(
-                f"{len(self._running)} requests are running; the gateway takes no more",
-                metadata={"max_concurrent_requests": str(self.settings.max_concurrent_requests)},
+                "the gateway has as many requests as it takes (gateway.max_concurrent_requests)",
                 retry_after_s=RETRY_AFTER_S,
             )
         deadline_at = None if time_left_s is None else self._means.clock() + time_left_s
-        generation = Generation(self._means, request, request_id, deadline_at, self._forget)
-        self._running[request_id] = generation
+        generation = Generation(self._means, request, request_id, caller, deadline_at, self._forget)
+        self._running[caller.tenant, request_id] = generation
         self._idle.clear()
         return generation
 
-    def cancel(self, request_id: str) -> bool:
-        """Cancels a running request for an operator. Whether there was one."""
-        generation = self._running.get(request_id)
-        error = RequestCancelledError("an operator cancelled the request")
-        return generation is not None and generation.end(error, CancelCause.OPERATOR)
+    def cancel(self, request_id: str, tenant: str | None) -> bool:
+        """Cancels a tenant's running request, or, if `tenant` is None, every one of that id. Whether there was one."""
+        owners = [owner for owner, running_id in self._running if running_id == request_id]
+        found = [self._running[owner, request_id] for owner in owners if tenant in (None, owner)]
+        error = RequestCancelledError("the request was cancelled by its id")
+        ended = [generation.end(error, CancelCause.OPERATOR) for generation in found]
+        return any(ended)
+
+    def end_revoked(self, directory: Directory) -> None:
+        """Cancels the requests whose key is no longer among those of `directory`. One that has only expired still is:
+        what it started goes on."""
+        for generation in list(self._running.values()):
+            if generation.caller.key_id not in directory.keys:
+                error = RequestCancelledError("the key of the request was revoked")
+                generation.end(error, CancelCause.OPERATOR)
 
     def refuse_if_draining(self) -> None:
         """Raises DrainingError once the gateway stops."""
@@ -90,7 +102,7 @@ class Generations:
 
     def _forget(self, generation: Generation) -> None:
         """Takes a closed request out."""
-        self._running.pop(generation.request_id, None)
+        self._running.pop((generation.caller.tenant, generation.request_id), None)
         if not self._running:
             self._idle.set()
 

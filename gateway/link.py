@@ -15,10 +15,11 @@ import structlog
 from tercet import errors, rpc
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
+from tercet.tenants.directory import Directory
 from tercet.v1 import operations_pb2
 
 from .cancel import CancelCause
-from .mesh_messages import Pool, Submission, to_pools
+from .mesh_messages import Pool, Submission, to_pools, to_tenant_update
 from .sent_requests import ProtocolError, SentRequests
 from .stream import Stream
 
@@ -52,6 +53,8 @@ class Link:
         # The queue is another one after each dial.
         self._requests = SentRequests(lambda message: self._outgoing.put_nowait(message))
         self._epoch = 0
+        # What every scheduler is told first, if there are tenants.
+        self._directory: Directory | None = None
 
     async def run(self) -> None:
         """Keeps the stream up until cancelled."""
@@ -95,6 +98,11 @@ class Link:
         except errors.RequestError:
             return False
         return True
+
+    def tell_tenants(self, directory: Directory) -> None:
+        """Tells the scheduler, and each that is dialled later, what tenants may do, ahead of all that is submitted."""
+        self._directory = directory
+        self._outgoing.put_nowait(pb.GatewayMessage(tenants=to_tenant_update(directory)))
 
     def submit(self, submission: Submission, stream: Stream) -> int:
         """Sends a request; its answers go to `stream`. Returns its key. Raises SchedulerLostError."""
@@ -145,6 +153,8 @@ class Link:
         """One life of the stream. Returns whether it ever was up."""
         self._outgoing = asyncio.Queue()
         self._outgoing.put_nowait(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id=self._gateway_id)))
+        if self._directory is not None:
+            self.tell_tenants(self._directory)
         # Until a scheduler listens, the call waits in the channel, which dials by itself.
         call = self._stub.Attach(wait_for_ready=True)
         reader = asyncio.create_task(self._read(call))

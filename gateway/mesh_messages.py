@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
+from tercet.tenants.directory import Directory
 
 from .cancel import CancelCause
 from .penalties import NO_PENALTIES, Penalties
@@ -29,6 +30,7 @@ class Pool:
 class Submission:
     """A request in tokens, every parameter resolved; the fields of tercet.mesh.v1.Submit."""
 
+    tenant: str
     request_id: str
     model: str
     model_revision: str
@@ -91,7 +93,28 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
         traffic_class=submission.traffic_class,
         priority=submission.priority,
         prefix_salt=submission.prefix_salt,
+        tenant_id=submission.tenant,
     )
+
+
+def to_tenant_update(directory: Directory) -> pb.TenantUpdate:
+    """What all tenants may do; no word of their keys."""
+    plans = [
+        pb.TenantPlan(
+            tenant_id=tenant.name,
+            classes=tenant.plan.classes,
+            default_class=tenant.plan.default_class,
+            weight=tenant.plan.weight,
+            requests_per_minute=tenant.plan.requests_per_minute,
+            tokens_per_minute=tenant.plan.tokens_per_minute,
+            max_concurrent=tenant.plan.max_concurrent,
+            kv_share=tenant.plan.kv_share,
+            max_context=tenant.plan.max_context,
+            min_priority=tenant.plan.min_priority,
+        )
+        for tenant in directory.tenants.values()
+    ]
+    return pb.TenantUpdate(revision=directory.revision, tenants=plans)
 
 
 def _to_penalties(submission: Submission) -> sequence_pb2.Penalties | None:

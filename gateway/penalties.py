@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from tercet.errors import InvalidFieldError
@@ -75,3 +76,17 @@ def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_s
         allowed_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
         min_tokens=stop.min_tokens,
     )
+
+
+def check_min_tokens(penalties: Penalties, max_tokens: int, ends: Set[int]) -> None:
+    """Raises InvalidFieldError if at most `max_tokens`, of which `ends` end an output, are fewer than the least asked
+    for."""
+    if penalties.min_tokens > max_tokens:
+        raise InvalidFieldError(
+            f"min_tokens is {penalties.min_tokens}; the output has at most {max_tokens} tokens", field="stop.min_tokens"
+        )
+    if penalties.min_tokens and penalties.allowed_ids and ends >= set(penalties.allowed_ids):
+        raise InvalidFieldError(
+            f"every allowed token ends the output, and min_tokens {penalties.min_tokens} bans those",
+            field="sampling.allowed_token_ids",
+        )

@@ -22,6 +22,7 @@ def to_accepted(admission: Admission) -> pb.Accepted:
         queue_position=admission.queue_position,
         seed=admission.seed,
         prompt_tokens=admission.prompt_tokens,
+        forecast_seconds=admission.forecast_s,
     )
 
 

@@ -106,7 +106,8 @@ class SentRequests:
         for index, sequence_id in enumerate(accepted.sequence_ids):
             self._by_sequence[sequence_id] = SentSequence(request, sequence_id, index)
         request.sequence_ids.update(accepted.sequence_ids)
-        request.stream.accept(accepted.queue_position)
+        forecast_s = accepted.forecast_us / 1e6 if accepted.HasField("forecast_us") else None
+        request.stream.accept(accepted.queue_position, forecast_s)
 
     def take_refused(self, refused: pb.RequestRefused) -> None:
         request = self._by_key.get(refused.request_key)

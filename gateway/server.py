@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 
 import structlog
 
 from tercet import rpc
-from tercet.config import MeshConfig
+from tercet.config import MeshConfig, TenantsSettings
 from tercet.ids import new_process_id
+from tercet.tenants.directory import Directory
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
 from .generations import Generations
+from .guard import Guard
 from .link import Link
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
+from .tenant_watch import TenantWatch
 
 log = structlog.get_logger()
 
@@ -26,7 +30,7 @@ INFERENCE = "tercet.v1.Inference"
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Serves until SIGTERM or SIGINT. `ready` gets the bound port once clients can connect.
 
-    Raises errors.StartupError if the model's files or the port do not allow to start.
+    Raises errors.StartupError if the model's files, the store of tenants or the port do not allow to start.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -48,12 +52,20 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     changed = asyncio.Event()
     link = Link(settings.scheduler, new_process_id("gateway"), changed.set)
     generations = Generations(settings, link)
+
+    def tenants_changed(directory: Directory) -> None:
+        link.tell_tenants(directory)
+        generations.end_revoked(directory)
+
+    tenants = await _watch(config.tenants, tenants_changed)
+    guard = Guard(tenants)
     server = rpc.Server()
     add_services(
         server.grpc_server,
-        InferenceService(catalogue, generations),
+        guard,
+        InferenceService(catalogue, generations, guard),
         ModelsService(catalogue, link),
-        OperationsService(generations, link),
+        OperationsService(generations, link, guard),
     )
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
     port = await server.start(settings.host, settings.port, files, key="gateway.port", serving=False)
@@ -64,6 +76,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         asyncio.create_task(link.run(), name="link"),
         asyncio.create_task(_publish_health(server, catalogue, link, changed), name="health"),
     ]
+    if tenants is not None:
+        background.append(asyncio.create_task(tenants.run(), name="tenants"))
     stopped = asyncio.create_task(stopping.wait(), name="stopping")
     try:
         log.info("gateway_started", port=port, model=model.name, revision=model.revision, scheduler=settings.scheduler)
@@ -84,6 +98,18 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         await asyncio.gather(stopped, *background, return_exceptions=True)
         generations.tokenizing.close()
         log.info("gateway_stopped")
+
+
+async def _watch(settings: TenantsSettings, on_change: Callable[[Directory], None]) -> TenantWatch | None:
+    """The tenants, read once; None where nobody keeps any. Raises errors.StoreError."""
+    if not settings.store:
+        return None
+    # Here, because it imports SQLAlchemy, which a gateway without tenants need not have.
+    from tercet.tenants.store import Store
+
+    watch = TenantWatch(Store(settings.store, time.time).read, settings.stale_seconds, on_change)
+    await watch.start()
+    return watch
 
 
 async def _publish_health(server: rpc.Server, catalogue: Catalogue, link: Link, changed: asyncio.Event) -> None:

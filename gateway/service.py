@@ -15,8 +15,10 @@ from google.protobuf.message import Message
 from tercet import errors, rpc
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
+from .caller import Caller
 from .generation import Generation
 from .generations import Generations
+from .guard import Guard
 from .link import Link
 from .public_messages import to_accepted, to_delta, to_finished, to_result
 from .served_model import Catalogue, ServedModel
@@ -35,9 +37,10 @@ Request = TypeVar("Request", bound=Message)
 class InferenceService:
     """tercet.v1.Inference."""
 
-    def __init__(self, catalogue: Catalogue, generations: Generations) -> None:
+    def __init__(self, catalogue: Catalogue, generations: Generations, guard: Guard) -> None:
         self._catalogue = catalogue
         self._generations = generations
+        self._guard = guard
 
     async def generate(
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
@@ -91,11 +94,12 @@ class InferenceService:
     def _start(
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
     ) -> Generation:
+        caller = self._guard.caller(context)
         self._generations.refuse_if_draining()
         message = checked(received)
         max_bytes = self._generations.settings.max_prompt_bytes
         request = validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes)
-        return self._generations.start(request, context.time_remaining())
+        return self._generations.start(request, caller, context.time_remaining())
 
     async def _write(
         self, generation: Generation, context: grpc.aio.ServicerContext, event: inference_pb2.GenerateEvent
@@ -161,9 +165,10 @@ class ModelsService:
 class OperationsService:
     """tercet.v1.Operations."""
 
-    def __init__(self, generations: Generations, link: Link) -> None:
+    def __init__(self, generations: Generations, link: Link, guard: Guard) -> None:
         self._generations = generations
         self._link = link
+        self._guard = guard
 
     async def get_fleet(self, _: operations_pb2.GetFleetRequest) -> operations_pb2.Fleet:
         """What the scheduler says."""
@@ -174,18 +179,28 @@ class OperationsService:
         return await self._link.traffic(message)
 
     async def cancel_generation(
-        self, message: operations_pb2.CancelGenerationRequest
+        self, received: operations_pb2.CancelGenerationRequest | Malformed, context: grpc.aio.ServicerContext
     ) -> operations_pb2.CancelGenerationResponse:
-        """Cancels by request id."""
-        if not message.request_id:
-            raise errors.InvalidFieldError("request_id is required", field="request_id")
-        return operations_pb2.CancelGenerationResponse(found=self._generations.cancel(message.request_id))
+        """Cancels by request id: an operator whoever's, others their own."""
+        try:
+            caller = self._guard.caller(context)
+            message = checked(received)
+            if not message.request_id:
+                raise errors.InvalidFieldError("request_id is required", field="request_id")
+            if message.tenant not in ("", caller.tenant) and not caller.operator:
+                raise errors.PermissionDeniedError("the requests of other tenants need the key of an operator")
+            tenant = message.tenant or (None if caller.operator else caller.tenant)
+            found = self._generations.cancel(message.request_id, tenant)
+            return operations_pb2.CancelGenerationResponse(found=found)
+        except BaseException as error:
+            await _end_call(error, context, None)
 
     async def dump_plan_log(
         self, received: operations_pb2.DumpPlanLogRequest | Malformed, context: grpc.aio.ServicerContext
     ) -> None:
         """The scheduler's plan log, passed on piece by piece."""
         try:
+            self._guard.operator(context)
             checked(received)
             async with contextlib.aclosing(self._link.plan_log()) as parts:
                 async for data in parts:
@@ -206,7 +221,11 @@ def _too_slow() -> errors.SlowConsumerError:
 
 
 def add_services(
-    server: grpc.aio.Server, inference: InferenceService, models: ModelsService, operations: OperationsService
+    server: grpc.aio.Server,
+    guard: Guard,
+    inference: InferenceService,
+    models: ModelsService,
+    operations: OperationsService,
 ) -> None:
     """Registers the services. Not with the generated functions: those parse before a handler can answer for it."""
     pb, mpb, opb = inference_pb2, models_pb2, operations_pb2
@@ -219,21 +238,24 @@ def add_services(
     plan_log = grpc.unary_stream_rpc_method_handler(
         operations.dump_plan_log, deserializer(opb.DumpPlanLogRequest), opb.PlanLogPart.SerializeToString
     )
+    cancel = grpc.unary_unary_rpc_method_handler(
+        operations.cancel_generation, deserializer(opb.CancelGenerationRequest), _serialize
+    )
     methods = {
         "tercet.v1.Inference": {
             "Generate": stream,
             "GenerateOnce": once,
-            "Tokenize": _unary(inference.tokenize, pb.TokenizeRequest),
-            "Detokenize": _unary(inference.detokenize, pb.DetokenizeRequest),
+            "Tokenize": _unary(guard.caller, inference.tokenize, pb.TokenizeRequest),
+            "Detokenize": _unary(guard.caller, inference.detokenize, pb.DetokenizeRequest),
         },
         "tercet.v1.Models": {
-            "ListModels": _unary(models.list_models, mpb.ListModelsRequest),
-            "GetModel": _unary(models.get_model, mpb.GetModelRequest),
+            "ListModels": _unary(guard.caller, models.list_models, mpb.ListModelsRequest),
+            "GetModel": _unary(guard.caller, models.get_model, mpb.GetModelRequest),
         },
         "tercet.v1.Operations": {
-            "GetFleet": _unary(operations.get_fleet, opb.GetFleetRequest),
-            "GetTraffic": _unary(operations.get_traffic, opb.GetTrafficRequest),
-            "CancelGeneration": _unary(operations.cancel_generation, opb.CancelGenerationRequest),
+            "GetFleet": _unary(guard.operator, operations.get_fleet, opb.GetFleetRequest),
+            "GetTraffic": _unary(guard.operator, operations.get_traffic, opb.GetTrafficRequest),
+            "CancelGeneration": cancel,
             "DumpPlanLog": plan_log,
         },
     }
@@ -242,9 +264,16 @@ def add_services(
     )
 
 
-def _unary(method: Callable[[Request], Awaitable[Message]], cls: type[Request]) -> grpc.RpcMethodHandler:
+def _unary(
+    admit: Callable[[grpc.aio.ServicerContext], Caller],
+    method: Callable[[Request], Awaitable[Message]],
+    cls: type[Request],
+) -> grpc.RpcMethodHandler:
+    """A method that need not know who calls, for those whom `admit` lets in."""
+
     async def handle(received: Request | Malformed, context: grpc.aio.ServicerContext) -> Message:
         try:
+            admit(context)
             return await method(checked(received))
         except BaseException as error:
             await _end_call(error, context, None)

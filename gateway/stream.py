@@ -52,6 +52,7 @@ class Stream:
         self._num_unfinished = len(self._outputs)
         self._accounts: dict[int, Account] = {}
         self.queue_position: int | None = None
+        self.forecast_s: float | None = None
         self.first_token_at: float | None = None
         self.error: RequestError | None = None
         # What the request held, and whether the last word on that has come: it may be that nobody knows.
@@ -80,9 +81,10 @@ class Stream:
         """Whether no more tokens will be taken."""
         return self.error is not None or not self._num_unfinished
 
-    def accept(self, queue_position: int) -> None:
-        """The scheduler admitted the request."""
+    def accept(self, queue_position: int, forecast_s: float | None = None) -> None:
+        """The scheduler admitted the request, and expects the first token so many seconds later, if it can say."""
         self.queue_position = queue_position
+        self.forecast_s = forecast_s
         self._wake.set()
 
     def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelCause | None:

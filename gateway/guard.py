@@ -1,0 +1,67 @@
+"""Whom a call's key stands for, and whether it may make the call. Knows no requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import grpc.aio
+
+from tercet.errors import PermissionDeniedError, RequestError, StoreLostError, UnauthenticatedError
+from tercet.tenants.api_key import ApiKey, read_key
+
+from .caller import ANYONE, Caller
+from .tenant_watch import TenantWatch
+
+_HEADER = "authorization"
+_SCHEME = "bearer"
+_RETRY_AFTER_S = 1.0
+# Has the form of a key, so that a call without one takes as long to refuse as one with a wrong one.
+_NO_KEY = ApiKey("", "")
+
+
+class Guard:
+    """Checks the key of each call against the tenants as last read. Without tenants everyone is ANYONE.
+
+    `clock` gives seconds since the epoch.
+    """
+
+    def __init__(self, tenants: TenantWatch | None, clock: Callable[[], float] = time.time) -> None:
+        self._tenants = tenants
+        self._clock = clock
+
+    def caller(self, context: grpc.aio.ServicerContext) -> Caller:
+        """Who calls. Raises UnauthenticatedError, the same one whatever is wrong with the key, and StoreLostError while
+        nobody knows which keys are right."""
+        if self._tenants is None:
+            return ANYONE
+        if self._tenants.stale:
+            raise StoreLostError(
+                "the gateway has not been able to read its tenants for too long",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        directory = self._tenants.directory
+        key = directory.find(_given(context.invocation_metadata() or ()) or _NO_KEY, self._clock())
+        if key is None:
+            raise _unauthenticated()
+        return Caller(key.tenant, key.id, key.operator, directory.salt_key(key.tenant))
+
+    def operator(self, context: grpc.aio.ServicerContext) -> Caller:
+        """Who calls, if an operator; as `caller`, and PermissionDeniedError for others."""
+        caller = self.caller(context)
+        if not caller.operator:
+            raise PermissionDeniedError("this call needs the key of an operator")
+        return caller
+
+
+def _given(metadata: Iterable[tuple[str, str | bytes]]) -> ApiKey | None:
+    """The key in a call's metadata; None without one, with several, or with something else."""
+    values = [value for name, value in metadata if name == _HEADER]
+    if len(values) != 1 or not isinstance(values[0], str):
+        return None
+    scheme, _, text = values[0].partition(" ")
+    return read_key(text.strip()) if scheme.lower() == _SCHEME else None
+
+
+def _unauthenticated() -> RequestError:
+    return UnauthenticatedError("this call needs a valid key, as metadata `authorization: Bearer KEY`")

@@ -1,0 +1,82 @@
+"""The tenants as last read from their store, read again all the time. Knows no calls and no database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tercet.errors import StoreError
+from tercet.tenants.directory import Directory
+
+log = structlog.get_logger()
+
+# A key that was revoked is refused within a second; so a change is seen well before.
+POLL_S = 0.2
+
+
+class TenantWatch:
+    """What the store says, at most POLL_S and a read old. `on_change` is called, in the event loop, with every new
+    state.
+
+    `read` blocks: it gives the state, None if that is still the one of the revision it is given, and raises StoreError.
+    While the store cannot be read the last state holds, for `stale_s` seconds. Then it is `stale`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int | None], Directory | None],
+        stale_s: float,
+        on_change: Callable[[Directory], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read_store = read
+        self._stale_s = stale_s
+        self._on_change = on_change
+        self._clock = clock
+        self._lost = False
+        self._directory: Directory | None = None
+        self._read_at = clock()
+
+    @property
+    def directory(self) -> Directory:
+        """The last state. `start` comes first."""
+        assert self._directory is not None
+        return self._directory
+
+    @property
+    def stale(self) -> bool:
+        """Whether the store has been out of reach for too long, be it that it fails or that it does not answer."""
+        return self._clock() - self._read_at > self._stale_s
+
+    async def start(self) -> None:
+        """Reads the first state. Raises StoreError."""
+        await self._read()
+
+    async def run(self) -> None:
+        """Reads again and again until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self._read()
+            except StoreError as error:
+                if not self._lost:
+                    log.error("tenants_store_lost", problem=str(error), stale_seconds=self._stale_s)
+                self._lost = True
+
+    async def _read(self) -> None:
+        known = None if self._directory is None else self._directory.revision
+        # In a thread: whatever the database waits for, the event loop does not.
+        began_at = self._clock()
+        found = await asyncio.to_thread(self._read_store, known)
+        # From the beginning: a change during the read may not be in it.
+        self._read_at = began_at
+        if self._lost:
+            log.info("tenants_store_found")
+            self._lost = False
+        if found is not None:
+            self._directory = found
+            log.info("tenants_read", revision=found.revision, tenants=len(found.tenants), keys=len(found.keys))
+            self._on_change(found)

@@ -1,0 +1,136 @@
+"""The database behind the store: where it is, how a transaction begins, and what its errors are called.
+
+Knows no tenants. What SQLite needs and others do not stands here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from tercet.errors import StoreError
+
+# How long a writer waits for another one, in seconds. Readers of a WAL wait for nobody.
+_BUSY_S = 5.0
+
+
+class Database:
+    """A SQLite file or whatever a SQLAlchemy URL names. Nothing is opened before the first transaction.
+
+    Every method may raise StoreError.
+    """
+
+    _reader: sa.Engine
+    _writer: sa.Engine
+
+    def __init__(self, where: str) -> None:
+        url = _url(where)
+        self._file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
+        self.name = str(self._file) if self._file else url.render_as_string(hide_password=True)
+        # Who the file was when it was opened: what is behind an open file that was replaced nobody else sees.
+        self._opened: tuple[int, int] | None = None
+        with self._typed():
+            if self._file is None:
+                self._engine = sa.create_engine(url, pool_pre_ping=True)
+                self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+                self._writer = self._engine
+                return
+            # The mode keeps SQLite from making an empty file where none is.
+            address = sa.URL.create(
+                "sqlite", database=f"file:{quote(str(self._file))}", query={"mode": "rw", "uri": "true"}
+            )
+            self._engine = sa.create_engine(address, connect_args={"timeout": _BUSY_S})
+            self._reader = self._engine
+            self._writer = self._engine.execution_options(begin="BEGIN IMMEDIATE")
+            sa.event.listen(self._engine, "connect", _on_connect)
+            sa.event.listen(self._engine, "begin", _on_begin)
+
+    def create(self, fill: Callable[[sa.Connection], None]) -> None:
+        """Makes the file, unless it is there, and lets `fill` make what is missing in it."""
+        with self._typed():
+            if self._file is not None:
+                # For its owner alone: whoever can read it can find others' prefixes. Its journal takes after it.
+                os.close(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600))
+            with self.write() as connection:
+                fill(connection)
+            if self._file is not None:
+                with contextlib.closing(self._engine.raw_connection()) as raw:
+                    # Outside of a transaction, as SQLite wants it; the file remembers.
+                    raw.cursor().execute("PRAGMA journal_mode=WAL")
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that sees one moment."""
+        with self._typed(), self._current(self._reader).begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A transaction that changes all or nothing. SQLite has one at a time; on others the first statement has to
+        lock what others change, too."""
+        with self._typed(), self._current(self._writer).begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Gives the connections back. The next transaction opens new ones."""
+        self._engine.dispose()
+
+    def _current(self, engine: sa.Engine) -> sa.Engine:
+        """`engine`, whose connections are to the file that is there now."""
+        if self._file is not None:
+            try:
+                found = self._file.stat()
+            except FileNotFoundError:
+                raise StoreError(f"{self.name} is not there; `tercet tenant add NAME` makes it") from None
+            if self._opened != (found.st_dev, found.st_ino):
+                self._engine.dispose()
+                self._opened = (found.st_dev, found.st_ino)
+        return engine
+
+    @contextlib.contextmanager
+    def _typed(self) -> Iterator[None]:
+        try:
+            yield
+        except (exc.NoSuchModuleError, ImportError) as error:
+            raise StoreError(f"{self.name}: its driver is not installed: {error}") from error
+        except exc.SQLAlchemyError as error:
+            # The driver's own words; SQLAlchemy's would add the statement and its values.
+            cause = getattr(error, "orig", None) or error
+            raise StoreError(f"{self.name}: {' '.join(str(cause).split())}") from None
+        except OSError as error:
+            raise StoreError(f"{self.name}: {error.strerror}") from error
+
+
+def _url(where: str) -> sa.URL:
+    """What `where` means: with :// in it a URL, else a path."""
+    if "://" not in where:
+        return sa.URL.create("sqlite", database=where)
+    try:
+        url = sa.make_url(where)
+    except (exc.ArgumentError, ValueError):
+        # Not repeated: it may hold a password.
+        raise StoreError(
+            "is neither a path nor a SQLAlchemy URL such as sqlite:////var/lib/tercet/tenants.db"
+        ) from None
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise StoreError("must be a file: gateways and `tercet tenant` meet in it")
+    return url
+
+
+def _on_connect(connection: Any, _: Any) -> None:
+    # Python's driver would begin transactions when it sees fit; a read of three tables needs one.
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys=ON")
+    # A key that was revoked stays so, whatever happens to the host.
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _on_begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))

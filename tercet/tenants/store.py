@@ -1,0 +1,226 @@
+"""The store: tenants, their plans and their keys, and every change of them.
+
+A change counts up the revision in its own transaction, so that a reader that knows the revision knows whether anything
+has changed. Knows no gateway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tercet.errors import StoreError, TenantError
+
+from .api_key import ApiKey, new_key
+from .database import Database
+from .directory import Directory, Key, Tenant
+from .plan import NAME, PlanError, TenantPlan
+from .tables import PLAN_COLUMNS, SCHEMA, keys, metadata, settings, tenants
+
+OPERATOR = "operator"
+TENANT = "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """What can be told of a key. Times are seconds since the epoch, None where that was not."""
+
+    id: str
+    role: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+    def active(self, now: float) -> bool:
+        """Whether it opens anything."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantEntry:
+    """A tenant with all its keys, the oldest first."""
+
+    name: str
+    created_at: float
+    plan: TenantPlan
+    keys: tuple[KeyEntry, ...]
+
+
+class Store:
+    """Tenants in a database. `clock` gives seconds since the epoch. Every method may raise StoreError."""
+
+    def __init__(self, where: str, clock: Callable[[], float]) -> None:
+        self._database = Database(where)
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        """Where it is, without a password."""
+        return self._database.name
+
+    def create(self) -> None:
+        """Makes it, unless it is there."""
+        self._database.create(self._fill)
+
+    def close(self) -> None:
+        """Lets the database go."""
+        self._database.close()
+
+    def read(self, known: int | None = None) -> Directory | None:
+        """All there is; None if that is still what it was at the revision `known`."""
+        with self._database.read() as connection:
+            row = self._settings(connection)
+            if row.revision == known:
+                return None
+            found_tenants = connection.execute(sa.select(tenants)).all()
+            found_keys = connection.execute(sa.select(keys).where(keys.c.revoked_at.is_(None))).all()
+        return Directory(
+            revision=row.revision,
+            server_key=row.server_key,
+            tenants={each.name: Tenant(each.name, each.uid, self._plan(each)) for each in found_tenants},
+            keys={
+                each.id: Key(each.id, each.tenant, each.digest, each.role == OPERATOR, each.expires_at)
+                for each in found_keys
+            },
+        )
+
+    def entries(self) -> tuple[TenantEntry, ...]:
+        """All tenants by name."""
+        with self._database.read() as connection:
+            self._settings(connection)
+            found = connection.execute(sa.select(tenants).order_by(tenants.c.name)).all()
+            of_tenants = connection.execute(sa.select(keys).order_by(keys.c.created_at, keys.c.id)).all()
+        return tuple(
+            TenantEntry(
+                each.name,
+                each.created_at,
+                self._plan(each),
+                tuple(
+                    KeyEntry(key.id, key.role, key.created_at, key.expires_at, key.revoked_at)
+                    for key in of_tenants
+                    if key.tenant == each.name
+                ),
+            )
+            for each in found
+        )
+
+    def add(self, name: str, plan: TenantPlan, *, operator: bool) -> ApiKey:
+        """A new tenant with its first key. Raises TenantError if there is one of that name, or the name cannot be."""
+        if not NAME.fullmatch(name):
+            raise TenantError(
+                f"{name!r} cannot be a tenant's name: letters, digits, '.', '_' and '-', at most 64, a letter or digit "
+                "first"
+            )
+        with self._change() as connection:
+            if connection.execute(sa.select(tenants.c.name).where(tenants.c.name == name)).first() is not None:
+                raise TenantError(f"there is a tenant {name} already; `tercet tenant set {name}` changes it")
+            row = {"name": name, "uid": secrets.token_hex(16), "created_at": self._clock()}
+            connection.execute(tenants.insert().values(**row, **_columns(plan)))
+            return self._insert_key(connection, name, OPERATOR if operator else TENANT)
+
+    def change(self, name: str, **fields: Any) -> TenantPlan:
+        """Replaces fields of a tenant's plan; returns the whole. Raises TenantError for no such tenant, PlanError for
+        values that make no sense together."""
+        with self._change() as connection:
+            plan = dataclasses.replace(self._plan(self._tenant(connection, name)), **fields)
+            connection.execute(tenants.update().where(tenants.c.name == name).values(**_columns(plan)))
+        return plan
+
+    def rotate(self, name: str, *, grace_s: float, operator: bool | None) -> ApiKey:
+        """A new key; those there are end in `grace_s` seconds. `operator` None: the role of the newest key there was.
+        Raises TenantError for no such tenant."""
+        with self._change() as connection:
+            self._tenant(connection, name)
+            newest = sa.select(keys.c.role).where(keys.c.tenant == name).order_by(keys.c.created_at.desc())
+            role = connection.execute(newest).scalars().first()
+            ends_at = self._clock() + grace_s
+            later = sa.or_(keys.c.expires_at.is_(None), keys.c.expires_at > ends_at)
+            ending = (keys.c.tenant == name, keys.c.revoked_at.is_(None), later)
+            connection.execute(keys.update().where(*ending).values(expires_at=ends_at))
+            if operator is not None:
+                role = OPERATOR if operator else TENANT
+            return self._insert_key(connection, name, role or TENANT)
+
+    def revoke(self, name: str, key_id: str | None) -> tuple[str, ...]:
+        """Ends a tenant's keys, or the one of them, for good; returns the ids of those that were not. Raises
+        TenantError for no such tenant or key."""
+        with self._change() as connection:
+            self._tenant(connection, name)
+            of_tenant = sa.select(keys.c.id, keys.c.revoked_at).where(keys.c.tenant == name)
+            found = {row.id: row.revoked_at for row in connection.execute(of_tenant)}
+            if key_id is not None:
+                if key_id not in found:
+                    raise TenantError(f"tenant {name} has no key {key_id}; `tercet tenant list --json` shows them")
+                found = {key_id: found[key_id]}
+            ended = tuple(key for key, revoked_at in found.items() if revoked_at is None)
+            connection.execute(keys.update().where(keys.c.id.in_(ended)).values(revoked_at=self._clock()))
+        return ended
+
+    def remove(self, name: str) -> None:
+        """Takes a tenant out, its keys with it. Raises TenantError for no such tenant."""
+        with self._change() as connection:
+            self._tenant(connection, name)
+            connection.execute(tenants.delete().where(tenants.c.name == name))
+
+    def _fill(self, connection: sa.Connection) -> None:
+        there = sa.inspect(connection).get_table_names()
+        if settings.name in there:
+            self._settings(connection)
+            return
+        if there:
+            raise StoreError(f"{self.name} is a database of something else: it has a table {there[0]}")
+        metadata.create_all(connection)
+        row = {"id": 1, "schema_version": SCHEMA, "revision": self._revision_after(0)}
+        connection.execute(settings.insert().values(**row, server_key=secrets.token_bytes(32)))
+
+    @contextmanager
+    def _change(self) -> Iterator[sa.Connection]:
+        """A transaction that counts up the revision. Two never overlap: the row is locked first."""
+        with self._database.write() as connection:
+            revision = self._settings(connection, lock=True).revision
+            connection.execute(settings.update().values(revision=self._revision_after(revision)))
+            yield connection
+
+    def _settings(self, connection: sa.Connection, *, lock: bool = False) -> Any:
+        query = sa.select(settings)
+        row = connection.execute(query.with_for_update() if lock else query).one()
+        if row.schema_version > SCHEMA:
+            raise StoreError(
+                f"{self.name} has schema {row.schema_version}; this version of tercet knows those up to {SCHEMA}: use "
+                "the version that wrote it, or a newer one"
+            )
+        return row
+
+    def _tenant(self, connection: sa.Connection, name: str) -> Any:
+        row = connection.execute(sa.select(tenants).where(tenants.c.name == name)).first()
+        if row is None:
+            raise TenantError(f"there is no tenant {name!r}; `tercet tenant list` shows those there are")
+        return row
+
+    def _plan(self, row: Any) -> TenantPlan:
+        values = {name: getattr(row, name) for name in PLAN_COLUMNS}
+        try:
+            return TenantPlan(**{**values, "classes": tuple(values["classes"])})
+        except (PlanError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.name}: the plan of tenant {row.name} cannot be: {error}") from error
+
+    def _insert_key(self, connection: sa.Connection, tenant: str, role: str) -> ApiKey:
+        key = new_key()
+        row = {"id": key.id, "tenant": tenant, "digest": key.digest, "role": role, "created_at": self._clock()}
+        connection.execute(keys.insert().values(**row))
+        return key
+
+    def _revision_after(self, revision: int) -> int:
+        # By the clock, so that a store made anew, or one that goes on from a copy, is not taken for an older state.
+        return max(revision + 1, int(self._clock() * 1e6))
+
+
+def _columns(plan: TenantPlan) -> dict[str, Any]:
+    values = {name: getattr(plan, name) for name in PLAN_COLUMNS}
+    return {**values, "classes": list(plan.classes)}
