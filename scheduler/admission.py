@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from tercet import errors
 
@@ -23,6 +24,16 @@ MAX_PRIORITY = 100
 
 # Sequences that may wait for each request that may: a request for n outputs is n sequences.
 MAX_SEQUENCES_PER_REQUEST = 8
+
+
+class AdmissionMode(Enum):
+    """What becomes of a request whose forecast misses its target or its deadline."""
+
+    # No forecast is made.
+    OFF = "off"
+    # It is accepted, and what would have become of it is noted.
+    SHADOW = "shadow"
+    ENFORCE = "enforce"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tercet import errors
 
 from . import membership, reports
 from .actions import Accepted, Action, CancelDone, Refused
-from .admission import QueueBounds, check_queue, check_sizes, find_class, find_pool
+from .admission import AdmissionMode, QueueBounds, check_queue, check_sizes, find_class, find_pool
 from .audit import audit
 from .dispatch import dispatch
 from .ending import cancel, fail_waiting, stop
@@ -65,6 +65,9 @@ class CoreSettings:
     bounds: QueueBounds
     # How long a sequence waits, in seconds, for a worker that can run it: a restart loads the weights anew.
     worker_grace_s: float = 30.0
+    classes: tuple[TrafficClass, ...] = tuple(CLASSES.values())
+    default_class: str = DEFAULT_CLASS.name
+    admission_mode: AdmissionMode = AdmissionMode.ENFORCE
 
 
 class Core:
@@ -130,7 +133,7 @@ class Core:
 
     def traffic(self, now: float, max_tenants: int) -> TrafficView:
         """What classes and tenants ask for and get; of at most so many tenants."""
-        return view_traffic(self._mesh, CLASSES.values(), now, max_tenants)
+        return view_traffic(self._mesh, self._settings.classes, now, max_tenants)
 
     @property
     def workers(self) -> list[Worker]:

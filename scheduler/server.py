@@ -12,10 +12,10 @@ from typing import Any
 import structlog
 
 from tercet import ids, rpc
-from tercet.config import MeshConfig, SchedulerSettings
+from tercet.config import MeshConfig
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from .admission import QueueBounds
+from .admission import AdmissionMode, QueueBounds
 from .core import CoreSettings
 from .discovery import Discovery
 from .links import Links
@@ -23,6 +23,7 @@ from .loop import Loop
 from .plan_log.recorder import recorded_core
 from .planner import Policy
 from .service import SchedulerService
+from .traffic_class import class_of
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 # For streams to hand over the last messages.
@@ -38,7 +39,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     """
     settings = config.scheduler
     log = structlog.get_logger()
-    core, recorder = recorded_core(core_settings(settings), settings.plan_log_rounds)
+    core, recorder = recorded_core(core_settings(config), settings.plan_log_rounds)
     loop = Loop(core, time.monotonic, recorder)
     server = rpc.Server()
     epoch = ids.new_epoch()
@@ -65,13 +66,17 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
             await _cancel([links, runner])
 
 
-def core_settings(settings: SchedulerSettings) -> CoreSettings:
+def core_settings(config: MeshConfig) -> CoreSettings:
     """What the core takes from the settings."""
+    settings = config.scheduler
     return CoreSettings(
         addresses=settings.workers,
         policy=Policy(settings.num_scheduler_steps, settings.max_prefill_tokens, settings.max_mixed_step_ms / 1e3),
         bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),
         worker_grace_s=settings.worker_grace_seconds,
+        classes=tuple(class_of(name, each) for name, each in config.classes.items()),
+        default_class=settings.default_class,
+        admission_mode=AdmissionMode(settings.admission_mode),
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from tercet.class_settings import DEFAULT_CLASSES, ClassSettings
+
 # What one level of priority is worth, in seconds of waiting. A finite worth: nothing waits for ever.
 PRIORITY_SECONDS = 10.0
 
@@ -48,11 +50,27 @@ class TrafficClass:
         return arrived_at + self.patience_s + priority * PRIORITY_SECONDS, arrival
 
 
-INTERACTIVE = TrafficClass(
-    "interactive", 0, 0.0, ttft=Target(1.0), gap=Target(0.2), weight=8.0, preemptible=False
-)  # fmt: skip
-RAG = TrafficClass("rag", 1, 2.0, ttft=Target(5.0), gap=Target(0.5), weight=4.0)
-BATCH = TrafficClass("batch", 2, 60.0)
+def class_of(name: str, settings: ClassSettings) -> TrafficClass:
+    """The class of that name as an operator wants it."""
+    return TrafficClass(
+        name=name,
+        rank=settings.rank,
+        patience_s=settings.patience_seconds,
+        ttft=Target(settings.ttft_ms / 1e3, settings.ttft_percentile) if settings.ttft_ms else None,
+        gap=Target(settings.gap_ms / 1e3, settings.gap_percentile) if settings.gap_ms else None,
+        weight=settings.weight,
+        max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        max_queue_s=settings.max_queue_seconds,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        preemptible=settings.preemptible,
+        max_steps=settings.max_steps,
+        max_running=settings.max_running,
+    )
 
-DEFAULT_CLASS = INTERACTIVE
-CLASSES: Mapping[str, TrafficClass] = MappingProxyType({each.name: each for each in (INTERACTIVE, RAG, BATCH)})
+
+# Those of a mesh whose operator changed nothing.
+CLASSES: Mapping[str, TrafficClass] = MappingProxyType(
+    {name: class_of(name, settings) for name, settings in DEFAULT_CLASSES.items()}
+)
+DEFAULT_CLASS = CLASSES["interactive"]

@@ -6,20 +6,20 @@ ConfigError that names the key; all are reported at once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import sys
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from tercet import class_settings as classes
 from tercet import setting_check as checks
+from tercet.class_settings import ClassSettings
 from tercet.errors import ConfigError
 from tercet.model_source import LoadFormat
-from tercet.setting_value import convert
+from tercet.setting_field import build, noted, setting
 from tercet.telemetry import LogFormat, LogLevel
 
 if sys.version_info >= (3, 11):
@@ -43,6 +43,7 @@ _NOT_SETTINGS = frozenset(
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["none", "fp8"]
+AdmissionMode = Literal["off", "shadow", "enforce"]
 
 
 class ConfigErrors(ConfigError):
@@ -52,11 +53,6 @@ class ConfigErrors(ConfigError):
         super().__init__(problems[0].key, "")
         self.args = ("\n".join(map(str, problems)),)
         self.problems = tuple(problems)
-
-
-def setting(default: Any, help: str, check: checks.Check | None = None, *, in_bytes: bool = False) -> Any:
-    """A field of a section. `check` returns what is wrong with a value, or None. `in_bytes`: takes KiB, MiB, GiB."""
-    return field(default=default, metadata={"help": help, "check": check, "in_bytes": in_bytes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +110,10 @@ class SchedulerSettings:
         4_000_000,
         "prompt tokens waiting in one pool before QUEUE_FULL; outputs of one request share theirs",
         checks.at_least(1),
+    )
+    default_class: str = setting("interactive", "traffic class of requests that name none", checks.not_empty)
+    admission_mode: AdmissionMode = setting(
+        "enforce", "what a forecast that misses a target or a deadline does: nothing, a line in the log, or a refusal"
     )
     max_prefill_tokens: int = setting(
         0,
@@ -186,7 +186,7 @@ class TenantsSettings:
     )
     stale_seconds: float = setting(
         300.0, "how long the tenants last read hold while the store cannot be read; then calls are refused",
-        checks.at_least(0),
+        checks.at_least(1),
     )  # fmt: skip
 
 
@@ -208,6 +208,8 @@ class MeshConfig:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tenants: TenantsSettings = field(default_factory=TenantsSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    # By name.
+    classes: Mapping[str, ClassSettings] = field(default_factory=lambda: dict(classes.DEFAULT_CLASSES))
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -219,8 +221,6 @@ _SECTIONS: dict[str, type[Any]] = {
     "log": LogSettings,
 }
 
-Section = TypeVar("Section")
-
 
 def load_config(
     path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
@@ -228,27 +228,30 @@ def load_config(
     """Merges the sources and validates.
 
     `env` is a process environment; names that begin with TERCET_ must be settings. `flags` maps dotted keys, such as
-    ``worker.max_num_seqs``, to values; strings are converted as those of the environment. Raises ConfigError for one
-    problem, ConfigErrors for several.
+    ``worker.max_num_seqs`` or ``classes.batch.weight``, to values; strings are converted as those of the environment.
+    Raises ConfigError for one problem, ConfigErrors for several.
     """
-    values: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    values: dict[str, Any] = {}
     problems: list[ConfigError] = []
     if path is not None:
-        with _noted(problems):
+        with noted(problems):
             _merge_file(values, path, problems)
     for variable, text in (env or {}).items():
         if variable.startswith(f"{ENV_PREFIX}_") and variable not in _NOT_SETTINGS:
-            with _noted(problems):
-                section, name = _key_of_variable(variable)
-                values[section][name] = text
+            with noted(problems):
+                values[_key_of_variable(variable)] = text
     for key, value in (flags or {}).items():
-        with _noted(problems):
-            section, _, name = key.partition(".")
-            _field_of(section, name, key)
-            values[section][name] = value
-    built = {name: _build(name, cls, values[name], problems) for name, cls in _SECTIONS.items()}
+        with noted(problems):
+            _check_key(key)
+            values[key] = value
+    built = {name: build(name, cls(), _below(name, values), problems) for name, cls in _SECTIONS.items()}
+    config = MeshConfig(**built, classes=classes.build_classes(_classes_in(values), problems))
+    if config.scheduler.default_class not in config.classes:
+        known = ", ".join(config.classes)
+        problem = f"there is no traffic class {config.scheduler.default_class!r}; the classes are {known}"
+        problems.append(ConfigError("scheduler.default_class", problem))
     raise_all(problems)
-    return MeshConfig(**built)
+    return config
 
 
 def raise_all(problems: Sequence[ConfigError]) -> None:
@@ -258,19 +261,19 @@ def raise_all(problems: Sequence[ConfigError]) -> None:
 
 
 def setting_keys() -> dict[str, dataclasses.Field[Any]]:
-    """Every dotted key with its field, in order."""
+    """Every dotted key with its field, in order, but for those of traffic classes."""
     return {f"{section}.{item.name}": item for section, cls in _SECTIONS.items() for item in dataclasses.fields(cls)}
 
 
 def to_environment(config: MeshConfig) -> dict[str, str]:
     """The environment that makes `load_config` rebuild `config`; hands settings to child processes."""
-    out: dict[str, str] = {}
+    values = classes.class_values(config.classes)
     for key in setting_keys():
         section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name)
-        text = ",".join(value) if isinstance(value, tuple) else str(value)
-        out[variable_of(key)] = text
-    return out
+        values[key] = getattr(getattr(config, section), name)
+    return {
+        variable_of(key): ",".join(value) if isinstance(value, tuple) else str(value) for key, value in values.items()
+    }
 
 
 def variable_of(key: str) -> str:
@@ -278,68 +281,89 @@ def variable_of(key: str) -> str:
     return f"{ENV_PREFIX}_{key.replace('.', '_')}".upper()
 
 
-@contextlib.contextmanager
-def _noted(problems: list[ConfigError]) -> Iterator[None]:
-    """Collects a ConfigError instead of letting it end the reading."""
+def is_setting(variable: str) -> bool:
+    """Whether an environment variable sets something of `MeshConfig`."""
     try:
-        yield
-    except ConfigError as error:
-        problems.append(error)
+        _key_of_variable(variable)
+    except ConfigError:
+        return False
+    return True
 
 
-def _merge_file(values: dict[str, dict[str, Any]], path: Path, problems: list[ConfigError]) -> None:
+def _below(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a section, by name."""
+    prefix = f"{section}."
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _classes_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is said of each traffic class, by name."""
+    out: dict[str, dict[str, Any]] = {}
+    for key, value in _below(classes.SECTION, values).items():
+        name, _, item = key.partition(".")
+        out.setdefault(name, {})[item] = value
+    return out
+
+
+def _merge_file(values: dict[str, Any], path: Path, problems: list[ConfigError]) -> None:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("config", f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"{path} is not valid TOML: {error}") from error
-    for section, body in data.items():
-        if section not in _SECTIONS:
-            problems.append(ConfigError(section, f"unknown section in {path}; known: {', '.join(_SECTIONS)}"))
-            continue
-        if not isinstance(body, dict):
+    tables = {key: value for key, value in data.items() if key != classes.SECTION}
+    named = data.get(classes.SECTION, {})
+    if isinstance(named, dict):
+        tables.update({f"{classes.SECTION}.{name}": body for name, body in named.items()})
+    else:
+        tables[classes.SECTION] = named
+    for section, body in tables.items():
+        if section not in _SECTIONS and section.partition(".")[0] != classes.SECTION:
+            problems.append(ConfigError(section, f"unknown section in {path}; known: {_known_sections()}"))
+        elif not isinstance(body, dict):
             problems.append(ConfigError(section, f"must be a table in {path}"))
-            continue
-        for name, value in body.items():
-            with _noted(problems):
-                _field_of(section, name, f"{section}.{name}")
-                values[section][name] = value
+        else:
+            for name, value in body.items():
+                with noted(problems):
+                    _check_key(f"{section}.{name}")
+                    values[f"{section}.{name}"] = value
 
 
-def _key_of_variable(variable: str) -> tuple[str, str]:
-    """Section and name that an environment variable sets. Raises ConfigError naming the variable."""
+def _known_sections() -> str:
+    return ", ".join([*_SECTIONS, f"{classes.SECTION}.NAME"])
+
+
+def _key_of_variable(variable: str) -> str:
+    """The dotted key that an environment variable sets. Raises ConfigError naming the variable."""
     section, _, name = variable.removeprefix(f"{ENV_PREFIX}_").lower().partition("_")
+    known = [*setting_keys()]
     try:
-        _field_of(section, name, variable)
+        if section == classes.SECTION:
+            if (found := classes.class_variable(name)) is not None:
+                return ".".join((section, *found))
+            known = [f"{section}.{name}.{item}" for name in classes.DEFAULT_CLASSES for item in classes.class_fields()]
+            raise ConfigError(variable, f"unknown setting; [{section}.NAME] has: {', '.join(classes.class_fields())}")
+        _check_field(section, name, variable)
     except ConfigError as error:
-        near = difflib.get_close_matches(variable.upper(), map(variable_of, setting_keys()), n=1, cutoff=0.8)
+        near = difflib.get_close_matches(variable.upper(), map(variable_of, known), n=1, cutoff=0.8)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(variable, str(error).removeprefix(f"{variable}: ") + hint) from None
-    return section, name
+    return f"{section}.{name}"
 
 
-def _field_of(section: str, name: str, key: str) -> dataclasses.Field[Any]:
+def _check_key(key: str) -> None:
+    """Raises ConfigError for what is no dotted key of a setting."""
+    section, _, name = key.partition(".")
+    if section == classes.SECTION:
+        classes.class_key(key)
+    else:
+        _check_field(section, name, key)
+
+
+def _check_field(section: str, name: str, key: str) -> None:
     if section not in _SECTIONS:
-        raise ConfigError(key, f"unknown section; known: {', '.join(_SECTIONS)}")
-    known = {item.name: item for item in dataclasses.fields(_SECTIONS[section])}
+        raise ConfigError(key, f"unknown section; known: {_known_sections()}")
+    known = [item.name for item in dataclasses.fields(_SECTIONS[section])]
     if name not in known:
         raise ConfigError(key, f"unknown setting; [{section}] has: {', '.join(known)}")
-    return known[name]
-
-
-def _build(section: str, cls: type[Section], values: Mapping[str, Any], problems: list[ConfigError]) -> Section:
-    """The section from its values; what is wrong goes to `problems`, and the default takes its place."""
-    hints = typing.get_type_hints(cls)
-    converted: dict[str, Any] = {}
-    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if item.name not in values:
-            continue
-        key = f"{section}.{item.name}"
-        with _noted(problems):
-            value = convert(key, hints[item.name], values[item.name], in_bytes=item.metadata["in_bytes"])
-            check = item.metadata["check"]
-            if check is not None and (problem := check(value)) is not None:
-                raise ConfigError(key, problem)
-            converted[item.name] = value
-    return cls(**converted)

@@ -27,9 +27,8 @@ from tercet.config import (
     PARENT_PID_VARIABLE,
     PROCESS_NAME_VARIABLE,
     MeshConfig,
-    setting_keys,
+    is_setting,
     to_environment,
-    variable_of,
 )
 from tercet.errors import StartupError
 from tercet.mesh_layout import SERVICES, Member, check_ports, layout, service_of
@@ -275,8 +274,7 @@ def last_problem(path: Path) -> str:
 
 
 def _environment(member: Member, base: Mapping[str, str]) -> dict[str, str]:
-    ours = {variable_of(key) for key in setting_keys()}
-    out = {key: value for key, value in base.items() if key not in ours}
+    out = {key: value for key, value in base.items() if not is_setting(key)}
     out.update(to_environment(member.config))
     out[PARENT_PID_VARIABLE] = str(os.getpid())
     out[PROCESS_NAME_VARIABLE] = member.name

@@ -26,6 +26,11 @@ def at_least(low: float) -> Check:
     return lambda value: None if value >= low else f"must be at least {low}, is {value}"
 
 
+def between(low: float, high: float) -> Check:
+    """A number from `low` to `high`."""
+    return lambda value: None if low <= value <= high else f"must be from {low:,} to {high:,}, is {value}"
+
+
 def fraction(value: float) -> str | None:
     """Above 0, at most 1."""
     return None if 0 < value <= 1 else f"must be above 0 and at most 1, is {value}"

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
+from tercet.class_settings import SECTION, class_fields
 from tercet.config import MeshConfig, load_config, setting_keys
+from tercet.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,8 +52,10 @@ def with_config(sections: Sequence[str], *, omit: Sequence[str] = ()) -> Callabl
     """Gives a command `--config` and a flag for every setting of `sections`, and passes it a MeshConfig as `config`.
 
     A name that stands in more than one of the sections is prefixed with its section. Settings in `omit` get no flag.
+    Those of traffic classes, for whoever has the scheduler's, share one, `--class`.
     The command raises ConfigError, naming the key, if any value is wrong.
     """
+    with_classes = "scheduler" in sections
     keys = {key: item for key, item in setting_keys().items() if key.partition(".")[0] in sections and key not in omit}
 
     def decorate(command: Command) -> Command:
@@ -59,6 +63,8 @@ def with_config(sections: Sequence[str], *, omit: Sequence[str] = ()) -> Callabl
         def wrapper(config_file: Path | None, **values: Any) -> Any:
             flags = {key: values.pop(_parameter(key)) for key in keys}
             flags = {key: _flat(value) for key, value in flags.items() if value not in (None, ())}
+            if with_classes:
+                flags.update(map(_class_setting, values.pop(_CLASS_PARAMETER)))
             return command(config=load_config(config_file, os.environ, flags), **values)
 
         parameters: list[click.Parameter] = [
@@ -70,6 +76,16 @@ def with_config(sections: Sequence[str], *, omit: Sequence[str] = ()) -> Callabl
             ),
             *(_option(key, item, flag) for (key, item), flag in zip(keys.items(), flag_names(list(keys)), strict=True)),
         ]
+        if with_classes:
+            parameters.append(
+                SettingOption(
+                    ["--class", _CLASS_PARAMETER],
+                    key=SECTION,
+                    multiple=True,
+                    metavar="NAME.KEY=VALUE",
+                    help=f"Setting of a traffic class, as interactive.ttft_ms=500: {', '.join(class_fields())}.",
+                )
+            )
         # click collects parameters bottom up.
         existing: list[click.Parameter] = getattr(command, "__click_params__", [])
         wrapper.__click_params__ = [*reversed(parameters), *existing]  # type: ignore[attr-defined]
@@ -104,6 +120,15 @@ def _option(key: str, item: dataclasses.Field[Any], flag: str) -> SettingOption:
     )
 
 
+def _class_setting(text: str) -> tuple[str, str]:
+    """Dotted key and value of one `--class`. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError("--class", f"must be NAME.KEY=VALUE, is {text!r}")
+    return f"{SECTION}.{key.strip()}", value.strip()
+
+
+_CLASS_PARAMETER = "class_settings"
 _METAVARS = {int: "N", float: "X", tuple: "A,B"}
 
 

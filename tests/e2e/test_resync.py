@@ -25,7 +25,7 @@ from scheduler.loop import Loop
 from scheduler.outbox import Outbox, OutboxClosedError
 from scheduler.server import core_settings
 from tercet import rpc
-from tercet.config import SchedulerSettings
+from tercet.config import MeshConfig, SchedulerSettings
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
@@ -128,7 +128,7 @@ class Bench:
         self.wire = Wire(await self.server.start("127.0.0.1", 0, [worker_pb2.DESCRIPTOR], key="worker.port"))
         await self.wire.start()
         address = f"127.0.0.1:{self.wire.port}"
-        self.core = Core(core_settings(SchedulerSettings(workers=(address,))))
+        self.core = Core(core_settings(MeshConfig(scheduler=SchedulerSettings(workers=(address,)))))
         self.loop = Loop(self.core, time.monotonic)
         self.gateway, outbox = self.loop.open_gateway()
         self.loop.post(GatewayAttached(self.gateway, "gateway-test"))

@@ -23,7 +23,7 @@ from scheduler.links import Links
 from scheduler.loop import Loop
 from scheduler.server import core_settings
 from scheduler.simulator.small import worker_info
-from tercet.config import SchedulerSettings
+from tercet.config import MeshConfig, SchedulerSettings
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -63,7 +63,7 @@ class Mesh:
     """The scheduler's side of some workers."""
 
     def __init__(self, entries: tuple[str, ...], dns: Dns) -> None:
-        self.core = Core(core_settings(SchedulerSettings(workers=entries)))
+        self.core = Core(core_settings(MeshConfig(scheduler=SchedulerSettings(workers=entries))))
         self.loop = Loop(self.core, time.monotonic)
         self.links = Links(Discovery(entries, 0.01, dns), self.loop, 1)
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.config import ConfigErrors, MeshConfig, load_config, setting_keys, to_environment
+from tercet.class_settings import DEFAULT_CLASSES, ClassSettings, class_fields
+from tercet.config import ConfigErrors, MeshConfig, is_setting, load_config, setting_keys, to_environment
 from tercet.errors import ConfigError
 
 
@@ -217,11 +218,93 @@ def test_the_environment_of_children_rebuilds_the_configuration(values):
     assert load_config(None, to_environment(config)) == config
 
 
+def test_a_class_is_changed_key_by_key(tmp_path):
+    path = _file(tmp_path, "[classes.interactive]\nttft_ms = 500\nweight = 2\n[classes.rag]\nenabled = false\n")
+    env = {"TERCET_CLASSES_INTERACTIVE_WEIGHT": "3", "TERCET_CLASSES_BATCH_MAX_QUEUED_REQUESTS": "7"}
+    classes = load_config(path, env, {"classes.batch.preemptible": "no"}).classes
+    changed = dataclasses.replace(DEFAULT_CLASSES["interactive"], ttft_ms=500.0, weight=3.0)
+    batch = dataclasses.replace(DEFAULT_CLASSES["batch"], max_queued_requests=7, preemptible=False)
+    assert classes == {"interactive": changed, "batch": batch}
+
+
+def test_a_new_class_says_its_rank_and_may_be_the_default(tmp_path):
+    path = _file(tmp_path, "[scheduler]\ndefault_class = 'night_jobs'\n[classes.night_jobs]\nrank = 5\n")
+    config = load_config(path, {"TERCET_CLASSES_NIGHT_JOBS_MAX_STEPS": "4"})
+    assert config.classes["night_jobs"] == ClassSettings(rank=5, max_steps=4)
+    assert list(config.classes) == [*DEFAULT_CLASSES, "night_jobs"]
+    assert config.scheduler.default_class == "night_jobs"
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "text"),
+    [
+        ({"classes.interactiv.ttft_ms": "5"}, "classes.interactiv", "needs its rank; did you mean interactive?"),
+        ({"classes.interactive.ttft": "5"}, "classes.interactive.ttft", "did you mean ttft_ms?"),
+        ({"classes.interactive": "5"}, "classes.interactive", "unknown setting"),
+        ({"classes.Big.rank": "5"}, "classes.Big.rank", "lower-case letters"),
+        ({"classes.batch.weight": "0"}, "classes.batch.weight", "from 0.001 to 1,000"),
+        ({"classes.batch.weight": "nan"}, "classes.batch.weight", "from 0.001"),
+        ({"classes.batch.ttft_ms": "inf"}, "classes.batch.ttft_ms", "from 0 to"),
+        ({"classes.batch.ttft_percentile": "100"}, "classes.batch.ttft_percentile", "99.9"),
+        ({"classes.batch.preemptible": "perhaps"}, "classes.batch.preemptible", "true or false"),
+        ({"classes.batch.max_running": "-1"}, "classes.batch.max_running", "from 0"),
+        ({"classes.interactive.enabled": "no"}, "scheduler.default_class", "the classes are rag, batch"),
+        ({"scheduler.default_class": "chat"}, "scheduler.default_class", "no traffic class 'chat'"),
+        ({"scheduler.admission_mode": "on"}, "scheduler.admission_mode", "off, shadow, enforce"),
+    ],
+)
+def test_what_is_wrong_with_a_class_is_named(flags, key, text):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, None, flags)
+    assert caught.value.key == key
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("classes = 3", "classes"),
+        ("[classes]\nbatch = 3", "classes.batch"),
+        ("[classes.batch]\nwait = 3", "classes.batch.wait"),
+        ("[classes.batch]\nmax_steps = true", "classes.batch.max_steps"),
+        ("[classes.'a.b']\nrank = 1", "classes.a.b.rank"),
+    ],
+)
+def test_a_wrong_table_of_a_class_is_named(tmp_path, text, key):
+    with pytest.raises(ConfigError) as caught:
+        load_config(_file(tmp_path, text))
+    assert caught.value.key == key
+
+
+def test_a_variable_of_a_class_that_is_mistyped_is_named():
+    with pytest.raises(ConfigError, match=r"; did you mean TERCET_CLASSES_BATCH_MAX_RUNNING\?$") as caught:
+        load_config(None, {"TERCET_CLASSES_BATCH_MAXRUNNING": "1"})
+    assert caught.value.key == "TERCET_CLASSES_BATCH_MAXRUNNING"
+    assert not is_setting("TERCET_CLASSES_BATCH_MAXRUNNING")
+    assert is_setting("TERCET_CLASSES_A_MAX_STEPS_MAX_STEPS")
+    assert is_setting("TERCET_WORKER_PORT")
+
+
+_class_settings = st.fixed_dictionaries(
+    {"rank": st.integers(0, 1000), "weight": st.floats(0.001, 1000), "preemptible": st.booleans()},
+    optional={"ttft_ms": st.floats(0, 1e6), "max_running": st.integers(0, 99), "enabled": st.booleans()},
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]{0,8}|batch|rag", fullmatch=True), _class_settings, max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_environments_carry_classes_to_children(given_classes):
+    flags = {f"classes.{name}.{key}": value for name, each in given_classes.items() for key, value in each.items()}
+    config = load_config(None, None, {key: str(value) for key, value in flags.items()})
+    assert load_config(None, to_environment(config)) == config
+
+
 def test_every_setting_has_help_and_a_valid_default():
     sections = typing.get_type_hints(MeshConfig)
+    del sections["classes"]
     assert {key.partition(".")[0] for key in setting_keys()} == set(sections)
     assert len(setting_keys()) == sum(len(dataclasses.fields(cls)) for cls in sections.values())
-    for key, item in setting_keys().items():
+    for key, item in {**setting_keys(), **class_fields()}.items():
         assert item.metadata["help"], key
         check = item.metadata["check"]
         assert check is None or check(item.default) is None, key
