@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tercet.messages import FleetInfo
 from tercet.traffic import Counts, TrafficInfo
@@ -36,7 +38,7 @@ class Rates:
     tokens: float
     # By name.
     classes: Mapping[str, Flow]
-    # By tenant and class.
+    # By tenant and class; of those that both looks have. Those that are gone are no flow: others join them.
     tenants: Mapping[tuple[str | None, str], Flow] = field(default_factory=dict)
 
 
@@ -56,17 +58,26 @@ def rates_between(before: Moment, after: Moment) -> Rates | None:
         tenants={
             key: _flow(tenants.get(key), each.counts, seconds)
             for each in after.traffic.tenants
-            if (key := (each.tenant, each.traffic_class)) in tenants
+            if each.tenant is not None and (key := (each.tenant, each.traffic_class)) in tenants
         },
     )
 
 
+def rates_to_data(rates: Rates) -> dict[str, Any]:
+    """The same as JSON data, with a list of tenants: what JSON has as keys are names alone."""
+    data = dataclasses.asdict(rates)
+    data["tenants"] = [
+        {"tenant": tenant, "traffic_class": traffic_class, **dataclasses.asdict(flow)}
+        for (tenant, traffic_class), flow in rates.tenants.items()
+    ]
+    return data
+
+
 def _flow(before: Counts | None, after: Counts, seconds: float) -> Flow:
-    """What a class has counted began at its first request, which may be newer than `before`."""
+    """`before` is None if nothing was counted then. No rate is below zero: a tenant that went and came begins anew."""
     refused = {} if before is None else before.refused
     return Flow(
-        accepted=(after.accepted - (before.accepted if before else 0)) / seconds,
-        # Tokens of a request whose gateway went away are missing from its end on until it is counted.
+        accepted=max(0, after.accepted - (before.accepted if before else 0)) / seconds,
         tokens=max(0, after.generated_tokens - (before.generated_tokens if before else 0)) / seconds,
         refused={
             reason: (count - refused.get(reason, 0)) / seconds
