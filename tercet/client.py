@@ -154,12 +154,16 @@ class Generation:
 class Client:
     """A connection to one gateway. Use as ``async with``; must stay on one event loop.
 
-    `address` is host:port. Nothing is dialled before the first call. Every method raises errors.RequestError: the
-    gateway's own, GatewayLostError if there is no gateway, DeadlineError after `timeout_s` seconds.
+    `address` is host:port; `api_key` is sent with every call, in plain text as all else. Nothing is dialled before the
+    first call. Every method raises errors.RequestError: the gateway's own, GatewayLostError if there is no gateway,
+    DeadlineError after `timeout_s` seconds. Raises ValueError for a key that no gateway could read.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "") -> None:
         self.address = address
+        if not all("!" <= character <= "~" for character in api_key):
+            raise ValueError("api_key must be printable ASCII without spaces")
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else None
         self._channel: grpc.aio.Channel | None = None
         self._open: set[Any] = set()
 
@@ -184,7 +188,9 @@ class Client:
         Raises TypeError for a prompt that is none of these or a name that is no option.
         """
         request = to_request(prompt, _options(options, more))
-        call = inference_pb2_grpc.InferenceStub(self._live()).Generate(request, timeout=timeout_s)
+        call = inference_pb2_grpc.InferenceStub(self._live()).Generate(
+            request, timeout=timeout_s, metadata=self._metadata
+        )
         self._open.add(call)
         call.add_done_callback(self._open.discard)
         return Generation(call, self.address)
@@ -195,7 +201,7 @@ class Client:
         """The same as `generate`, answered at once when all is done."""
         request = to_request(prompt, _options(options, more))
         stub = inference_pb2_grpc.InferenceStub(self._live())
-        return from_result(await _typed(stub.GenerateOnce(request, timeout=timeout_s), self.address))
+        return from_result(await self._ask(stub.GenerateOnce, request, timeout_s))
 
     async def tokenize(
         self, prompt: str | Sequence[ChatMessage], *, model: str = "", timeout_s: float | None = None
@@ -207,20 +213,20 @@ class Client:
         else:
             request.chat.CopyFrom(to_chat(prompt))
         stub = inference_pb2_grpc.InferenceStub(self._live())
-        result = await _typed(stub.Tokenize(request, timeout=timeout_s), self.address)
+        result = await self._ask(stub.Tokenize, request, timeout_s)
         return tuple(result.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = None) -> str:
         """The text of token ids, without special tokens."""
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids)
         stub = inference_pb2_grpc.InferenceStub(self._live())
-        result: pb.DetokenizeResult = await _typed(stub.Detokenize(request, timeout=timeout_s), self.address)
+        result: pb.DetokenizeResult = await self._ask(stub.Detokenize, request, timeout_s)
         return result.text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
         """Every served model."""
         stub = models_pb2_grpc.ModelsStub(self._live())
-        result = await _typed(stub.ListModels(models_pb2.ListModelsRequest(), timeout=timeout_s), self.address)
+        result = await self._ask(stub.ListModels, models_pb2.ListModelsRequest(), timeout_s)
         return tuple(from_model(model) for model in result.models)
 
     async def model(self, name: str = "", *, timeout_s: float | None = None) -> ModelInfo:
@@ -232,31 +238,32 @@ class Client:
             return served[0]
         stub = models_pb2_grpc.ModelsStub(self._live())
         request = models_pb2.GetModelRequest(name=name)
-        return from_model(await _typed(stub.GetModel(request, timeout=timeout_s), self.address))
+        return from_model(await self._ask(stub.GetModel, request, timeout_s))
 
     async def fleet(self, *, timeout_s: float | None = None) -> FleetInfo:
         """The state of the mesh now."""
         stub = operations_pb2_grpc.OperationsStub(self._live())
         request = operations_pb2.GetFleetRequest()
-        return from_fleet(await _typed(stub.GetFleet(request, timeout=timeout_s), self.address))
+        return from_fleet(await self._ask(stub.GetFleet, request, timeout_s))
 
     async def traffic(self, *, timeout_s: float | None = None) -> TrafficInfo:
         """What classes and tenants ask for and get."""
         stub = operations_pb2_grpc.OperationsStub(self._live())
         request = operations_pb2.GetTrafficRequest()
-        return from_traffic(await _typed(stub.GetTraffic(request, timeout=timeout_s), self.address))
+        return from_traffic(await self._ask(stub.GetTraffic, request, timeout_s))
 
-    async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> bool:
-        """Cancels a request by its id. Whether it was running."""
+    async def cancel(self, request_id: str, *, tenant: str = "", timeout_s: float | None = None) -> bool:
+        """Cancels a request by its id; with the key of an operator that of `tenant`, or, if that is empty, whoever's.
+        Whether it was running."""
         stub = operations_pb2_grpc.OperationsStub(self._live())
-        request = operations_pb2.CancelGenerationRequest(request_id=request_id)
-        result = await _typed(stub.CancelGeneration(request, timeout=timeout_s), self.address)
+        request = operations_pb2.CancelGenerationRequest(request_id=request_id, tenant=tenant)
+        result = await self._ask(stub.CancelGeneration, request, timeout_s)
         return bool(result.found)
 
     async def dump_plan_log(self, *, timeout_s: float | None = None) -> AsyncGenerator[bytes, None]:
         """The scheduler's plan log: the file for `tercet replay-plans`, piece by piece."""
         stub = operations_pb2_grpc.OperationsStub(self._live())
-        call = stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest(), timeout=timeout_s)
+        call = stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest(), timeout=timeout_s, metadata=self._metadata)
         self._open.add(call)
         call.add_done_callback(self._open.discard)
         try:
@@ -265,6 +272,9 @@ class Client:
         finally:
             call.cancel()
 
+    async def _ask(self, method: Callable[..., Awaitable[Any]], request: Any, timeout_s: float | None) -> Any:
+        return await _typed(method(request, timeout=timeout_s, metadata=self._metadata), self.address)
+
     def _live(self) -> grpc.aio.Channel:
         if self._channel is None:
             raise RuntimeError("use Client as `async with Client(address) as client`")
@@ -272,12 +282,20 @@ class Client:
 
 
 def generate_blocking(
-    prompt: Prompt, options: Options | None = None, *, address: str = DEFAULT_ADDRESS, **more: Any
+    prompt: Prompt,
+    options: Options | None = None,
+    *,
+    address: str = DEFAULT_ADDRESS,
+    api_key: str = "",
+    **more: Any,
 ) -> Answer:
     """One whole answer, for code without an event loop. Raises errors.RequestError."""
 
     async def ask() -> Answer:
-        async with Client(address) as client, client.generate(prompt, options, **more) as generation:
+        async with (
+            Client(address, api_key=api_key) as client,
+            client.generate(prompt, options, **more) as generation,
+        ):
             return await generation.answer()
 
     return asyncio.run(ask())

@@ -71,6 +71,8 @@ class Accepted:
     queue_position: int
     seed: int
     prompt_tokens: int
+    # From admission to the first token, by forecast; None: nothing was known.
+    forecast_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +390,7 @@ def _accepted(accepted: pb.Accepted) -> Accepted:
         queue_position=accepted.queue_position,
         seed=accepted.seed,
         prompt_tokens=accepted.prompt_tokens,
+        forecast_seconds=accepted.forecast_seconds if accepted.HasField("forecast_seconds") else None,
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from tercet.cli.root import EXIT_INTERRUPTED
 from tercet.client import DEFAULT_ADDRESS, Options
+from tercet.config import API_KEY_VARIABLE
 from tercet.errors import InvalidFieldError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -23,6 +25,31 @@ _UINT32 = click.IntRange(0, 2**32 - 1)
 
 address_option = click.option(
     "--address", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Where the gateway listens."
+)
+
+
+def _read_api_key(_: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The key itself, or what the file of `@FILE` holds. Raises click.BadParameter."""
+    if value.startswith("@"):
+        try:
+            value = Path(value[1:]).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = error.strerror if isinstance(error, OSError) else "it is not a key"
+            raise click.BadParameter(f"cannot read {value[1:]}: {problem}", param=parameter) from None
+    if not all("!" <= character <= "~" for character in value):
+        # Not shown: it may be most of one.
+        raise click.BadParameter("is not a key", param=parameter)
+    return value
+
+
+api_key_option = click.option(
+    "--api-key",
+    default="",
+    envvar=API_KEY_VARIABLE,
+    metavar="@FILE",
+    callback=_read_api_key,
+    help="Your key, by the file that holds it. The key itself is taken, too, but all on this host see what stands on a "
+    f"command line. Default: {API_KEY_VARIABLE}.",
 )
 model_option = click.option("--model", default="", metavar="NAME", help="Served model. Default: the gateway's first.")
 timeout_option = click.option(

@@ -13,6 +13,7 @@ import click
 from tercet.cli.asking import (
     CONTROL_TIMEOUT_S,
     address_option,
+    api_key_option,
     model_option,
     options_of,
     read_line,
@@ -29,14 +30,14 @@ _COMMANDS = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer
 _COMMAND = re.compile(r"/\w*(\s|$)")
 
 
-async def check_model(address: str, model: str) -> None:
+async def check_model(client: Client, model: str) -> None:
     """Raises errors.RequestError if no gateway answers or it does not serve the model."""
-    async with Client(address) as client:
+    async with client:
         await client.model(model, timeout_s=CONTROL_TIMEOUT_S)
 
 
 async def reply(
-    address: str, messages: list[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
+    client: Client, messages: list[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
 ) -> None:
     """Streams the model's turn to the terminal, and into `parts`, which keep what came before an interruption."""
 
@@ -44,26 +45,28 @@ async def reply(
         parts.append(text)
         show_text(text)
 
-    async with Client(address) as client, client.generate(messages, options, timeout_s=timeout_s) as generation:
+    async with client, client.generate(messages, options, timeout_s=timeout_s) as generation:
         await generation.answer(show)
 
 
 @click.command()
 @address_option
+@api_key_option
 @model_option
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @sampling_options
 @timeout_option
-def chat(address: str, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
+def chat(address: str, api_key: str, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
     """Talk with the model. Each line is a turn; the model sees the whole conversation.
 
     /reset forgets it, /quit or Ctrl-D ends, /help lists these. Ctrl-C stops the current answer; what came of it stays
     in the conversation.
     """
+    client = Client(address, api_key=api_key)
     options = options_of(model, sampling)
     opening = [ChatMessage("system", system)] if system else []
     messages = list(opening)
-    run_async(check_model(address, model))
+    run_async(check_model(client, model))
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() editing and history
@@ -84,7 +87,7 @@ def chat(address: str, model: str, system: str | None, timeout: float | None, **
         parts: list[str] = []
         try:
             # A loop per turn: between turns nothing runs, so a blocked prompt can hold nothing up.
-            asyncio.run(reply(address, turn, options, timeout, parts))
+            asyncio.run(reply(client, turn, options, timeout, parts))
         except (KeyboardInterrupt, asyncio.CancelledError):
             click.echo(" [stopped]", err=True)
         except GatewayLostError:

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,7 +18,7 @@ from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.cli.up import stop_on_signals
 from tercet.client import Answer, ChatMessage, Client, FleetInfo
-from tercet.config import MeshConfig
+from tercet.config import MeshConfig, TenantsSettings
 from tercet.mesh_layout import SERVICES
 from tercet.mesh_processes import MeshProcesses
 
@@ -44,9 +45,11 @@ def demo(config: MeshConfig, question: str) -> None:
 
 
 def private(config: MeshConfig) -> MeshConfig:
-    """`config` on free ports of loopback."""
-    sections = {name: dataclasses.replace(getattr(config, name), host="127.0.0.1", port=0) for name in SERVICES}
-    return dataclasses.replace(config, **sections)
+    """`config` on free ports of loopback, for whoever asks."""
+    sections: dict[str, Any] = {
+        name: dataclasses.replace(getattr(config, name), host="127.0.0.1", port=0) for name in SERVICES
+    }
+    return dataclasses.replace(config, tenants=TenantsSettings(), **sections)
 
 
 async def run_demo(config: MeshConfig, question: str, log_dir: Path, console: Console) -> None:

@@ -12,17 +12,17 @@ from typing import BinaryIO
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, api_key_option, run_async
 from tercet.cli.root import EXIT_REQUEST, Failure
 from tercet.client import Client
 from tercet.errors import DeadlineError
 
 
-async def fetch(address: str, file: BinaryIO, silence_s: float = CONTROL_TIMEOUT_S) -> int:
+async def fetch(client: Client, file: BinaryIO, silence_s: float = CONTROL_TIMEOUT_S) -> int:
     """Writes the plan log to `file`; returns its bytes. Raises errors.RequestError, DeadlineError if nothing comes for
     `silence_s` seconds."""
     written = 0
-    async with Client(address) as client:
+    async with client:
         parts = client.dump_plan_log()
         try:
             while (part := await _next(parts, silence_s)) is not None:
@@ -62,16 +62,18 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @click.command()
 @address_option
+@api_key_option
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def dump_plans(address: str, file: Path) -> None:
+def dump_plans(address: str, api_key: str, file: Path) -> None:
     """Write what the scheduler planned lately, and why, to FILE (- for standard output).
 
     It holds times, counts and request ids, no tokens and no text. `tercet replay-plans FILE` reads it. How far back it
     goes is the setting scheduler.plan_log_rounds.
     """
+    client = Client(address, api_key=api_key)
     if str(file) == "-":
-        run_async(fetch(address, sys.stdout.buffer))
+        run_async(fetch(client, sys.stdout.buffer))
         return
     with whole_file(file) as out:
-        written = run_async(fetch(address, out))
+        written = run_async(fetch(client, out))
     click.echo(f"{file}: {written:,} bytes", err=True)

@@ -7,13 +7,13 @@ import json
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, api_key_option, run_async
 from tercet.client import Client, FleetInfo
 
 
-async def look(address: str) -> FleetInfo:
+async def look(client: Client) -> FleetInfo:
     """Raises errors.RequestError."""
-    async with Client(address) as client:
+    async with client:
         return await client.fleet(timeout_s=CONTROL_TIMEOUT_S)
 
 
@@ -42,10 +42,11 @@ def to_lines(state: FleetInfo) -> list[str]:
 
 @click.command()
 @address_option
+@api_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def fleet(address: str, as_json: bool) -> None:
+def fleet(address: str, api_key: str, as_json: bool) -> None:
     """Show workers, KV blocks and requests of a running mesh."""
-    state = run_async(look(address))
+    state = run_async(look(Client(address, api_key=api_key)))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(state)))
         return

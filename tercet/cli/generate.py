@@ -12,6 +12,7 @@ import click
 from tercet.cli.asking import (
     CONTROL_TIMEOUT_S,
     address_option,
+    api_key_option,
     model_option,
     options_of,
     read_text,
@@ -55,7 +56,7 @@ class Printer:
 
 
 async def ask(
-    address: str,
+    client: Client,
     prompt: str,
     options: Options,
     *,
@@ -64,7 +65,7 @@ async def ask(
     on_text: Callable[[str], None] | None,
 ) -> Answer:
     """Generates. `chat` None: as a user message if the model has a chat template. Raises errors.RequestError."""
-    async with Client(address) as client:
+    async with client:
         if chat is None:
             chat = (await client.model(options.model, timeout_s=timeout_s or CONTROL_TIMEOUT_S)).chat
         # A model would answer an empty message with anything; an empty prompt the gateway refuses.
@@ -100,6 +101,7 @@ def to_json(answer: Answer) -> str:
 @click.command()
 @click.argument("prompt")
 @address_option
+@api_key_option
 @model_option
 @click.option("--chat/--raw", default=None, help="As one user message, or as it stands. Default: --chat if the model "
               "has a chat template.")  # fmt: skip
@@ -110,7 +112,14 @@ def to_json(answer: Answer) -> str:
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 def generate(
-    prompt: str, address: str, model: str, chat: bool | None, timeout: float | None, as_json: bool, **sampling: Any
+    prompt: str,
+    address: str,
+    api_key: str,
+    model: str,
+    chat: bool | None,
+    timeout: float | None,
+    as_json: bool,
+    **sampling: Any,
 ) -> None:
     """Continue or answer PROMPT, and stream the text. PROMPT - reads standard input.
 
@@ -124,7 +133,8 @@ def generate(
     options = options_of(model, sampling)
     printer = Printer(options.n or 1)
     on_text = None if as_json else printer.show
-    answer = run_async(ask(address, prompt, options, chat=chat, timeout_s=timeout, on_text=on_text))
+    client = Client(address, api_key=api_key)
+    answer = run_async(ask(client, prompt, options, chat=chat, timeout_s=timeout, on_text=on_text))
     if as_json:
         show_text(f"{to_json(answer)}\n")
     else:

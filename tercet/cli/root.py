@@ -27,6 +27,9 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "scheduler": ("services", "Run one scheduler: order and time."),
         "worker": ("services", "Run one worker: a device with a model."),
     },
+    "Allow": {
+        "tenant": ("tenant", "Say who may use the mesh, and how much of it."),
+    },
     "Ask": {
         "generate": ("generate", "Continue or answer one prompt, and stream it."),
         "chat": ("chat", "Talk with the model, turn by turn."),

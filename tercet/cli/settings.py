@@ -38,7 +38,7 @@ class SettingsCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is None:
+            if record is None or isinstance(parameter, click.Argument):
                 continue
             key = parameter.key if isinstance(parameter, SettingOption) else ""
             groups.setdefault(f"Settings [{key.partition('.')[0]}]" if key else "Options", []).append(record)

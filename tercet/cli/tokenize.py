@@ -6,13 +6,13 @@ import json
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, model_option, read_text, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, api_key_option, model_option, read_text, run_async
 from tercet.client import ChatMessage, Client
 
 
-async def token_ids_of(address: str, text: str, model: str, *, chat: bool) -> tuple[int, ...]:
+async def token_ids_of(client: Client, text: str, model: str, *, chat: bool) -> tuple[int, ...]:
     """Raises errors.RequestError."""
-    async with Client(address) as client:
+    async with client:
         prompt = [ChatMessage("user", text)] if chat else text
         return await client.tokenize(prompt, model=model, timeout_s=CONTROL_TIMEOUT_S)
 
@@ -20,10 +20,12 @@ async def token_ids_of(address: str, text: str, model: str, *, chat: bool) -> tu
 @click.command()
 @click.argument("text")
 @address_option
+@api_key_option
 @model_option
 @click.option("--chat", is_flag=True, help="As a user's message, rendered with the model's chat template.")
-def tokenize(text: str, address: str, model: str, chat: bool) -> None:
+def tokenize(text: str, address: str, api_key: str, model: str, chat: bool) -> None:
     """Show the token ids of TEXT as a JSON list. TEXT - reads standard input."""
     if text == "-":
         text = read_text()
-    click.echo(json.dumps(run_async(token_ids_of(address, text, model, chat=chat))))
+    client = Client(address, api_key=api_key)
+    click.echo(json.dumps(run_async(token_ids_of(client, text, model, chat=chat))))
