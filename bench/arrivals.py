@@ -28,25 +28,26 @@ class Ask:
 class Seen:
     """One request on the client's clock: seconds since the start, when it was sent, and when each of its tokens came.
 
-    `over` is None if the client broke it off, `error` empty if it was done or broken off.
+    `over` is when it ended, `error` why it was not done.
     """
 
     ask: Ask
     sent: float
     accepted: bool
     tokens: tuple[float, ...]
-    over: float | None
-    error: str = ""
-    retry_after_s: float | None = None
+    over: float
+    error: RequestError | None = None
+    broken_off: bool = False
 
     @property
     def done(self) -> bool:
-        return self.over is not None and not self.error
+        """Whether it got all its tokens."""
+        return self.error is None and not self.broken_off
 
     @property
     def refused(self) -> bool:
         """At the door: no work was ever done for it."""
-        return bool(self.error) and not self.accepted
+        return self.error is not None and not self.accepted
 
     @property
     def ttft(self) -> float:
@@ -65,9 +66,8 @@ async def ask(client: Client, asked: Ask, start: float) -> Seen:
     moments: list[float] = []
     accepted = False
 
-    def seen(over: float | None, error: RequestError | None = None) -> Seen:
-        reason, retry = ("", None) if error is None else (error.reason, error.retry_after_s)
-        return Seen(asked, sent, accepted, tuple(moments), over, reason, retry)
+    def seen(error: RequestError | None = None, *, broken_off: bool = False) -> Seen:
+        return Seen(asked, sent, accepted, tuple(moments), time.perf_counter() - start, error, broken_off)
 
     events: AsyncIterator[Event] = aiter(
         client.generate(
@@ -86,13 +86,13 @@ async def ask(client: Client, asked: Ask, start: float) -> Seen:
             elif isinstance(event, Accepted):
                 accepted = True
     except RequestError as error:
-        return seen(time.perf_counter() - start, error)
+        return seen(error)
     except asyncio.CancelledError:
-        return seen(None)
-    return seen(time.perf_counter() - start)
+        return seen(broken_off=True)
+    return seen()
 
 
-async def offer(client: Client, asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
+async def send(client: Client, asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
     """Sends each request when it is due; those not over `patience_s` seconds after the last are broken off."""
     start = time.perf_counter()
     tasks = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..actions import ToWorker
-from ..admission import QueueBounds
+from ..admission import AdmissionMode, QueueBounds
 from ..credits import blocks_for
 from ..events import CancelReason, CancelReceived, Event, Submitted, TenantsChanged, WorkerInfo
 from ..planner import Policy
@@ -61,10 +61,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`seconds` of virtual time until the last request was over, `arriving_seconds` until the last one arrived."""
+    """`seconds` of virtual time until the last request was over; `loaded_seconds` from the arrival of the first quarter
+    of the requests to that of the last."""
 
     seconds: float
-    arriving_seconds: float
+    loaded_seconds: float
     tally: Tally
     # Shares of the time and of the blocks, 0 to 1: the mean over workers, blocks while the worker was busy.
     busy: float
@@ -85,15 +86,22 @@ class CapacityMesh(VirtualMesh):
         bounds: QueueBounds,
         seed: int,
         tenants: Sequence[TenantPlan] = (),
+        classes: Sequence[TrafficClass] = tuple(CLASSES.values()),
+        admission_mode: AdmissionMode = AdmissionMode.ENFORCE,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
+        named = {each.name: each for each in classes}
         plans = {plan.tenant: plan for plan in tenants}
-        self.tally = Tally({flow.name: FlowTally(_class_of(flow, plans)) for flow in workload.flows})
+        self.tally = Tally(
+            {flow.name: FlowTally(named[_class_of(flow, plans.get(flow.tenant, ANYONE))]) for flow in workload.flows}
+        )
         self.requests = Requests(workload, seed, model=MODEL, max_model_len=fleet.info.max_model_len)
         super().__init__(
             [fleet.info] * fleet.workers,
             policy=policy,
             bounds=bounds,
+            classes=classes,
+            admission_mode=admission_mode,
             seed=seed,
             costs=fleet.costs(),
             delay=fleet.message_delay_s,
@@ -107,7 +115,7 @@ class CapacityMesh(VirtualMesh):
         self._workload = workload
         self._progress = progress
         self._arrivals = iter(self.requests)
-        self._last_arrival_at = 0.0
+        self._loaded_at = self._last_arrival_at = 0.0
         self._busy_s = 0.0
         # Seconds times blocks in use.
         self._block_s = 0.0
@@ -133,7 +141,7 @@ class CapacityMesh(VirtualMesh):
         blocks = self.infos[0].num_blocks
         return Result(
             seconds=seconds,
-            arriving_seconds=self._last_arrival_at,
+            loaded_seconds=self._last_arrival_at - self._loaded_at,
             tally=tally,
             busy=self._busy_s / (seconds * len(workers)) if seconds else 0.0,
             blocks_used=self._block_s / (self._busy_s * blocks) if self._busy_s else 0.0,
@@ -146,13 +154,15 @@ class CapacityMesh(VirtualMesh):
         """Puts the next request on the agenda; it brings the one after it."""
         arrival = next(self._arrivals, None)
         if arrival is None:
-            self.clients.arriving = False
+            self.clients.under_load = False
         else:
             self.at(arrival.at, lambda: self._arrive(arrival))
 
     def _arrive(self, arrival: Arrival) -> None:
         submission = arrival.submission
         self._last_arrival_at = self.now
+        if submission.request_key == self._workload.requests // 4 + 1:
+            self._loaded_at, self.clients.under_load = self.now, True
         self.clients.open(submission, arrival.flow.name, self.now)
         self.post(Submitted(self.clients.number, submission))
         if arrival.cancel_after_s is not None:
@@ -186,10 +196,9 @@ class CapacityMesh(VirtualMesh):
         super()._finish(worker)
 
 
-def _class_of(flow: Flow, plans: Mapping[str, TenantPlan]) -> TrafficClass:
+def _class_of(flow: Flow, plan: TenantPlan) -> str:
     """The class of its requests, named or not."""
-    plan = plans.get(flow.tenant, ANYONE)
-    return CLASSES.get(flow.traffic_class or plan.default_class, DEFAULT_CLASS)
+    return flow.traffic_class or plan.default_class or DEFAULT_CLASS.name
 
 
 def simulated_info(**changes: int) -> WorkerInfo:

@@ -28,9 +28,9 @@ class FlowTally:
     refused: Counter[str] = field(default_factory=Counter)
     # Of those that were refused: how many were told when to come again.
     retries: int = 0
-    # Until the last request of all had arrived, that is, under load; and after.
     qualified: int = 0
-    qualified_late: int = 0
+    # Between the arrivals of the first quarter of all requests and of the last one: when the load was what it is.
+    qualified_under_load: int = 0
     first_token: Spread = field(default_factory=Spread)
 
     @property
@@ -43,8 +43,8 @@ class FlowTally:
         self.completed += 1
         ttft, gap = self.traffic_class.ttft, self.traffic_class.gap
         if (ttft is None or first_token_s <= ttft.seconds) and (gap is None or gap_s <= gap.seconds):
-            self.qualified += under_load
-            self.qualified_late += not under_load
+            self.qualified += 1
+            self.qualified_under_load += under_load
 
     def refuse(self, failure: RequestError) -> None:
         """A request was refused."""
@@ -62,8 +62,7 @@ class FlowTally:
             "failed": dict(sorted(self.failed.items())),
             "refused": dict(sorted(self.refused.items())),
             "refused_with_retry": self.retries,
-            "qualified": self.qualified + self.qualified_late,
-            # What is done after the last arrival is not counted.
-            "qualified_per_second": round(self.qualified / seconds, 4) if seconds else 0.0,
+            "qualified": self.qualified,
+            "qualified_per_second": round(self.qualified_under_load / seconds, 4) if seconds else 0.0,
             "ttft_ms": self.first_token.report(1e3),
         }

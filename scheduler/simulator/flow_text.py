@@ -1,4 +1,4 @@
-"""Flows, tenants and lengths as they are written on a command line."""
+"""Flows, tenants, classes and lengths as they are written on a command line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tercet.class_settings import class_fields
+from tercet.config import load_config
 from tercet.errors import ConfigError
 
 from ..tenant import TenantPlan
+from ..traffic_class import TrafficClass, class_of
 from .workload import MAX_TOKENS, Arrivals, Flow, Lengths
 
 # Each token of a text takes a byte, and a text some 100 besides.
@@ -124,6 +127,20 @@ def to_tenant(where: str, text: str, served: Collection[str]) -> TenantPlan:
             raise ConfigError(where, f"{text!r}: there is no class {each!r}")
     limits: dict[str, Any] = {key: _number(where, text, key, value) for key, value in values.items() if key in _LIMITS}
     return TenantPlan(name, named, default, **limits)
+
+
+def to_traffic_classes(where: str, texts: Sequence[str]) -> dict[str, TrafficClass]:
+    """All classes by name: the default ones, changed and joined by each ``NAME:KEY=VALUE,...`` with the settings of a
+    class as keys."""
+    flags: dict[str, str] = {}
+    for text in texts:
+        name, values = _named(where, text, tuple(class_fields()))
+        flags |= {f"classes.{name}.{key}": value for key, value in values.items()}
+    try:
+        settings = load_config(flags=flags).classes
+    except ConfigError as error:
+        raise ConfigError(where, str(error)) from None
+    return {name: class_of(name, each) for name, each in settings.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..actions import Action, DropWorker, Log, ToGateway, ToWorker
-from ..admission import QueueBounds
+from ..admission import AdmissionMode, QueueBounds
 from ..core import Core, CoreSettings
 from ..events import (
     CancelReason,
@@ -34,6 +34,7 @@ from ..events import (
     WorkerLost,
 )
 from ..planner import Policy
+from ..traffic_class import CLASSES, TrafficClass
 from .cost import StepCost
 from .gateway import Call, VirtualGateway
 from .small import submission as submission  # so that one import is enough for a small mesh
@@ -65,6 +66,8 @@ class VirtualMesh:
         max_prefill_tokens: int = 0,
         policy: Policy | None = None,
         bounds: QueueBounds | None = None,
+        classes: Sequence[TrafficClass] = tuple(CLASSES.values()),
+        admission_mode: AdmissionMode = AdmissionMode.ENFORCE,
         seed: int = 0,
         step_time: float = 0.01,
         costs: Sequence[StepCost] | None = None,
@@ -81,7 +84,10 @@ class VirtualMesh:
         addresses = tuple(f"host:{index + 1}" for index in range(len(self.infos)))
         policy = policy or Policy(num_steps, max_prefill_tokens)
         bounds = bounds or QueueBounds(1000, 1_000_000)
-        self.core = Core(CoreSettings(addresses, policy, bounds, WORKER_GRACE_S))
+        settings = CoreSettings(
+            addresses, policy, bounds, WORKER_GRACE_S, classes=tuple(classes), admission_mode=admission_mode
+        )
+        self.core = Core(settings)
         self.now = 0.0
         self.rng = random.Random(seed)
         self.step_time = step_time

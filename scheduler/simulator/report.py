@@ -28,7 +28,7 @@ def answer(result: Result) -> dict[str, Any]:
         "gap_ms": tally.gap.report(1e3),
         "queue_ms": tally.queue.report(1e3),
         "total_ms": tally.total.report(1e3),
-        "flows": {name: flow.report(result.arriving_seconds) for name, flow in tally.flows.items()},
+        "flows": {name: flow.report(result.loaded_seconds) for name, flow in tally.flows.items()},
         "worker_busy_ratio": rounded(result.busy),
         "kv_used_ratio": {"mean": rounded(result.blocks_used), "max": rounded(result.blocks_used_most)},
         "prefix_hit_ratio": rounded(result.prompt_tokens_cached / prompt_tokens) if prompt_tokens else 0.0,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any
 
 from tercet.errors import ConfigError
 
-from ..admission import QueueBounds
+from ..admission import AdmissionMode, QueueBounds
 from ..core import STALL_SECONDS
 from ..events import WorkerInfo
 from ..planner import Policy
 from ..tenant import TenantPlan
-from ..traffic_class import CLASSES, DEFAULT_CLASS
+from ..traffic_class import DEFAULT_CLASS
 from .capacity import CapacityMesh, Fleet, simulated_info
 from .cost import StepCost
-from .flow_text import flag, to_arrivals, to_classes, to_flow, to_lengths, to_prefix, to_tenant
+from .flow_text import flag, to_arrivals, to_classes, to_flow, to_lengths, to_prefix, to_tenant, to_traffic_classes
 from .report import answer, rounded
 from .workload import MAX_TOKENS, Flow, Workload
 
@@ -47,6 +47,7 @@ class Study:
     classes: str = DEFAULT_CLASS.name
     flow: tuple[str, ...] = ()
     tenant: tuple[str, ...] = ()
+    traffic_class: tuple[str, ...] = ()
     # A worker.
     block_size: int = 64
     num_blocks: int = 8192
@@ -67,6 +68,7 @@ class Study:
     max_mixed_step_ms: float = 50.0
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
+    admission_mode: str = AdmissionMode.ENFORCE.value
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
         """The answer; the same study gives the same. `progress` is told how many requests are over.
@@ -74,7 +76,8 @@ class Study:
         Raises ConfigError naming the option that makes no sense.
         """
         self.check()
-        fleet, flows, tenants = self._fleet(), self._flows(), self._tenants()
+        served = to_traffic_classes("--traffic-class", self.traffic_class)
+        fleet, flows, tenants = self._fleet(), self._flows(served), self._tenants(served)
         for flow in flows:
             self._check_longest_step(flow)
         capacity = fleet.requests_per_second(flows)
@@ -82,10 +85,20 @@ class Study:
         workload = Workload(self.requests, rate, flows, self.step_base_ms * 1e-3)
         policy = Policy(self.num_scheduler_steps, self.max_prefill_tokens, self.max_mixed_step_ms / 1e3)
         bounds = QueueBounds(self.max_queued_requests, self.max_queued_tokens)
-        mesh = CapacityMesh(fleet, workload, policy, bounds, self.seed, tenants, progress)
+        mesh = CapacityMesh(
+            fleet,
+            workload,
+            policy,
+            bounds,
+            self.seed,
+            tenants,
+            tuple(served.values()),
+            AdmissionMode(self.admission_mode),
+            progress,
+        )
         mesh.run()
         return {
-            "study": {**asdict(self), "flow": list(self.flow), "tenant": list(self.tenant)},
+            "study": {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()},
             "requests_per_second_estimated": rounded(capacity),
             "requests_per_second_offered": rounded(rate) if isfinite(rate) else None,
             **answer(mesh.result()),
@@ -101,6 +114,9 @@ class Study:
                 raise ConfigError(flag(option), f"{value} is {problem}")
         if self.rate and not _LEAST_RATE <= self.rate <= _MOST_RATE:
             raise ConfigError("--rate", f"{self.rate} is neither 0 nor in the range from {_LEAST_RATE} to {_MOST_RATE}")
+        if self.admission_mode not in {mode.value for mode in AdmissionMode}:
+            names = ", ".join(mode.value for mode in AdmissionMode)
+            raise ConfigError("--admission-mode", f"{self.admission_mode!r} is none of {names}")
         if self.speed_spread >= 1:
             raise ConfigError("--speed-spread", f"{self.speed_spread} is not below 1")
         if self.step_base_ms * 1e6 + self.step_token_us * 1e3 + self.step_context_ns < 1:
@@ -146,7 +162,7 @@ class Study:
         cost = StepCost(self.step_base_ms * 1e-3, self.step_token_us * 1e-6, self.step_context_ns * 1e-9)
         return Fleet(self.workers, info, cost, self.speed_spread, self.message_delay_ms * 1e-3, self.prefix_caching)
 
-    def _flows(self) -> tuple[Flow, ...]:
+    def _flows(self, served: Collection[str]) -> tuple[Flow, ...]:
         """Raises ConfigError."""
         prompt = to_lengths("--prompt-tokens", self.prompt_tokens)
         base = Flow(
@@ -160,17 +176,17 @@ class Study:
             cancel_ratio=self.cancel_ratio,
             **to_prefix("--shared-prefix", self.shared_prefix, prompt.mean),
         )
-        shares = to_classes("--classes", self.classes, CLASSES)
+        shares = to_classes("--classes", self.classes, served)
         if self.flow:
-            made = [to_flow("--flow", text, base, CLASSES) for text in self.flow]
+            made = [to_flow("--flow", text, base, served) for text in self.flow]
         else:
             made = [replace(base, name=name, share=share, traffic_class=name) for name, share in shares]
         _check_unique("--flow" if self.flow else "--classes", [each.name for each in made])
         return tuple(made)
 
-    def _tenants(self) -> tuple[TenantPlan, ...]:
+    def _tenants(self, served: Collection[str]) -> tuple[TenantPlan, ...]:
         """Raises ConfigError."""
-        plans = [to_tenant("--tenant", text, CLASSES) for text in self.tenant]
+        plans = [to_tenant("--tenant", text, served) for text in self.tenant]
         _check_unique("--tenant", [plan.tenant for plan in plans])
         return tuple(plans)
 

@@ -120,8 +120,8 @@ class CountingGateway(VirtualGateway):
         super().__init__(number)
         self.tally = tally
         self.asks: dict[int, Ask] = {}
-        # Whether more requests are to come.
-        self.arriving = True
+        # Whether it is the time that counts: a quarter of the requests has arrived, and more are to come.
+        self.under_load = False
         # When the last request was over.
         self.last_at = 0.0
         self._over: list[Submission] = []
@@ -203,7 +203,7 @@ class CountingGateway(VirtualGateway):
             flow.failed[ask.failure] += 1
         else:
             assert ask.first_token_s is not None, "done without a token"
-            flow.complete(ask.first_token_s, ask.gap_s, under_load=self.arriving)
+            flow.complete(ask.first_token_s, ask.gap_s, under_load=self.under_load)
             self.tally.queue.add(ask.queue_s)
             self.tally.total.add(now - ask.arrived_at)
         self._close(ask.submission.request_key, now)

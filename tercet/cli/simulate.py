@@ -82,6 +82,12 @@ _FLAGS = (
         help="What a tenant of flows may do; repeatable. Keys: weight, requests_per_minute, tokens_per_minute, "
         "max_concurrent, kv_share, max_context, min_priority, classes (joined by +), default_class.",
     ),
+    click.option(
+        "--traffic-class",
+        multiple=True,
+        metavar="NAME:KEY=VALUE,...",
+        help="Settings of a traffic class, as in [classes.NAME]; repeatable.",
+    ),
     click.option("--block-size", type=int, default=64, show_default=True, metavar="N", help="Tokens per KV block."),
     click.option("--num-blocks", type=int, default=8192, show_default=True, metavar="N", help="Blocks of a worker."),
     click.option(
@@ -126,6 +132,9 @@ _FLAGS = (
     click.option("--max-queued-requests", type=int, default=1024, show_default=True, metavar="N", help="Queue bound."),
     click.option(
         "--max-queued-tokens", type=int, default=4_000_000, show_default=True, metavar="N", help="Queue bound."
+    ),
+    click.option(
+        "--admission-mode", default="enforce", show_default=True, metavar="MODE", help="off, shadow or enforce."
     ),
 )
 
