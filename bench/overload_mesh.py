@@ -44,7 +44,7 @@ def under_loads(config: MeshConfig, offer: Offer, rates: Sequence[float]) -> Ite
 
     async def measured(rate: float) -> dict[str, Any]:
         async with _mesh(config) as client:
-            return await _under_load(client, offer, rate, classes)
+            return await under_load(client, offer, rate, classes)
 
     for rate in rates:
         yield uvloop.run(measured(rate))
@@ -61,7 +61,7 @@ async def _mesh(config: MeshConfig) -> AsyncIterator[Client]:
             yield client
 
 
-async def _under_load(client: Client, offer: Offer, rate: float, classes: Mapping[str, TrafficClass]) -> dict[str, Any]:
+async def under_load(client: Client, offer: Offer, rate: float, classes: Mapping[str, TrafficClass]) -> dict[str, Any]:
     """What became of the requests at a rate."""
     # Made before the clock starts: the client has enough to do.
     made = list(offer.asks(rate, round(rate * offer.seconds)))
