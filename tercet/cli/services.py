@@ -18,7 +18,12 @@ from tercet.errors import ConfigError
 from tercet.mesh_processes import die_with_parent
 from tercet.telemetry import configure_logging
 
-PUBLIC_NOTE = "whoever reaches this address can use it: there are no keys and no TLS yet"
+
+def public_note(name: str, config: MeshConfig) -> str:
+    """What whoever lets others reach a service should know."""
+    if name == "gateway" and config.tenants.store:
+        return "keys and texts can be read on their way: there is no TLS yet"
+    return "whoever reaches this address can use it: it asks for no key, and there is no TLS yet"
 
 
 def is_public(host: str) -> bool:
@@ -42,7 +47,7 @@ def run_service(name: str, config: MeshConfig) -> None:
     configure_logging(os.environ.get(PROCESS_NAME_VARIABLE) or name, config.log.level, config.log.format)
     host = getattr(config, name).host
     if is_public(host):
-        structlog.get_logger().warning("listens_publicly", host=host, note=PUBLIC_NOTE)
+        structlog.get_logger().warning("listens_publicly", host=host, note=public_note(name, config))
     serve = service_module(name).serve
 
     def ready(port: int) -> None:

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
-from tercet.cli.services import PUBLIC_NOTE, is_public
+from tercet.cli.services import is_public, public_note
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.config import MeshConfig
@@ -97,7 +97,7 @@ def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None
     check_ports(members)
     for name in SERVICES:
         if is_public(host := getattr(config, name).host):
-            console.print(f"warning: {name} listens on {host}: {PUBLIC_NOTE}", soft_wrap=True)
+            console.print(f"warning: {name} listens on {host}: {public_note(name, config)}", soft_wrap=True)
     temporary = None if verbose or log_dir else Path(tempfile.mkdtemp(prefix="tercet-"))
     target = None if verbose else log_dir or temporary
     code = None

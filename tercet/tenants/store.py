@@ -205,9 +205,10 @@ class Store:
 
     def _plan(self, row: Any) -> TenantPlan:
         values = {name: getattr(row, name) for name in PLAN_COLUMNS}
+        classes = values.pop("classes")
         try:
-            return TenantPlan(**{**values, "classes": tuple(values["classes"])})
-        except (PlanError, TypeError, ValueError) as error:
+            return TenantPlan(classes=tuple(classes.split(",")) if classes else (), **values)
+        except PlanError as error:
             raise StoreError(f"{self.name}: the plan of tenant {row.name} cannot be: {error}") from error
 
     def _insert_key(self, connection: sa.Connection, tenant: str, role: str) -> ApiKey:
@@ -223,4 +224,4 @@ class Store:
 
 def _columns(plan: TenantPlan) -> dict[str, Any]:
     values = {name: getattr(plan, name) for name in PLAN_COLUMNS}
-    return {**values, "classes": list(plan.classes)}
+    return {**values, "classes": ",".join(plan.classes)}

@@ -23,14 +23,14 @@ settings = sa.Table(
     sa.Column("server_key", sa.LargeBinary(32), nullable=False),
 )
 
-# The columns after `created_at` are the fields of TenantPlan.
+# The columns after `created_at` are the fields of TenantPlan; classes are separated by commas.
 tenants = sa.Table(
     "tenants",
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("uid", sa.String(32), nullable=False, unique=True),
     sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("classes", sa.JSON, nullable=False),
+    sa.Column("classes", sa.Text, nullable=False),
     sa.Column("default_class", sa.String(64), nullable=False),
     sa.Column("weight", sa.Float, nullable=False),
     sa.Column("requests_per_minute", sa.BigInteger, nullable=False),

@@ -1,0 +1,354 @@
+"""The store in a real SQLite file: what is kept, what a reader sees, and what is wrong with other files."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tercet.errors import StoreError, TenantError
+from tercet.tenants.plan import PlanError, TenantPlan
+from tercet.tenants.store import Store
+
+NOW = 1_000_000.0
+
+
+class Clock:
+    """Seconds since the epoch, as a test says."""
+
+    def __init__(self):
+        self.now = NOW
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path):
+    # A name that is something else in a URL.
+    return tmp_path / "te nants?mode=ro&#1%20.db"
+
+
+@pytest.fixture
+def store(path, clock):
+    made = Store(str(path), clock)
+    made.create()
+    yield made
+    made.close()
+
+
+def test_a_tenant_is_read_back(store, clock):
+    plan = TenantPlan(
+        classes=("rag", "batch"), default_class="batch", weight=2.5, requests_per_minute=60, tokens_per_minute=2**53,
+        max_concurrent=4, kv_share=0.5, max_context=4096, min_priority=-5,
+    )  # fmt: skip
+    key = store.add("alice", plan, operator=False)
+    boss = store.add("boss", TenantPlan(), operator=True)
+    directory = store.read()
+    assert {name: tenant.plan for name, tenant in directory.tenants.items()} == {"alice": plan, "boss": TenantPlan()}
+    found = directory.find(key, NOW)
+    assert (found.id, found.tenant, found.operator, found.expires_at) == (key.id, "alice", False, None)
+    assert directory.find(boss, NOW).operator
+    assert [(entry.name, entry.plan, entry.created_at) for entry in store.entries()] == [
+        ("alice", plan, NOW), ("boss", TenantPlan(), NOW),
+    ]  # fmt: skip
+
+
+def test_only_a_digest_is_kept(store, path):
+    key = store.add("alice", TenantPlan(), operator=False)
+    files = [file.read_bytes() for file in path.parent.iterdir()]
+    assert any(key.id.encode() in data for data in files)
+    assert not any(key.secret.encode() in data or bytes.fromhex(key.secret) in data for data in files)
+
+
+def test_only_its_owner_reads_the_files(store, path):
+    store.add("alice", TenantPlan(), operator=False)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+
+def test_nothing_secret_is_in_a_repr(store):
+    store.add("alice", TenantPlan(), operator=False)
+    directory = store.read()
+    text = repr(directory)
+    assert repr(directory.server_key)[2:-1] not in text
+    assert all(repr(key.digest)[2:-1] not in text for key in directory.keys.values())
+
+
+def test_every_change_is_a_new_revision(store):
+    seen = [store.read().revision]
+
+    def changed():
+        seen.append(store.read().revision)
+        return seen[-1] > seen[-2] and store.read(seen[-1]) is None and store.read(seen[-2]) is not None
+
+    store.add("alice", TenantPlan(), operator=False)
+    assert changed()
+    store.change("alice", weight=2.0)
+    assert changed()
+    store.rotate("alice", grace_s=5, operator=None)
+    assert changed()
+    store.revoke("alice", None)
+    assert changed()
+    store.remove("alice")
+    assert changed()
+    store.entries()
+    with pytest.raises(TenantError):
+        store.remove("alice")
+    # What failed has changed nothing.
+    assert store.read(seen[-1]) is None
+
+
+def test_a_store_made_anew_is_not_older(store, path, clock):
+    store.add("alice", TenantPlan(), operator=False)
+    before = store.read().revision
+    for file in path.parent.iterdir():
+        file.unlink()
+    clock.now += 1
+    other = Store(str(path), clock)
+    other.create()
+    other.close()
+    # The one that is open sees it, too, and not the file that nobody else can see.
+    assert store.read().revision > before
+    assert store.read().tenants == {}
+
+
+def test_creating_again_changes_nothing(store, path, clock):
+    store.add("alice", TenantPlan(), operator=False)
+    before = store.read()
+    other = Store(str(path), clock)
+    other.create()
+    assert other.read() == before
+    other.close()
+
+
+def test_a_name_is_taken_once(store):
+    store.add("alice", TenantPlan(), operator=False)
+    with pytest.raises(TenantError, match="there is a tenant alice already"):
+        store.add("alice", TenantPlan(), operator=True)
+    for name in ("", "a b", "x" * 65, "../x"):
+        with pytest.raises(TenantError, match="cannot be a tenant's name"):
+            store.add(name, TenantPlan(), operator=False)
+
+
+def test_a_change_keeps_the_rest(store):
+    store.add("alice", TenantPlan(weight=2.0, classes=("rag", "batch"), default_class="rag"), operator=False)
+    assert store.change("alice", max_context=10) == TenantPlan(
+        weight=2.0, classes=("rag", "batch"), default_class="rag", max_context=10
+    )
+    with pytest.raises(PlanError) as caught:
+        store.change("alice", classes=("batch",))
+    assert caught.value.field == "default_class"
+    assert store.read().tenants["alice"].plan.classes == ("rag", "batch")
+    with pytest.raises(TenantError, match="no tenant 'bob'"):
+        store.change("bob", weight=1.0)
+
+
+def test_a_rotation_ends_the_keys_before(store, clock):
+    first = store.add("alice", TenantPlan(), operator=True)
+    clock.now += 1
+    second = store.rotate("alice", grace_s=59, operator=None)
+    directory = store.read()
+    assert directory.find(first, NOW + 59.9)
+    assert directory.find(first, NOW + 60) is None
+    assert directory.find(second, NOW + 1e9).operator
+    # It ends at the earlier of two ends, and is still no revoked one: what it started goes on.
+    clock.now += 10
+    third = store.rotate("alice", grace_s=1000, operator=False)
+    directory = store.read()
+    assert directory.find(first, NOW + 60) is None
+    assert directory.find(second, NOW + 1010)
+    assert not directory.find(third, NOW).operator
+    assert set(directory.keys) == {first.id, second.id, third.id}
+    # The last role is the one that is kept.
+    clock.now += 10
+    fourth = store.rotate("alice", grace_s=0, operator=None)
+    assert not store.read().find(fourth, clock.now).operator
+    assert [key.role for key in store.entries()[0].keys] == ["operator", "operator", "tenant", "tenant"]
+    assert [key.active(clock.now) for key in store.entries()[0].keys] == [False, False, False, True]
+
+
+def test_a_revoked_key_opens_nothing(store, clock):
+    first = store.add("alice", TenantPlan(), operator=False)
+    clock.now += 1
+    second = store.rotate("alice", grace_s=60, operator=None)
+    bobs = store.add("bob", TenantPlan(), operator=False)
+    assert store.revoke("alice", first.id) == (first.id,)
+    assert store.revoke("alice", first.id) == ()
+    directory = store.read()
+    assert directory.find(first, NOW) is None
+    assert directory.find(second, clock.now)
+    with pytest.raises(TenantError, match="has no key"):
+        store.revoke("alice", bobs.id)
+    assert store.revoke("alice", None) == (second.id,)
+    assert set(store.read().keys) == {bobs.id}
+    # It can come back with another key, in the role it had.
+    clock.now += 1
+    third = store.rotate("alice", grace_s=0, operator=None)
+    assert store.read().find(third, clock.now)
+    assert [key.revoked_at for key in store.entries()[0].keys] == [NOW + 1, NOW + 1, None]
+
+
+def test_a_tenant_that_is_removed_takes_its_keys_along(store):
+    key = store.add("alice", TenantPlan(), operator=False)
+    before = store.read()
+    store.remove("alice")
+    assert store.read().find(key, NOW) is None
+    assert store.entries() == ()
+    store.add("alice", TenantPlan(), operator=False)
+    after = store.read()
+    assert after.find(key, NOW) is None
+    # Who takes its name does not find its prefixes.
+    assert after.salt_key("alice") != before.salt_key("alice")
+
+
+def test_salts_are_of_tenant_and_store(store, tmp_path, clock):
+    store.add("alice", TenantPlan(), operator=False)
+    store.add("bob", TenantPlan(), operator=False)
+    directory = store.read()
+    assert directory.salt_key("alice") == store.read().salt_key("alice")
+    assert len({directory.salt_key("alice"), directory.salt_key("bob"), directory.server_key}) == 3
+    assert len(directory.salt_key("alice")) == 32
+    other = Store(str(tmp_path / "other.db"), clock)
+    other.create()
+    other.add("alice", TenantPlan(), operator=False)
+    assert other.read().salt_key("alice") != directory.salt_key("alice")
+    other.close()
+
+
+def test_a_wrong_secret_of_a_right_id_is_no_key(store):
+    key, other = (store.add(name, TenantPlan(), operator=False) for name in ("alice", "bob"))
+    directory = store.read()
+    assert directory.find(type(key)(key.id, other.secret), NOW) is None
+    assert directory.find(type(key)("0" * 16, key.secret), NOW) is None
+
+
+def test_a_reader_sees_one_moment_beside_writers(store, path, clock):
+    """Each writer makes and removes a tenant with its key: no reader ever finds a key without its tenant."""
+    done = threading.Event()
+
+    def write(name):
+        writer = Store(str(path), clock)
+        for _ in range(10):
+            writer.add(name, TenantPlan(), operator=False)
+            writer.remove(name)
+        writer.close()
+
+    writers = [threading.Thread(target=write, args=(f"w{index}",)) for index in range(3)]
+    for thread in writers:
+        thread.start()
+    revisions = []
+    while not done.is_set():
+        if not any(thread.is_alive() for thread in writers):
+            done.set()
+        directory = store.read()
+        revisions.append(directory.revision)
+        assert {key.tenant for key in directory.keys.values()} == set(directory.tenants)
+    assert revisions == sorted(revisions)
+    assert store.read().tenants == {}
+
+
+def test_processes_that_make_it_at_once_agree(tmp_path):
+    path = tmp_path / "new.db"
+    code = (
+        "import sys, time; from tercet.tenants.store import Store; from tercet.tenants.plan import TenantPlan\n"
+        "store = Store(sys.argv[1], time.time); store.create(); store.add(sys.argv[2], TenantPlan(), operator=False)\n"
+        "print(store.read().server_key.hex())"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(path), f"t{index}"], stdout=subprocess.PIPE, text=True)
+        for index in range(4)
+    ]
+    keys = {process.communicate(timeout=60)[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 4
+    assert len(keys) == 1
+    assert len(Store(str(path), Clock()).entries()) == 4
+
+
+def test_without_a_file_it_says_how_to_make_one(tmp_path):
+    store = Store(str(tmp_path / "absent.db"), Clock())
+    for ask in (store.read, store.entries, lambda: store.remove("a")):
+        with pytest.raises(StoreError, match=r"^tenants\.store: .*absent\.db is not there; `tercet tenant add"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
+    nowhere = Store(str(tmp_path / "no" / "folder.db"), Clock())
+    with pytest.raises(StoreError, match="No such file or directory"):
+        nowhere.create()
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("not a database, but long enough to be taken for one at the first look" * 20)
+    with pytest.raises(StoreError, match="file is not a database"):
+        Store(str(text), Clock()).read()
+    with pytest.raises(StoreError, match="file is not a database"):
+        Store(str(text), Clock()).create()
+    with pytest.raises(StoreError, match="unable to open"):
+        Store(str(tmp_path), Clock()).read()
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE songs (name TEXT)")
+    connection.close()
+    with pytest.raises(StoreError, match="is a database of something else: it has a table songs"):
+        Store(str(other), Clock()).create()
+    with pytest.raises(StoreError, match="no such table"):
+        Store(str(other), Clock()).read()
+
+
+def test_a_newer_schema_is_refused(store, path):
+    store.add("alice", TenantPlan(), operator=False)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE settings SET schema_version = 2")
+    for ask in (store.read, store.entries, store.create, lambda: store.remove("alice")):
+        with pytest.raises(StoreError, match="has schema 2; this version of tercet knows those up to 1"):
+            ask()
+
+
+def test_a_plan_that_cannot_be_is_an_error_of_the_store(store, path):
+    store.add("alice", TenantPlan(), operator=False)
+    for change in ("weight = 0", "classes = 'rag,,'", "classes = '{'", "kv_share = 2"):
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"UPDATE tenants SET {change}")
+        with pytest.raises(StoreError, match="the plan of tenant alice cannot be"):
+            store.read()
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE tenants SET weight = 1, kv_share = 0, classes = ''")
+    assert store.read()
+
+
+@pytest.mark.parametrize("where", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_a_store_is_a_file(where):
+    with pytest.raises(StoreError, match="must be a file"):
+        Store(where, Clock())
+
+
+def test_a_url_of_a_file_is_that_file(tmp_path, clock):
+    store = Store(f"sqlite:///{tmp_path / 'x.db'}", clock)
+    store.create()
+    key = store.add("alice", TenantPlan(), operator=False)
+    other = Store(str(tmp_path / "x.db"), clock)
+    assert other.read().find(key, NOW)
+    store.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("://x", "is neither a path nor a SQLAlchemy URL"),
+        ("postgresql+nodriver://u:geheim@db/tenants", "its driver is not installed"),
+        ("nothing://u:geheim@db/tenants", "its driver is not installed"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_named_without_its_password(where, what):
+    with pytest.raises(StoreError, match=what) as caught:
+        Store(where, Clock()).read()
+    assert "geheim" not in str(caught.value)
