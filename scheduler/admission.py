@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from tercet import errors
 
-from .credits import blocks_for
 from .events import Submission
 from .fleet import Fleet, Pool
-from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
+from .tenant import TenantPlan
+from .traffic_class import TrafficClass
+from .usage import Demand
+from .waiting import Waiting, WaitingQueue
 
 # A restarted worker is dialled at least once a second.
 NO_WORKER_RETRY_SECONDS = 1.0
-# No forecast yet: long enough not to hammer, short enough to find a gap.
-QUEUE_RETRY_SECONDS = 1.0
 # Names in a message that lists what is served.
 MAX_MODELS_LISTED = 16
 # Priorities go from minus to plus this.
 MAX_PRIORITY = 100
-
-
 # Sequences that may wait for each request that may: a request for n outputs is n sequences.
 MAX_SEQUENCES_PER_REQUEST = 8
 
@@ -38,7 +38,8 @@ class AdmissionMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Of each pool, and for new requests only: what was accepted once always finds its place again."""
+    """Of each pool, or of one class there, and for new requests only: what was accepted once always finds its place
+    again. 0: no bound."""
 
     max_requests: int
     max_tokens: int
@@ -47,6 +48,42 @@ class QueueBounds:
     def max_sequences(self) -> int:
         """Each costs memory, and time in every round that looks at all of them, however short its prompt is."""
         return MAX_SEQUENCES_PER_REQUEST * self.max_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A bound that is reached: that of a class or, with an empty name, of the pool. `starts`: how many requests have to
+    start first."""
+
+    traffic_class: str
+    setting: str
+    starts: int
+
+    def error(self, retry_after_s: float) -> errors.QueueFullError:
+        """Says which bound it is, but not how much waits: that is others'."""
+        section = f"classes.{self.traffic_class}" if self.traffic_class else "scheduler"
+        setting = f"{section}.{self.setting}"
+        return errors.QueueFullError(
+            f"the queue is full ({setting})",
+            metadata={"setting": setting, "traffic_class": self.traffic_class},
+            retry_after_s=retry_after_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that passed all checks. Seconds to its first token by forecast; None: nothing is known."""
+
+    submission: Submission
+    pool: Pool
+    plan: TenantPlan
+    traffic_class: TrafficClass
+    forecast_s: float | None = None
+
+
+def demand_of(submission: Submission) -> Demand:
+    """What it asks of its tenant's quota."""
+    return Demand(len(submission.prompt_token_ids), submission.max_tokens, submission.n)
 
 
 def find_pool(submission: Submission, fleet: Fleet) -> Pool:
@@ -79,100 +116,63 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
     )
 
 
-def find_class(submission: Submission) -> TrafficClass:
-    """The traffic class of the request. Raises InvalidFieldError for that or the priority."""
-    if not -MAX_PRIORITY <= submission.priority <= MAX_PRIORITY:
-        raise errors.InvalidFieldError(
-            f"priority {submission.priority} is outside {-MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
-        )
-    if not submission.traffic_class:
-        return DEFAULT_CLASS
-    found = CLASSES.get(submission.traffic_class)
+def find_class(submission: Submission, plan: TenantPlan, classes: Sequence[TrafficClass], default: str) -> TrafficClass:
+    """The traffic class of the request, that of its tenant if it names none, and then the one named `default`.
+
+    Raises InvalidFieldError for one that there is not, PermissionDeniedError for one that the plan does not include.
+    """
+    allowed = plan.classes or tuple(each.name for each in classes)
+    name = submission.traffic_class or plan.default_class or (default if default in allowed else allowed[0])
+    found = next((each for each in classes if each.name == name), None)
     if found is None:
         raise errors.InvalidFieldError(
-            f"there is no traffic class {submission.traffic_class!r}; the classes are {', '.join(CLASSES)}",
-            field="traffic_class",
+            f"there is no traffic class {name!r}; the classes are {', '.join(allowed)}", field="traffic_class"
+        )
+    if name not in allowed:
+        raise errors.PermissionDeniedError(
+            f"the plan does not include traffic class {name!r}; it includes {', '.join(allowed)}",
+            metadata={"traffic_class": name},
         )
     return found
 
 
-def check_sizes(submission: Submission, pool: Pool) -> None:
-    """Whether some live worker could run the request alone.
-
-    Raises InvalidFieldError, PromptTooLongError, KvNeverFitsError with the numbers in their metadata.
-    """
-    prompt, n = len(submission.prompt_token_ids), submission.n
-    if prompt == 0:
-        raise errors.InvalidFieldError("the prompt has no tokens", field="prompt_token_ids")
-    if submission.max_tokens < 1:
-        raise errors.InvalidFieldError("max_tokens must be at least 1", field="stop.max_tokens")
-    if n < 1:
-        raise errors.InvalidFieldError("n must be at least 1", field="sampling.n")
-    live = pool.live
-    vocab_size = min(worker.info.vocab_size for worker in live)
-    if (largest := max(submission.prompt_token_ids)) >= vocab_size:
+def clamp_priority(submission: Submission, plan: TenantPlan) -> Submission:
+    """The request as urgent as its plan lets it be. Raises InvalidFieldError for a priority that there is not."""
+    if not -MAX_PRIORITY <= submission.priority <= MAX_PRIORITY:
         raise errors.InvalidFieldError(
-            f"token id {largest} is outside the vocabulary of {vocab_size}", field="prompt_token_ids"
+            f"priority {submission.priority} is outside {-MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
         )
-    length = prompt + submission.max_tokens
-    if any(worker.can_ever_start(prompt, length, n) for worker in live):
-        return
-    limits = max((worker.limits for worker in live), key=lambda limits: limits.max_running)
-    if n > limits.max_running:
-        setting = "max_num_seqs" if limits.max_num_seqs == limits.max_running else "max_num_batched_tokens"
-        raise errors.InvalidFieldError(
-            f"n = {n} sequences must run at once; the largest worker runs {limits.max_running} (worker.{setting})",
-            field="sampling.n",
-        )
-    live = [worker for worker in live if worker.limits.max_running >= n]
-    numbers = {"prompt_tokens": str(prompt), "max_tokens": str(submission.max_tokens)}
-    max_model_len = max(worker.info.max_model_len for worker in live)
-    if length > max_model_len:
-        raise errors.PromptTooLongError(
-            f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens exceed the context of {max_model_len}",
-            field="stop.max_tokens" if prompt < max_model_len else "prompt_token_ids",
-            metadata={**numbers, "max_model_len": str(max_model_len)},
-        )
-    largest_pool = max(live, key=lambda worker: worker.info.num_blocks * worker.info.block_size).info
-    needed = blocks_for(length, largest_pool.block_size)
-    what, field = f"prompt of {prompt} + max_tokens {submission.max_tokens} tokens", "stop.max_tokens"
-    if not any(worker.can_ever_hold(prompt + 1) for worker in live):
-        field = "prompt_token_ids"
-    if any(worker.can_ever_hold(length) for worker in live):
-        # One alone would fit.
-        needed = blocks_for(prompt + 1, largest_pool.block_size) + n - 1
-        what, field = f"prompt of {prompt} tokens and n = {n} sequences that go on from it", "sampling.n"
-        numbers["n"] = str(n)
-    raise errors.KvNeverFitsError(
-        f"{what} need {needed} KV blocks; the largest worker has {largest_pool.num_blocks}",
-        field=field,
-        metadata={
-            **numbers,
-            "blocks_needed": str(needed),
-            "blocks_total": str(largest_pool.num_blocks),
-            "block_size": str(largest_pool.block_size),
-        },
-    )
+    if submission.priority >= plan.min_priority:
+        return submission
+    return replace(submission, priority=plan.min_priority)
 
 
-def check_queue(submission: Submission, pool: Pool, bounds: QueueBounds) -> None:
-    """Whether the pool has room for it. Raises QueueFullError. An empty queue takes a request of any size."""
-    waiting = pool.waiting
-    requests, sequences, tokens = waiting.num_requests, waiting.num_sequences, waiting.num_tokens
-    fits = (
-        requests < bounds.max_requests
-        and sequences + submission.n <= bounds.max_sequences
-        and tokens + len(submission.prompt_token_ids) <= bounds.max_tokens
-    )
-    if fits or not requests:
-        return
-    raise errors.QueueFullError(
-        f"{requests} requests for {sequences} outputs with {tokens} tokens are waiting;"
-        f" the bounds are {bounds.max_requests}, {bounds.max_sequences} and {bounds.max_tokens}",
-        metadata={
-            "requests_waiting": str(requests),
-            "outputs_waiting": str(sequences),
-            "tokens_waiting": str(tokens),
-        },
-        retry_after_s=QUEUE_RETRY_SECONDS,
-    )
+def find_overflow(
+    submission: Submission, waiting: WaitingQueue, bounds: QueueBounds, traffic_class: TrafficClass
+) -> Overflow | None:
+    """Which bound the request would break, that of its class first; None if there is room. An empty queue takes a
+    request of any size."""
+    own = QueueBounds(traffic_class.max_queued_requests, traffic_class.max_queued_tokens)
+    whole = Waiting(waiting.num_requests, waiting.num_sequences, waiting.num_tokens)
+    of_class = _overflow(submission, waiting.count(traffic_class.name), own, traffic_class.name)
+    return of_class or _overflow(submission, whole, bounds, "")
+
+
+def _overflow(submission: Submission, waiting: Waiting, bounds: QueueBounds, traffic_class: str) -> Overflow | None:
+    if not waiting.requests:
+        return None
+    excess = waiting.requests + 1 - bounds.max_requests
+    if bounds.max_requests and excess > 0:
+        return Overflow(traffic_class, "max_queued_requests", excess)
+    excess = waiting.sequences + submission.n - bounds.max_sequences
+    if bounds.max_requests and excess > 0:
+        return Overflow(traffic_class, "max_queued_requests", _starts(excess, waiting.sequences, waiting.requests))
+    excess = waiting.tokens + len(submission.prompt_token_ids) - bounds.max_tokens
+    if bounds.max_tokens and excess > 0:
+        return Overflow(traffic_class, "max_queued_tokens", _starts(excess, waiting.tokens, waiting.requests))
+    return None
+
+
+def _starts(excess: int, waiting: int, requests: int) -> int:
+    """Requests that have to start until `excess` of what waits has gone, or all has."""
+    return min(requests, math.ceil(excess * requests / max(1, waiting)))

@@ -6,6 +6,7 @@ actions, and where events come from, it does not know.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,17 @@ from typing import Any
 from tercet import errors
 
 from . import membership, reports
-from .actions import Accepted, Action, CancelDone, Refused
-from .admission import AdmissionMode, QueueBounds, check_queue, check_sizes, find_class, find_pool
+from .actions import Accepted, Action, CancelDone, NewSequence, Refused, ToWorker
+from .admission import (
+    AdmissionMode,
+    Admitted,
+    QueueBounds,
+    clamp_priority,
+    demand_of,
+    find_class,
+    find_overflow,
+    find_pool,
+)
 from .audit import audit
 from .dispatch import dispatch
 from .ending import cancel, fail_waiting, stop
@@ -45,7 +55,9 @@ from .fleet_view import FleetView
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request, Sequence
+from .sizes import check_sizes
 from .state import MeshState
+from .tenant import TenantPlan
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from .traffic_view import TrafficView, view_traffic
 
@@ -112,9 +124,9 @@ class Core:
             for worker in self._mesh.fleet.workers.values()
             if worker.busy and not worker.dropped
         ]
-        deadline = self._mesh.next_deadline()
-        if deadline is not None:
-            moments.append(deadline)
+        alarm = self._mesh.next_alarm()
+        if alarm is not None:
+            moments.append(alarm)
         return min(moments, default=None)
 
     @property
@@ -153,41 +165,59 @@ class Core:
         requests = self._mesh.gateways.pop(event.gateway, None)
         if requests is None:
             return
+        self._mesh.tenants.gateway_lost(event.gateway)
         self._mesh.log("gateway_lost", requests=len(requests))
         for request in list(requests.values()):
             cancel(self._mesh, request, CancelReason.LINK_LOST, None, now)
 
-    def _tenants_changed(self, event: TenantsChanged, _now: float) -> None:
-        self._mesh.tenants.learn(event)
+    def _tenants_changed(self, event: TenantsChanged, now: float) -> None:
+        if event.gateway not in self._mesh.gateways:
+            return
+        self._mesh.tenants.learn(event, now)
         self._mesh.traffic.keep(self._mesh.tenants.plans.keys())
 
     def _submitted(self, event: Submitted, now: float) -> None:
         if event.gateway not in self._mesh.gateways:
             return
-        submission = event.submission
         try:
-            pool, traffic_class = self._admit(event.gateway, submission, now)
+            admitted = self._admit(event.gateway, event.submission, now)
         except errors.RequestError as error:
-            self._mesh.send(event.gateway, Refused(submission.request_key, error))
-            self._mesh.traffic.refused(*self._whose(submission), error.reason)
-            self._mesh.log(
-                "request_refused",
-                request_id=submission.request_id,
-                model=submission.model,
-                reason=error.reason,
-                prompt_tokens=len(submission.prompt_token_ids),
-            )
-            return
-        self._accept(event.gateway, submission, pool, traffic_class, now)
+            self._refuse(event.gateway, event.submission, error)
+        else:
+            self._accept(event.gateway, admitted, now)
+
+    def _refuse(self, gateway: int, submission: Submission, error: errors.RequestError) -> None:
+        self._mesh.send(gateway, Refused(submission.request_key, error))
+        tenant, traffic_class = self._whose(submission)
+        self._mesh.traffic.refused(tenant, traffic_class, error.reason)
+        self._mesh.log(
+            "request_refused",
+            request_id=submission.request_id,
+            model=submission.model,
+            tenant=tenant,
+            traffic_class=traffic_class,
+            reason=error.reason,
+            why=error.message,
+            retry_after_s=error.retry_after_s,
+            prompt_tokens=len(submission.prompt_token_ids),
+        )
 
     def _whose(self, submission: Submission) -> tuple[str | None, str]:
         """Tenant and class that a refusal counts for; None and empty if there is none of that name."""
-        tenant, name = submission.tenant, submission.traffic_class or DEFAULT_CLASS.name
-        known = not tenant or tenant in self._mesh.tenants.plans
-        return tenant if known else None, name if name in CLASSES else ""
+        try:
+            plan = self._mesh.tenants.plan_of(submission.tenant)
+        except errors.PermissionDeniedError:
+            return None, ""
+        try:
+            return plan.tenant, self._class_of(submission, plan).name
+        except errors.RequestError:
+            return plan.tenant, ""
 
-    def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, TrafficClass]:
-        """The pool that takes the request, and its class. Raises the RequestError that refuses it."""
+    def _class_of(self, submission: Submission, plan: TenantPlan) -> TrafficClass:
+        return find_class(submission, plan, self._settings.classes, self._settings.default_class)
+
+    def _admit(self, gateway: int, submission: Submission, now: float) -> Admitted:
+        """What the request will be. Raises the RequestError that refuses it; nothing has changed then."""
         if submission.request_key in self._mesh.gateways[gateway]:
             raise errors.DuplicateRequestError(
                 f"request key {submission.request_key} is in use on this stream",
@@ -195,24 +225,34 @@ class Core:
             )
         if self._mesh.draining:
             raise errors.DrainingError("the scheduler is stopping", retry_after_s=1.0)
-        traffic_class = find_class(submission)
+        plan = self._mesh.tenants.plan_of(submission.tenant)
+        traffic_class = self._class_of(submission, plan)
+        submission = clamp_priority(submission, plan)
         pool = find_pool(submission, self._mesh.fleet)
-        check_sizes(submission, pool)
+        check_sizes(submission, pool, plan)
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
-        try:
-            check_queue(submission, pool, self._settings.bounds)
-        except errors.QueueFullError:
-            # In a burst the queue may hold what a plan can start at once.
-            self._plan(now)
-            check_queue(submission, pool, self._settings.bounds)
-        return pool, traffic_class
+        self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
+        self._check_queue(submission, pool, traffic_class, now)
+        return Admitted(submission, pool, plan, traffic_class)
 
-    def _accept(
-        self, gateway: int, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float
-    ) -> None:
+    def _check_queue(self, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float) -> None:
+        """Raises QueueFullError."""
+        bounds = self._settings.bounds
+        if find_overflow(submission, pool.waiting, bounds, traffic_class) is None:
+            return
+        # In a burst the queue may hold what a plan can start at once.
+        self._plan(now)
+        overflow = find_overflow(submission, pool.waiting, bounds, traffic_class)
+        if overflow is not None:
+            raise overflow.error(self._mesh.pace(pool, overflow.traffic_class).seconds_for(overflow.starts, now))
+
+    def _accept(self, gateway: int, admitted: Admitted, now: float) -> None:
+        submission, pool, traffic_class = admitted.submission, admitted.pool, admitted.traffic_class
         deadline = None if submission.deadline_s is None else now + submission.deadline_s
-        request = Request(gateway, submission, now, deadline, traffic_class=traffic_class)
+        request = Request(gateway, submission, now, deadline, admitted.plan, traffic_class, admitted.forecast_s)
+        usage = self._mesh.tenants.usage_of(admitted.plan, now)
+        request.reservation = usage.accept(demand_of(submission), traffic_class.name, now)
         sampling, token_ids = submission.sampling, list(submission.prompt_token_ids)
         request.sequences = tuple(
             Sequence(
@@ -235,11 +275,11 @@ class Core:
         self._mesh.traffic.accepted(request)
         for sequence in request.sequences:
             self._mesh.sequences[sequence.sequence_id] = sequence
-        self._mesh.add_deadline(request)
+        self._mesh.set_alarms(request)
         ahead = pool.waiting.add(leader)
         self._mesh.touch(pool)
         ids = tuple(sequence.sequence_id for sequence in request.sequences)
-        self._mesh.send(gateway, Accepted(submission.request_key, ids, ahead))
+        self._mesh.send(gateway, Accepted(submission.request_key, ids, ahead, admitted.forecast_s))
 
     def _cancel_received(self, event: CancelReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
@@ -277,6 +317,8 @@ class Core:
         for request in self._mesh.take_overdue(now):
             failure = errors.DeadlineError("the deadline passed before the request ended")
             cancel(self._mesh, request, CancelReason.DEADLINE, failure, now)
+        for request in self._mesh.take_expired(now):
+            cancel(self._mesh, request, CancelReason.DEADLINE, self._queue_expired(request, now), now)
         for pool in self._mesh.fleet.pools.values():
             while pool.stranded:
                 sequence_id, since = next(iter(pool.stranded.items()))
@@ -288,10 +330,37 @@ class Core:
             if now >= worker.heard_at + STALL_SECONDS and worker.busy:
                 self._mesh.drop(worker, f"said nothing for {STALL_SECONDS:g} s though it has work")
 
+    def _queue_expired(self, request: Request, now: float) -> errors.QueueExpiredError:
+        traffic_class, submission = request.traffic_class, request.submission
+        pool = self._mesh.fleet.pools[submission.model, submission.model_revision]
+        waiting = pool.waiting.count(traffic_class.name).requests
+        retry = self._mesh.pace(pool, traffic_class.name).seconds_for(waiting, now)
+        return errors.QueueExpiredError(
+            f"the request waited {traffic_class.max_queue_s:g} s and was not started"
+            f" (classes.{traffic_class.name}.max_queue_seconds)",
+            metadata={"traffic_class": traffic_class.name},
+            retry_after_s=min(retry, traffic_class.max_queue_s),
+        )
+
     def _plan(self, now: float) -> None:
         dirty, self._mesh.dirty = self._mesh.dirty, {}
         for pool in dirty.values():
-            self._mesh.actions += dispatch(pool, self._settings.policy, now, self._lookup)
+            actions = dispatch(pool, self._settings.policy, now, self._lookup)
+            self._note_starts(pool, actions, now)
+            self._mesh.actions += actions
+
+    def _note_starts(self, pool: Pool, actions: list[Action], now: float) -> None:
+        """How fast its queue moves."""
+        started = [
+            self._mesh.sequences[action.command.sequence_id].request.traffic_class.name
+            for action in actions
+            if isinstance(action, ToWorker) and isinstance(action.command, NewSequence)
+        ]
+        if not started:
+            return
+        self._mesh.pace(pool).note(len(started), len(pool.waiting) > 0, now)
+        for name, count in Counter(started).items():
+            self._mesh.pace(pool, name).note(count, pool.waiting.count(name).requests > 0, now)
 
     def _take_actions(self) -> list[Action]:
         actions, self._mesh.actions = self._mesh.actions, []

@@ -159,6 +159,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
             mesh.send(request.gateway, CancelDone(submission.request_key))
     outcome, reason = _worst_end(request)
     mesh.traffic.ended(request, outcome, reason, now)
+    mesh.tenants.request_ended(request, now)
     mesh.log(
         "request_finished",
         request_id=submission.request_id,
@@ -181,7 +182,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         queue_ms=round(queue * 1e3, 3),
         total_ms=round((now - request.arrived_at) * 1e3, 3),
     )
-    mesh.forget_deadlines()
+    mesh.forget_alarms()
     # They point at each other: without this they would wait for the garbage collector, with all their tokens.
     for sequence in request.sequences:
         sequence.disband()

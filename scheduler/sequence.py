@@ -13,6 +13,7 @@ from types import MappingProxyType
 from tercet.errors import RequestError
 
 from .events import CancelReason, EndReason, Sampling, Submission
+from .quota import Reservation
 from .tenant import ANYONE, TenantPlan
 from .traffic_class import DEFAULT_CLASS, TrafficClass
 
@@ -72,6 +73,8 @@ class Request:
     traffic_class: TrafficClass = DEFAULT_CLASS
     # Seconds from arrival to the first token as forecast at admission; None: nothing was known.
     forecast_s: float | None = None
+    # Tokens that were taken from its tenant's quota; None: it has none.
+    reservation: Reservation | None = None
     # When the first of its tokens came.
     first_token_at: float | None = None
     # None any more once it has ended.
@@ -145,6 +148,12 @@ class Sequence:
     prefix_keys: dict[int, tuple[int, ...]] | None = field(default=None, repr=False)
     # Tokens that the prefix cache of the worker it is dealt to is believed to have.
     cached_ahead: int = 0
+    # Its promise was at stake when it was dealt, ahead of the turn of its class: that is not charged to the class.
+    hurried: bool = False
+    # Prompt tokens that were not charged, since a prefix cache had them; and how long it was when what it had got was
+    # last charged.
+    uncharged_prompt: int = 0
+    charged_length: int = 0
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None

@@ -6,21 +6,22 @@ pool and the workers that it is given; audit.py reads.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from typing import Any
 
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
+from .alarms import Alarms
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView, views_of
 from .sequence import Request, Sequence
+from .start_pace import StartPace
 from .tenants import Tenants
 from .traffic import Traffic
 
 
 @dataclass(slots=True, eq=False)
 class MeshState:
-    """Fleet, gateways and their live requests, deadlines, counters."""
+    """Fleet, gateways and their live requests, tenants, alarms, counters."""
 
     fleet: Fleet
     draining: bool = False
@@ -36,7 +37,11 @@ class MeshState:
     # Pools about which something changed that a plan may answer.
     dirty: dict[tuple[str, str], Pool] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
-    _deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
+    deadlines: Alarms = field(default_factory=Alarms)
+    # When requests that have not started have waited for as long as their class lets them.
+    ages: Alarms = field(default_factory=Alarms)
+    # By pool and class; that of a whole pool has no class.
+    paces: dict[tuple[str, str, str], StartPace] = field(default_factory=dict)
 
     def view(self) -> FleetView:
         waiting = {sequence.request.key for pool in self.fleet.pools.values() for sequence in pool.waiting}
@@ -52,29 +57,35 @@ class MeshState:
             workers=views_of(self.fleet),
         )
 
-    def add_deadline(self, request: Request) -> None:
-        if request.deadline_at is not None:
-            heapq.heappush(self._deadlines, (request.deadline_at, request.sequences[0].arrival, request))
+    def pace(self, pool: Pool, traffic_class: str = "") -> StartPace:
+        """How fast the queue of a class, or of all, moves."""
+        return self.paces.setdefault((pool.model, pool.model_revision, traffic_class), StartPace())
 
-    def next_deadline(self) -> float | None:
-        while self._deadlines and not self._deadlines[0][2].live:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+    def set_alarms(self, request: Request) -> None:
+        """For a request that was just accepted."""
+        if request.deadline_at is not None:
+            self.deadlines.add(request.deadline_at, request)
+        if request.traffic_class.max_queue_s:
+            self.ages.add(request.arrived_at + request.traffic_class.max_queue_s, request)
+
+    def next_alarm(self) -> float | None:
+        """The next moment at which time may end a request."""
+        moments = (self.deadlines.next(_live), self.ages.next(_never_started))
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def take_overdue(self, now: float) -> list[Request]:
         """Live requests whose deadline has come, each once."""
-        overdue = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[2]
-            if request.live:
-                overdue.append(request)
-        return overdue
+        return self.deadlines.take_due(_live, now)
 
-    def forget_deadlines(self) -> None:
-        """Deadlines far ahead must not keep ended requests in memory."""
-        if len(self._deadlines) > 64 + 2 * len(self.sequences):
-            self._deadlines = [entry for entry in self._deadlines if entry[2].live]
-            heapq.heapify(self._deadlines)
+    def take_expired(self, now: float) -> list[Request]:
+        """Requests that have waited for too long, each once."""
+        return self.ages.take_due(_never_started, now)
+
+    def forget_alarms(self) -> None:
+        """Of requests that have ended."""
+        most = 64 + 2 * len(self.sequences)
+        self.deadlines.forget(_live, most)
+        self.ages.forget(_never_started, most)
 
     def touch(self, pool: Pool) -> None:
         self.dirty[pool.model, pool.model_revision] = pool
@@ -101,3 +112,12 @@ class MeshState:
 
     def log(self, event: str, **fields: Any) -> None:
         self.actions.append(Log(event, fields))
+
+
+def _live(request: Request) -> bool:
+    return request.live
+
+
+def _never_started(request: Request) -> bool:
+    """Whether nothing of it has been on a worker: what was keeps what it has got, and is let alone."""
+    return request.live and not any(sequence.placements for sequence in request.sequences)

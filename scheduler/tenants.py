@@ -1,22 +1,75 @@
-"""All tenants, as the gateways say."""
+"""All tenants, as the gateways say, and what each of them uses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tercet import errors
+
 from .events import TenantsChanged
-from .tenant import TenantPlan
+from .sequence import Request
+from .tenant import ANYONE, TenantPlan
+from .usage import Usage
 
 
 @dataclass(slots=True, eq=False)
 class Tenants:
-    """The plans of the newest revision."""
+    """The plans of the newest revision, whichever gateway told them."""
 
     revision: int = 0
     plans: dict[str, TenantPlan] = field(default_factory=dict)
+    # Whether a gateway ever named tenants. From then on nobody is served without being one: a gateway that was started
+    # without the others' store must not be a way around it.
+    kept: bool = False
+    # Live gateway streams that named tenants.
+    tellers: set[int] = field(default_factory=set)
+    # Of those that asked for something, by tenant.
+    usage: dict[str, Usage] = field(default_factory=dict)
 
-    def learn(self, event: TenantsChanged) -> None:
-        """What an older revision says is ignored."""
-        if event.revision >= self.revision:
+    def learn(self, event: TenantsChanged, now: float) -> None:
+        """What an older revision says is ignored, unless no other gateway is there that said anything newer: a store
+        may be made anew, or be put back."""
+        if event.revision >= self.revision or not self.tellers - {event.gateway}:
             self.revision = event.revision
             self.plans = {plan.tenant: plan for plan in event.plans}
+            self._adopt(now)
+        self.kept = True
+        self.tellers.add(event.gateway)
+
+    def gateway_lost(self, gateway: int) -> None:
+        """What it told stays."""
+        self.tellers.discard(gateway)
+
+    def plan_of(self, tenant: str) -> TenantPlan:
+        """Raises PermissionDeniedError for one that no gateway has named."""
+        plan = self.plans.get(tenant) if self.kept or tenant else ANYONE
+        if plan is None:
+            who = f"there is no tenant {tenant!r}" if tenant else "the gateway does not say for which tenant it asks"
+            raise errors.PermissionDeniedError(f"{who}; gateways of one mesh must share their tenants.store")
+        return plan
+
+    def usage_of(self, plan: TenantPlan, now: float) -> Usage:
+        """What that tenant uses; from now on if it is not known."""
+        usage = self.usage.get(plan.tenant)
+        if usage is None:
+            usage = self.usage[plan.tenant] = Usage(plan)
+            usage.adopt(plan, now)
+        return usage
+
+    def request_ended(self, request: Request, now: float) -> None:
+        """Settles what was taken for it: the prompt, unless nothing of it was started, and what was generated."""
+        usage = self.usage[request.tenant.tenant]
+        started = [sequence for sequence in request.sequences if sequence.placements]
+        for sequence in started:
+            usage.note_output(request.traffic_class.name, sequence.generated)
+        used = started[0].prompt_length + sum(sequence.generated for sequence in started) if started else 0
+        usage.ended(request.reservation, used, now - request.arrived_at, now)
+
+    def _adopt(self, now: float) -> None:
+        """Those that are gone and have nothing left are forgotten; what the others have left runs on."""
+        for tenant, usage in list(self.usage.items()):
+            plan = self.plans.get(tenant)
+            if plan is not None:
+                usage.adopt(plan, now)
+            elif not usage.running:
+                del self.usage[tenant]

@@ -173,7 +173,7 @@ def test_deadlines_behind_one_that_stays_keep_nothing_that_has_ended() -> None:
     for key in range(1, 500):
         mesh.cancel(gateway, mesh.submit(gateway, submission(key, deadline_s=3600.0)))
     assert not stays.over
-    assert len(mesh.core._mesh._deadlines) <= 64 + 2 * len(mesh.core._mesh.sequences)
+    assert len(mesh.core._mesh.deadlines.heap) <= 64 + 2 * len(mesh.core._mesh.sequences)
     settle(mesh)
     judge(stays)
 
@@ -205,7 +205,7 @@ def test_a_thousand_cancelled_requests_leave_nothing() -> None:
     state = mesh.core._mesh
     assert not state.gateways[1]
     # Deadlines an hour ahead do not keep what has ended.
-    assert len(state._deadlines) <= 64
+    assert len(state.deadlines.heap) <= 64
 
 
 def test_the_queue_is_bounded_but_a_burst_starts_first() -> None:

@@ -1,0 +1,112 @@
+"""What a tenant may use by the minute: buckets that fill with time. Pure; knows no tenants and no requests.
+
+Docs: docs/adr/0017-quotas-are-counted-at-the-door.md has why a bucket never gives more than it promises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+MINUTE_S = 60.0
+# How far below empty a bucket of tokens may go when requests get longer than expected, as a part of what it holds.
+DEBT = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Holds at most `per_minute`, and gets that much in a minute. `level` was right at `filled_at`, in seconds."""
+
+    per_minute: int
+    level: float
+    filled_at: float
+
+    @property
+    def rate(self) -> float:
+        """What it gets in a second."""
+        return self.per_minute / MINUTE_S
+
+    def level_at(self, now: float) -> float:
+        return min(float(self.per_minute), self.level + self.rate * (now - self.filled_at))
+
+    def seconds_until(self, level: float, now: float) -> float:
+        """How long it takes to hold that much, or to be full if it never can; 0 if it does now."""
+        missing = min(level, self.per_minute) - self.level_at(now)
+        return max(0.0, missing / self.rate)
+
+    def take(self, amount: float, now: float) -> None:
+        self.level, self.filled_at = self.level_at(now) - amount, now
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Tokens that were taken for a request under way: as many as are expected. `most`: what it can use at worst."""
+
+    bucket: TokenBucket
+    tokens: int
+    most: int
+    # Of these, what time has not brought back to the bucket yet: no more than that can be given back.
+    missing: float
+
+    def settle(self, used: int, now: float) -> None:
+        """The request is over and used that many tokens. Once for each reservation."""
+        self.bucket.settle(self, used, now)
+
+
+@dataclass(slots=True, eq=False)
+class TokenBucket(Bucket):
+    """Takes what a request is expected to use, and settles when it is over.
+
+    What requests use, counted when they were let in, is never more in any T seconds than
+    per_minute x (1 + DEBT + T / 60).
+    """
+
+    # What those under way may use beyond what was taken for them.
+    at_risk: int = 0
+    # Those of which something is missing, in the order in which time brings it back.
+    taken: deque[Reservation] = field(default_factory=deque)
+
+    @property
+    def debt(self) -> float:
+        """How far below empty it may go at worst."""
+        return self.per_minute * DEBT
+
+    def can_ever_hold(self, most: int) -> bool:
+        """Whether a request that may use so much can be let in when nothing else is under way."""
+        return most <= self.per_minute + self.debt
+
+    def expected(self, tokens: int) -> int:
+        """What is taken for a request of so many: a full bucket is enough."""
+        return min(tokens, self.per_minute)
+
+    def level_for(self, tokens: int, most: int) -> float:
+        """The level at which a request may be let in: it holds what is expected, and even if all that is under way goes
+        on to its end, it does not go deeper than its debt."""
+        return max(self.expected(tokens), most + self.at_risk - self.debt)
+
+    def reserve(self, tokens: int, most: int, now: float) -> Reservation:
+        """Takes what a request is expected to use; `level_for` says whether that may be done."""
+        self._pass(now)
+        tokens = self.expected(tokens)
+        self.level -= tokens
+        self.at_risk += most - tokens
+        reservation = Reservation(self, tokens, most, float(tokens))
+        self.taken.append(reservation)
+        return reservation
+
+    def settle(self, reservation: Reservation, used: int, now: float) -> None:
+        self._pass(now)
+        back = min(float(reservation.tokens - used), reservation.missing)
+        self.level += back
+        reservation.missing -= max(0.0, back)
+        self.at_risk -= reservation.most - reservation.tokens
+
+    def _pass(self, now: float) -> None:
+        """Fills it. What time brings back is the oldest first: none of it is to be given back a second time."""
+        grown = self.rate * (now - self.filled_at)
+        self.take(0.0, now)
+        while self.taken and grown >= self.taken[0].missing:
+            grown -= self.taken[0].missing
+            self.taken.popleft().missing = 0.0
+        if self.taken:
+            self.taken[0].missing -= grown

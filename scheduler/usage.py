@@ -1,0 +1,126 @@
+"""What one tenant uses of what its plan grants, and the refusal when that is not enough. Knows requests by numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tercet import errors
+
+from .mean import Mean
+from .quota import Bucket, Reservation, TokenBucket
+from .tenant import TenantPlan
+
+# So many outputs have to have ended before their mean length is expected of the next.
+OUTPUTS_KNOWN = 4
+# When a request of the tenant may end, while none has.
+END_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for: n outputs of at most `max_tokens` each from one prompt."""
+
+    prompt: int
+    max_tokens: int
+    n: int
+
+    @property
+    def most(self) -> int:
+        """Tokens at worst."""
+        return self.prompt + self.n * self.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Usage:
+    """One tenant's. Limits that its plan does not set have no bucket."""
+
+    plan: TenantPlan
+    # Requests from acceptance to end.
+    running: int = 0
+    requests: Bucket | None = None
+    tokens: TokenBucket | None = None
+    # Tokens of an output, by class.
+    outputs: dict[str, Mean] = field(default_factory=dict)
+    # Seconds from acceptance to end.
+    seconds: Mean = field(default_factory=Mean)
+
+    def adopt(self, plan: TenantPlan, now: float) -> None:
+        """The plan from now on. A limit that changes begins with a full bucket; what is under way settles with the one
+        that it was taken from."""
+        old, self.plan = self.plan, plan
+        if self.requests is None or plan.requests_per_minute != old.requests_per_minute:
+            limit = plan.requests_per_minute
+            self.requests = Bucket(limit, float(limit), now) if limit else None
+        if self.tokens is None or plan.tokens_per_minute != old.tokens_per_minute:
+            limit = plan.tokens_per_minute
+            self.tokens = TokenBucket(limit, float(limit), now) if limit else None
+
+    def check(self, demand: Demand, traffic_class: str, now: float) -> None:
+        """Raises TenantQuotaError, without a time to retry if the request can never be let in. Changes nothing."""
+        if self.requests is not None and (wait := self.requests.seconds_until(1.0, now)):
+            raise self._refusal("requests_per_minute", self.plan.requests_per_minute, wait)
+        if self.tokens is not None:
+            self._check_tokens(self.tokens, demand, traffic_class, now)
+        if self.plan.max_concurrent and self.running >= self.plan.max_concurrent:
+            raise self._refusal("max_concurrent", self.plan.max_concurrent, self._next_end())
+
+    def accept(self, demand: Demand, traffic_class: str, now: float) -> Reservation | None:
+        """A request that passed the check is let in. What was taken for it is to be settled at its end."""
+        self.running += 1
+        if self.requests is not None:
+            self.requests.take(1.0, now)
+        if self.tokens is None:
+            return None
+        return self.tokens.reserve(self._expected(demand, traffic_class), demand.most, now)
+
+    def ended(self, reservation: Reservation | None, used: int, seconds: float, now: float) -> None:
+        """A request that was let in is over: it used that many tokens, in so many seconds."""
+        self.running -= 1
+        self.seconds.add(seconds)
+        if reservation is not None:
+            reservation.settle(used, now)
+
+    def note_output(self, traffic_class: str, length: int) -> None:
+        """How long an output got."""
+        self.outputs.setdefault(traffic_class, Mean()).add(length)
+
+    def _check_tokens(self, bucket: TokenBucket, demand: Demand, traffic_class: str, now: float) -> None:
+        if not bucket.can_ever_hold(demand.most):
+            raise errors.TenantQuotaError(
+                f"a prompt of {demand.prompt} tokens and {demand.n} x max_tokens {demand.max_tokens} may use"
+                f" {demand.most} tokens; the plan never allows more than {int(bucket.per_minute + bucket.debt)} at once"
+                f" (tokens_per_minute {bucket.per_minute})",
+                metadata={
+                    **self._names("tokens_per_minute", bucket.per_minute),
+                    "tokens_at_most": str(int(bucket.per_minute + bucket.debt)),
+                },
+            )
+        level = bucket.level_for(self._expected(demand, traffic_class), demand.most)
+        wait = bucket.seconds_until(level, now)
+        if level > bucket.per_minute:
+            # Something under way has to end first.
+            wait = max(wait, self._next_end())
+        if wait:
+            raise self._refusal("tokens_per_minute", bucket.per_minute, wait)
+
+    def _expected(self, demand: Demand, traffic_class: str) -> int:
+        """Tokens, by the outputs of the class so far; the most that it may be while nothing is known."""
+        outputs = self.outputs.get(traffic_class)
+        if outputs is None or outputs.count < OUTPUTS_KNOWN:
+            return demand.most
+        return demand.prompt + demand.n * min(math.ceil(outputs.value), demand.max_tokens)
+
+    def _next_end(self) -> float:
+        """Seconds until one of its requests ends, by how long they take and how many run."""
+        if not self.seconds.count or not self.running:
+            return END_RETRY_SECONDS
+        return self.seconds.value / self.running
+
+    def _refusal(self, quota: str, limit: int, retry_after_s: float) -> errors.TenantQuotaError:
+        return errors.TenantQuotaError(
+            f"the plan's {quota} of {limit} is used up", metadata=self._names(quota, limit), retry_after_s=retry_after_s
+        )
+
+    def _names(self, quota: str, limit: int) -> dict[str, str]:
+        return {"quota": quota, "limit": str(limit), "tenant": self.plan.tenant}
