@@ -6,8 +6,10 @@ from collections import Counter
 
 from .dispatch import MAX_PLANS_IN_FLIGHT
 from .fleet import Pool, Worker
+from .kv_shares import KvShares
 from .sequence import State
 from .state import MeshState
+from .waiting import ClassQueue, Line, WaitingQueue, place_in_line
 
 
 def audit(mesh: MeshState) -> list[str]:
@@ -59,16 +61,7 @@ def _audit_places(mesh: MeshState) -> list[str]:
 
 
 def _audit_pool(pool: Pool) -> list[str]:
-    problems = []
-    urgencies = [sequence.urgency for sequence in pool.waiting]
-    if urgencies != sorted(urgencies):
-        problems.append(f"{pool.model}: the queue is out of order")
-    if pool.waiting.num_tokens != sum(len(sequence.token_ids) for sequence in pool.waiting):
-        problems.append(f"{pool.model}: the queue miscounts its tokens")
-    if pool.waiting.num_requests != len({sequence.request for sequence in pool.waiting}):
-        problems.append(f"{pool.model}: the queue miscounts its requests")
-    if pool.waiting.num_sequences != sum(len(leader.group) for leader in pool.waiting):
-        problems.append(f"{pool.model}: the queue miscounts its sequences")
+    problems = [f"{pool.model}: {problem}" for problem in _audit_queue(pool.waiting)]
     if any(each.state is not State.QUEUED or each.link is not None for leader in pool.waiting for each in leader.group):
         problems.append(f"{pool.model}: a sequence in the queue is not QUEUED")
     if any(leader.leader is not None for leader in pool.waiting):
@@ -78,14 +71,63 @@ def _audit_pool(pool: Pool) -> list[str]:
         problems.append(f"{pool.model}: {sorted(pool.stranded)} are said to be stranded, {sorted(stranded)} are")
     if (since := list(pool.stranded.values())) != sorted(since):
         problems.append(f"{pool.model}: who is stranded is out of order")
+    return problems + _audit_idle(pool)
+
+
+def _audit_queue(queue: WaitingQueue) -> list[str]:
+    problems = []
+    waiting = list(queue)
+    if queue.num_tokens != sum(len(sequence.token_ids) for sequence in waiting):
+        problems.append("the queue miscounts its tokens")
+    if queue.num_requests != len({sequence.request for sequence in waiting}):
+        problems.append("the queue miscounts its requests")
+    if queue.num_sequences != sum(len(leader.group) for leader in waiting) or len(queue) != len(waiting):
+        problems.append("the queue miscounts its sequences")
+    for each in queue.classes.values():
+        if any(line.sequences and each.waiting.get(tenant) is not line for tenant, line in each.lines.items()):
+            problems.append("somebody waits in a line that is not looked at")
+        for tenant, line in each.waiting.items():
+            problems += _audit_line(each, tenant, line)
+    return problems
+
+
+def _audit_line(queue: ClassQueue, tenant: str, line: Line) -> list[str]:
+    what = f"the line of tenant {tenant!r}, class {queue.traffic_class.name!r},"
+    problems = []
+    if not line.sequences or queue.lines.get(tenant) is not line:
+        problems.append(f"{what} is looked at for nothing")
+    places = [place_in_line(sequence) for sequence in line.sequences]
+    if places != sorted(places):
+        problems.append(f"{what} is out of order")
+    asked = {(each.request.traffic_class.name, each.request.tenant.tenant) for each in line.sequences}
+    if not asked <= {(queue.traffic_class.name, tenant)}:
+        problems.append(f"{what} has sequences of others")
+    groups = (
+        sum(len(leader.group) for leader in line.sequences),
+        sum(len(leader.token_ids) for leader in line.sequences),
+    )
+    if (line.num_sequences, line.num_tokens) != groups:
+        problems.append(f"{what} miscounts")
+    return problems
+
+
+def _audit_idle(pool: Pool) -> list[str]:
+    """Whoever of those that may be next is next: it does not wait for workers that have nothing to do."""
     able = [
         worker for worker in pool.workers.values() if not worker.dropped and len(worker.window) < MAX_PLANS_IN_FLIGHT
     ]
-    for first in pool.head(1):
-        places = [worker for worker in able if pool.may_go(worker, first)]
-        if places and not any(worker.sequences for worker in places):
-            problems.append(f"{pool.model}: sequence {first.sequence_id} waits for workers that have nothing to do")
-    return problems
+    shares = KvShares(pool)
+    waits = False
+    for queue in pool.waiting.classes.values():
+        for line in queue.waiting.values():
+            first = next((each for each in line.sequences if each.sequence_id not in pool.stranded), None)
+            if first is None or shares.full(first):
+                continue
+            places = [worker for worker in able if pool.may_go(worker, first)]
+            if not places or any(worker.sequences for worker in places):
+                return []
+            waits = True
+    return [f"{pool.model}: all wait for workers that have nothing to do"] if waits else []
 
 
 def _audit_worker(worker: Worker) -> list[str]:
@@ -97,6 +139,9 @@ def _audit_worker(worker: Worker) -> list[str]:
     for sequence in worker.sequences.values():
         if sequence.link != worker.link or sequence.state in (State.QUEUED, State.FINISHED):
             problems.append(f"sequence {sequence.sequence_id} is {sequence.state.value} on link {sequence.link}")
+    sizes = Counter(sequence.request.traffic_class.name for sequence in worker.sequences.values())
+    if sizes != worker.class_sizes:
+        problems.append(f"classes are miscounted: {worker.class_sizes}")
     running = worker.running
     begun = len(running) - sum(map(worker.lent_slots, running))
     if begun > worker.limits.max_running:

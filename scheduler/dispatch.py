@@ -5,12 +5,14 @@ Chooses when to plan and whether to revoke; what a plan holds is the planner's c
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, Resume, ToWorker
 from .fleet import Pool, Worker
-from .placement import CachedTokens, cached_tokens, deal
+from .placement import NOTHING_DEALT, CachedTokens, cached_tokens, deal
 from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, Running, make_plan
 from .planner_view import holders, lone, running_view, worst_cases
-from .preemption import choose_victims, prefer_swap
+from .preemption import Holder, choose_victims, prefer_swap
 from .sequence import Sequence, State
 
 # Two, so that the worker has its next plan before it ends one.
@@ -27,9 +29,11 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     `lookup` says how much of a sequence a worker's prefix cache has.
     """
     actions: list[Action] = []
-    dealt = deal(pool, policy, now, lookup) if pool.crowded else {}
+    dealt = deal(pool, policy, now, lookup) if pool.crowded else NOTHING_DEALT
     for worker in pool.workers.values():
-        newcomers = dealt.get(worker.link, [])
+        newcomers = dealt.newcomers.get(worker.link, [])
+        if worker.link in dealt.yielding:
+            _release(worker, dealt.yielding[worker.link], actions)
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
         if (newcomers or wanting) and not worker.dropped:
             _dispatch_worker(pool, worker, newcomers, policy, now, actions)
@@ -42,23 +46,36 @@ def _dispatch_worker(
     window = worker.window
     # Otherwise the newcomer waits for at most one step anyway.
     if dealt and window.steps_ahead > 1 and len(window) < MAX_PLANS_IN_FLIGHT:
-        running = running_view(worker, revoking=True)
+        running = running_view(worker, revoking=True, max_steps=_most_steps(pool, worker, dealt))
         decision = _decide(pool, worker, running, dealt, policy)
         if decision.start:
             _send(pool, worker, running, dealt, decision, now, actions, revoke=True)
-            dealt = dealt[len(decision.start) :]
+            dealt = _left(dealt, decision)
             if decision.num_steps >= UNHURRIED_STEPS:
                 # The next newcomer would revoke a second plan before it began. The first step's report brings it.
                 return
     while window.plans_ahead < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
-        running = running_view(worker, revoking=False)
+        running = running_view(worker, revoking=False, max_steps=_most_steps(pool, worker, dealt))
         decision = _decide(pool, worker, running, dealt, policy)
         if decision.shortage:
-            _preempt(worker, decision.shortage, actions)
+            _release(worker, choose_victims(holders(worker, now), decision.shortage), actions)
         if not decision.num_steps:
             return
         _send(pool, worker, running, dealt, decision, now, actions, revoke=False)
-        dealt = dealt[len(decision.start) :]
+        dealt = _left(dealt, decision)
+
+
+def _left(dealt: list[Sequence], decision: Decision) -> list[Sequence]:
+    """Those that have not started."""
+    started = set(decision.start)
+    return [each for each in dealt if each.sequence_id not in started] if started else dealt
+
+
+def _most_steps(pool: Pool, worker: Worker, dealt: list[Sequence]) -> int:
+    """Steps of a plan that the classes allow of which something runs there or may start; 0: any number."""
+    limits = {pool.waiting.classes[name].traffic_class.max_steps for name in worker.class_sizes}
+    limits.update(each.request.traffic_class.max_steps for each in dealt)
+    return min(limits - {0}, default=0)
 
 
 def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence], policy: Policy) -> Decision:
@@ -77,6 +94,8 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
             each.max_length,
             1 + len(each.forks),
             each.swapped_on is not None,
+            each.request.traffic_class.name,
+            each.request.traffic_class.max_prefill_tokens,
         )
         for each in dealt
     ]
@@ -105,9 +124,9 @@ def _send(
     # Every plan in flight may run to its end. This is what `reserve` would find, from numbers that are at hand.
     steps, ledger = decision.num_steps, worker.ledger
     ledger.reserve_each(running.sequence_ids, running.tokens_after(steps))
-    # The planner takes candidates strictly from the front.
-    for sequence in dealt[: len(decision.start)]:
-        pool.waiting.remove(sequence)
+    started = set(decision.start)
+    for sequence in (each for each in dealt if each.sequence_id in started):
+        pool.waiting.start(sequence)
         if sequence.swapped_on is None:
             _start(worker, sequence, now, actions)
         else:
@@ -132,7 +151,7 @@ def _start(worker: Worker, sequence: Sequence, now: float, actions: list[Action]
     worker.expect(sequence)
     for each in sequence.group:
         each.place(worker.link, now)
-        worker.sequences[each.sequence_id] = each
+        worker.put(each)
         if each is not sequence:
             worker.ledger.open_fork(each.sequence_id, len(sequence.token_ids))
     submission = sequence.request.submission
@@ -153,7 +172,7 @@ def _resume(worker: Worker, sequence: Sequence, actions: list[Action]) -> None:
     that the blocks are taken."""
     sequence.resume(worker.link)
     del worker.swapped[sequence.sequence_id]
-    worker.sequences[sequence.sequence_id] = sequence
+    worker.put(sequence)
     actions.append(ToWorker(worker.link, Resume((sequence.sequence_id,))))
 
 
@@ -166,11 +185,11 @@ def reserve(worker: Worker) -> None:
     worker.ledger.reserve_each([sequence.sequence_id for sequence in running], tokens)
 
 
-def _preempt(worker: Worker, shortage: int, actions: list[Action]) -> None:
-    """Tells those to give way that must, for `shortage` blocks."""
+def _release(worker: Worker, victims: SequenceOf[Holder], actions: list[Action]) -> None:
+    """Tells them to give way."""
     leaving: dict[ReleaseCause, list[int]] = {ReleaseCause.PREEMPT: [], ReleaseCause.SWAP: []}
     host_blocks = worker.info.num_swap_blocks - worker.swap_blocks_used
-    for victim in choose_victims(holders(worker), shortage):
+    for victim in victims:
         held = sum(map(worker.ledger.held, victim.sequence_ids))
         swap = prefer_swap(
             decoding=victim.decoding,

@@ -6,11 +6,12 @@ Holds state and answers questions about it; decides nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
 
 from .actions import PoolState
 from .credits import CreditLedger, blocks_for
 from .events import WorkerInfo
+from .fair_order import FairOrder
+from .output_length import Leaving
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
@@ -54,8 +55,12 @@ class Worker:
     arriving: dict[int, Sequence] = field(default_factory=dict)
     # Tokens that its decodes attend to, as of the last plan.
     context_tokens: int = 0
+    # How those that run there leave, as it was after so many steps.
+    leaving: tuple[int, Leaving] | None = None
     # The last suspect of bringing workers down that was put there.
     suspect: Sequence | None = None
+    # How many sequences of each traffic class are there, by its name.
+    class_sizes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         info = self.info
@@ -89,6 +94,21 @@ class Worker:
         suspect = self.suspect
         return suspect is not None and suspect.suspect and suspect.sequence_id in self.sequences
 
+    def put(self, sequence: Sequence) -> None:
+        """Lists one that goes there."""
+        self.sequences[sequence.sequence_id] = sequence
+        name = sequence.request.traffic_class.name
+        self.class_sizes[name] = self.class_sizes.get(name, 0) + 1
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Forgets one that has left it, and what it held."""
+        del self.sequences[sequence.sequence_id]
+        self.ledger.forget(sequence.sequence_id)
+        name = sequence.request.traffic_class.name
+        self.class_sizes[name] -= 1
+        if not self.class_sizes[name]:
+            del self.class_sizes[name]
+
     def expect(self, sequence: Sequence) -> None:
         """A sequence is about to be put there."""
         self.arriving[sequence.sequence_id] = sequence
@@ -111,6 +131,14 @@ class Worker:
                 self.promised.settle(sequence_id)
         pending.sort(reverse=True)
         return pending
+
+    def pending_of_class(self, name: str) -> int:
+        """Tokens that prefills of a class there have yet to compute."""
+        return sum(
+            sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
+            for sequence in self.arriving.values()
+            if sequence.state is State.PREFILL and sequence.request.traffic_class.name == name
+        )
 
     def mixed_tokens(self, seconds: float, decoding: int) -> int | None:
         """Prefill tokens that keep a step with `decoding` decodes within that time; None while nothing is known."""
@@ -209,14 +237,18 @@ class Pool:
         """Whether somebody waits for a worker that is there."""
         return len(self.waiting) > len(self.stranded)
 
-    def head(self, count: int) -> list[Sequence]:
-        """At most `count` of those that wait for a worker that is there, the next first."""
-        if not self.stranded:
-            return self.waiting.head(count)
-        return list(islice((each for each in self.waiting if each.sequence_id not in self.stranded), count))
+    def order(self, now: float) -> FairOrder:
+        """Those that wait for a worker that is there, in the order of service."""
+        return FairOrder(self.waiting, now, self.stranded)
+
+    def let_go(self, worker: Worker, sequence: Sequence) -> None:
+        """A sequence has left its worker; what it got there is charged."""
+        worker.let_go(sequence)
+        self.waiting.charge_tokens(sequence)
 
     def take_back(self, sequence: Sequence, now: float) -> None:
         """Takes a sequence off its worker and puts it in its place in the queue; a group when the last of it is off."""
+        self.waiting.charge_tokens(sequence)
         sequence.requeue()
         leader = sequence.leader or sequence
         if all(each.link is None for each in leader.group):

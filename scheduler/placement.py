@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 
-from .credits import blocks_for
+from .fair_order import due
 from .fleet import Pool, Worker
-from .planner import Policy, prefill_cap
+from .kv_shares import KvShares
+from .planner import Policy
+from .preemption import Holder
 from .prefix_index import cached_run, chain_keys
+from .room import Room
 from .sequence import Sequence
 
 # What computing a prompt token weighs against one that others on the worker wait for: it delays those who come after,
@@ -16,8 +19,6 @@ from .sequence import Sequence
 COMPUTED_WEIGHT = 2
 # What a sequence on the worker weighs, in prompt tokens: it takes a part of every step.
 SEQUENCE_WEIGHT = 16
-# A step's prefill is dealt at most so often: more could not start in the plans that are made now.
-STEPS_DEALT = 2
 
 # A worker that has work and reports nothing for so many times as long as its step was to take may hang: what others can
 # run is not put there. At least so many seconds; and so many as long as nobody knows what a step takes.
@@ -30,59 +31,16 @@ LATE_SECONDS_UNKNOWN = 10.0
 CachedTokens = Callable[[Worker, Sequence, Container[int]], int]
 
 
-@dataclass(slots=True)
-class _Room:
-    worker: Worker
-    available: int
-    slots: int
-    # Sequences there.
-    taken: int
-    # Prefills there that have not been counted, the least urgent first, the tokens that each has yet to compute, and
-    # the slots that it lends.
-    behind: list[tuple[tuple[float, int], int, int]]
-    # Prompt tokens to be computed there before it is the turn of the sequence that is looked at.
-    pending: int
-    # Tokens that may still be dealt to it.
-    budget: int
-    # Nobody else may come.
-    shut: bool
-    keys: set[int] = field(default_factory=set)
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """By the worker's link: which waiting sequences it should try to start, in order of service; and who on it makes
+    room for one whose promise is at stake."""
 
-    def opens(self, sequence: Sequence) -> bool:
-        """Whether anything may still go there, now that it is the turn of the sequence: prefills that are more urgent
-        are served before it."""
-        while self.behind and self.behind[-1][0] < sequence.urgency:
-            _, tokens, lent = self.behind.pop()
-            self.pending += tokens
-            self.budget -= tokens
-            self.slots -= lent
-        return not self.shut and self.budget > 0
+    newcomers: Mapping[int, list[Sequence]]
+    yielding: Mapping[int, list[Holder]]
 
-    def need(self, sequence: Sequence) -> int:
-        """Blocks with which it can start: forks share the full blocks of the prompt."""
-        size, tokens = self.worker.info.block_size, len(sequence.token_ids)
-        blocks = blocks_for(min(tokens + 1, sequence.max_length), size)
-        return blocks + len(sequence.forks) * (blocks - tokens // size)
 
-    def has_blocks(self, sequence: Sequence) -> bool:
-        """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
-        return not self.taken or self.need(sequence) + self.taken <= self.available
-
-    def has_place(self, sequence: Sequence) -> bool:
-        """Whether it may go there now, if there are blocks."""
-        return not self.shut and self.slots > len(sequence.forks) and not (sequence.suspect and self.taken)
-
-    def take(self, sequence: Sequence, computed: int) -> None:
-        """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
-        members = 1 + len(sequence.forks)
-        self.available -= self.need(sequence)
-        self.slots -= members
-        self.taken += members
-        self.pending += computed
-        sequence.cached_ahead = max(0, len(sequence.token_ids) - computed)
-        self.budget -= max(computed, members)
-        self.shut = sequence.suspect
-        self.keys.update((sequence.prefix_keys or {}).get(self.worker.info.block_size, ()))
+NOTHING_DEALT = Deal({}, {})
 
 
 def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> int:
@@ -111,85 +69,117 @@ def late(worker: Worker, now: float) -> bool:
     return waited > (LATE_SECONDS_UNKNOWN if step_seconds is None else LATE_STEPS * step_seconds)
 
 
-def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_tokens) -> dict[int, list[Sequence]]:
-    """Which waiting sequences each worker (by link) should try to start, in order of service.
+def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_tokens) -> Deal:
+    """What of the queue goes where, in the order of service.
 
-    No more than its next plans can start, so that the queue is not dealt anew with every event. Each goes where the
+    No more than the next plans can start, so that the queue is not dealt anew with every event. Each goes where the
     least work lies before its first token: what its prefix there leaves to compute, what more urgent ones there have to
     compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the
-    workers it may go to take nothing that is behind it, or a long one could starve. One that waits in a worker's host
-    memory may go there only. A suspect of bringing workers down goes to an empty worker only, for which one of them
-    takes nobody else, and stays alone there until it has got a token. What a worker can run that is not late waits for
-    such a one.
+    workers it may go to take nothing that is behind it, or a long one could starve; unless that is of a lower rank, and
+    the one ahead not due. Tenants at their share of blocks are passed over, and so are classes that have on every
+    worker what they may have there. One whose promise is at stake, and that finds no room, gets it from higher ranks.
+
+    One that waits in a worker's host memory may go there only. A suspect of bringing workers down goes to an empty
+    worker only, for which one of them takes nobody else, and stays alone there until it has got a token. What a worker
+    can run that is not late waits for such a one.
     """
-    usable = [worker for worker in pool.workers.values() if not worker.dropped and worker.free_slots]
-    rooms = {worker.link: _room(worker, policy) for worker in usable}
-    if all(room.shut for room in rooms.values()) or all(_none_open(rooms, first) for first in pool.head(1)):
-        return {}
+    workers = [worker for worker in pool.workers.values() if not worker.dropped]
+    pressing = _pressing(pool, workers, now)
+    rooms = {worker.link: Room.of(worker, policy) for worker in workers if pressing or worker.free_slots}
+    if all(room.shut for room in rooms.values()):
+        return NOTHING_DEALT
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
-    punctual = [worker for worker in pool.workers.values() if not worker.dropped and not late(worker, now)]
+    punctual = {worker.link for worker in workers if not late(worker, now)}
     dealt: dict[int, list[Sequence]] = {}
-    for sequence in pool.head(swapped + sum(max(0, room.slots) for room in rooms.values())):
-        if _none_open(rooms, sequence):
-            break
+    order, shares = pool.order(now), KvShares(pool)
+    most = swapped + sum(max(0, room.taken * pressing + room.slots) for room in rooms.values())
+    while most > 0 and (sequence := order.next) is not None:
+        # Each room has to hear whose turn it is.
+        opening = [room for room in rooms.values() if room.opens(sequence)]
+        stake = pressing and order.due and sequence.request.traffic_class.ttft is not None
+        if not opening and not stake:
+            order.pass_class()
+            continue
+        if shares.full(sequence):
+            order.pass_tenant()
+            continue
         places = [room for room in rooms.values() if pool.may_go(room.worker, sequence)]
-        if len(punctual) < len(pool.workers) and any(pool.may_go(worker, sequence) for worker in punctual):
-            places = [room for room in places if room.worker in punctual]
-        fitting = [room for room in places if room.has_place(sequence) and room.has_blocks(sequence)]
+        if len(punctual) < len(pool.workers) and any(pool.may_go(pool.workers[link], sequence) for link in punctual):
+            places = [room for room in places if room.worker.link in punctual]
+        allowed = [room for room in places if room.takes_class(sequence)]
+        if places and not allowed:
+            order.pass_class()
+            continue
+        most -= 1
+        fitting = [room for room in allowed if room.has_place(sequence) and room.has_blocks(sequence)]
         if not fitting:
-            _hold(places, sequence)
+            if not (stake and _make_room(allowed, sequence, now)):
+                _hold(allowed, sequence, due=order.due)
+            order.advance()
             continue
         best, computed = _cheapest(fitting, sequence, lookup)
         if best.budget > 0:
             best.take(sequence, computed)
+            sequence.hurried = order.hurried
+            shares.take(sequence)
             dealt.setdefault(best.worker.link, []).append(sequence)
+            order.advance(computed)
         else:
             # Its turn comes there with one of the next steps, sooner than elsewhere.
             best.shut = True
-    return dealt
+            order.advance()
+    return Deal(dealt, {link: room.yielding for link, room in rooms.items() if room.yielding})
 
 
-def _none_open(rooms: dict[int, _Room], sequence: Sequence) -> bool:
-    """Whether nothing goes anywhere any more. Each room has to hear whose turn it is."""
-    return not [room for room in rooms.values() if room.opens(sequence)]
+def _pressing(pool: Pool, workers: list[Worker], now: float) -> bool:
+    """Whether some promise is at stake for which somebody who runs could make room. May say yes too often."""
+    queues = pool.waiting.classes
+    ranks = [each.traffic_class.rank for each in queues.values() if each.waiting and each.traffic_class.ttft]
+    if not ranks:
+        return False
+    lowest = min(ranks)
+    yielding = {
+        name for name, each in queues.items() if each.traffic_class.preemptible and each.traffic_class.rank > lowest
+    }
+    if not any(not yielding.isdisjoint(worker.class_sizes) for worker in workers):
+        return False
+    return any(each.traffic_class.ttft and due(each, now) for each in queues.values())
 
 
-def _hold(places: list[_Room], sequence: Sequence) -> None:
+def _make_room(places: list[Room], sequence: Sequence, now: float) -> bool:
+    """Where the least is lost, if anywhere, the sequence will have room. Whether it will."""
+    best: tuple[tuple[int, int], Room, tuple[Holder, ...]] | None = None
+    if not sequence.suspect:
+        for room in places:
+            victims = room.who_yields(sequence, now) if room.budget > 0 and not room.shut else None
+            if victims is not None:
+                loss = sum(len(each.sequence_ids) for each in victims), sum(each.lost_tokens for each in victims)
+                if best is None or loss < best[0]:
+                    best = loss, room, victims
+    if best is None:
+        return False
+    best[1].make_room(sequence, best[2])
+    return True
+
+
+def _hold(places: list[Room], sequence: Sequence, *, due: bool) -> None:
     """Keeps what has to become free for the sequence: all that it may take; for suspects the one worker that is likely
     to be empty the soonest."""
     if not sequence.suspect:
         for room in places:
-            room.shut = True
+            room.hold(sequence, due=due)
     elif places:
         # Nobody is dealt to it any more, so that the next suspect waits for the same one.
         min(places, key=lambda room: room.taken).shut = True
 
 
-def _room(worker: Worker, policy: Policy) -> _Room:
-    behind = worker.pending_prefills()
-    decoding = len(worker.sequences) - sum(len(sequence.group) for sequence in worker.arriving.values())
-    step = worker.limits.max_num_batched_tokens
-    if decoding > 0:
-        step = min(step, prefill_cap(policy, worker.mixed_tokens(policy.max_mixed_step_s, decoding)))
-    return _Room(
-        worker=worker,
-        available=worker.ledger.available,
-        slots=worker.free_slots,
-        taken=len(worker.sequences),
-        behind=behind,
-        pending=0,
-        budget=STEPS_DEALT * step,
-        shut=worker.guarded,
-    )
-
-
-def _cheapest(rooms: list[_Room], sequence: Sequence, lookup: CachedTokens) -> tuple[_Room, int]:
+def _cheapest(rooms: list[Room], sequence: Sequence, lookup: CachedTokens) -> tuple[Room, int]:
     """The worker with the least work before the sequence's first token, and the tokens to be computed there."""
     length = 0 if sequence.swapped_on is not None else len(sequence.token_ids)
     if len(rooms) == 1:
         # Nothing to choose: the keys of its prefix need not be made.
         return rooms[0], length
-    best: tuple[tuple[int, int, int], _Room, int] | None = None
+    best: tuple[tuple[int, int, int], Room, int] | None = None
     for room in rooms:
         computed = max(1, length - lookup(room.worker, sequence, room.keys))
         cost = COMPUTED_WEIGHT * computed + room.pending + SEQUENCE_WEIGHT * room.taken

@@ -5,7 +5,7 @@ Knows nothing of clocks, streams or how the numbers were found; the same argumen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,9 @@ class Prefill(NamedTuple):
     # Slots of its forks that others may have until its prefill is complete, and tokens with which it surely is not.
     lent: int = 0
     before_end: int = 0
+    # Its traffic class, and the most prefill tokens of that in a step with decodes; 0: no limit of its own.
+    class_name: str = ""
+    class_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Running:
     first_end: int
     # It is lone on the worker, and no plan in flight can fork it: admission has made sure that its next step fits.
     lone: bool
+    # Most steps of a plan in which their classes and those of the newcomers take part; 0: no limit.
+    max_steps: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -87,6 +92,9 @@ class Candidate(NamedTuple):
     members: int = 1
     # The worker's host memory has its KV cache.
     swapped: bool = False
+    # As of a Prefill.
+    class_name: str = ""
+    class_tokens: int = 0
 
     def blocks(self, steps: int, block_size: int) -> int:
         """Blocks it may hold after `steps` steps of decoding. Forks share the full blocks of the prompt."""
@@ -183,6 +191,9 @@ class _FirstStep:
     slots: int
     # Steps until the last that decodes after this one ends at the latest.
     last_end: int
+    # Somebody decodes in it: then classes have limits of their own; and what is left of these, by class.
+    mixed: bool = False
+    class_left: dict[str, int] = field(default_factory=dict)
     # Prefill work that has to wait for the next plan: then this one must be short.
     backlog: bool = False
     # A newcomer found no room: nobody who is less urgent takes what it waits for.
@@ -198,7 +209,7 @@ class _FirstStep:
     def advance(self, prefill: Prefill) -> None:
         """Gives a running prefill its share. It has a token of its own in the step."""
         self._note_turn(prefill)
-        count = min(prefill.left, self.budget + 1, self.cap)
+        count = min(prefill.left, self.budget + 1, self.cap, self._left_of_class(prefill))
         self.slots -= prefill.lent
         owed = prefill.lent > 0 > self.slots
         if owed:
@@ -225,6 +236,12 @@ class _FirstStep:
         if count <= 0:
             self.full = self.backlog = True
             return
+        if not candidate.swapped:
+            count = min(count, self._left_of_class(candidate))
+            if count <= 0:
+                # Nobody of another class has to wait for its turn.
+                self.backlog = True
+                return
         need = candidate.blocks(1, self.limits.block_size)
         # Everyone who runs keeps room to grow by a block, or the newcomer would soon be preempted again.
         if need + self.running > self.blocks and self.accounts > 0:
@@ -249,7 +266,15 @@ class _FirstStep:
         if each.urgency[1] < self.newest:
             self.cap = min(self.cap, self.short)
 
+    def _left_of_class(self, each: Prefill | Candidate) -> int:
+        """Prefill tokens that its class may still have in the step."""
+        if not self.mixed or not each.class_tokens:
+            return self.limits.max_num_batched_tokens
+        return self.class_left.setdefault(each.class_name, each.class_tokens)
+
     def _add_chunk(self, each: Prefill | Candidate, count: int) -> None:
+        if each.class_name in self.class_left:
+            self.class_left[each.class_name] -= count
         self.chunks.append((each.sequence_id, count))
         self.cap -= count
         self.short -= count
@@ -271,8 +296,9 @@ def make_plan(
     """Decides the next plan.
 
     `waiting` is in order of service. The plan's worst case fits `credits`, unless what runs is alone on the worker.
-    Decodes come first, then prefills and newcomers by urgency. A newcomer that finds no room holds up those behind it,
-    but no prefill: that has its place already. Its forks lend their slots to whoever is more urgent, and it is not
+    Decodes come first, then newcomers in their order and among them prefills, ahead of those that are less urgent. A
+    newcomer that finds no room holds up those behind it, but no prefill: that has its place already. One whose class
+    has had its part of the step holds up nobody. Its forks lend their slots to whoever is more urgent, and it is not
     complete before these are free again. Beside a token that somebody more urgent waits for, be it of a decode or of
     one that came later and passed, prefill is capped.
     """
@@ -293,10 +319,9 @@ def make_plan(
         accounts=credits.sequences,
         slots=limits.max_running - (credits.sequences - lent),
         last_end=running.last_end,
+        mixed=running.decoding > 0,
     )
-    order: list[Prefill | Candidate] = [*running.prefills, *waiting]
-    order.sort(key=_urgency)
-    for each in order:
+    for each in _in_turn(running.prefills, waiting):
         if isinstance(each, Prefill):
             step.advance(each)
         elif not step.full:
@@ -311,8 +336,14 @@ def make_plan(
     )
 
 
-def _urgency(each: Prefill | Candidate) -> tuple[float, int]:
-    return each.urgency
+def _in_turn(prefills: Sequence[Prefill], waiting: Sequence[Candidate]) -> Iterator[Prefill | Candidate]:
+    """Newcomers as they are given; before each, those prefills by urgency that are more urgent than it."""
+    behind = sorted(prefills, key=lambda each: each.urgency, reverse=True)
+    for candidate in waiting:
+        while behind and behind[-1].urgency < candidate.urgency:
+            yield behind.pop()
+        yield candidate
+    yield from reversed(behind)
 
 
 def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:
@@ -335,9 +366,13 @@ def _length(step: _FirstStep, running: Running, credits: Credits, policy: Policy
 
 
 def _wanted_steps(step: _FirstStep, running: Running, policy: Policy, forecast: Forecast) -> int:
-    """The length of the plan as far as time goes. One that starts something ends the quiet."""
-    if policy.num_steps:
-        return policy.num_steps
+    """The length of the plan as far as time and the classes in it go."""
+    steps = policy.num_steps or _good_steps(step, running, forecast)
+    return min(steps, running.max_steps or steps)
+
+
+def _good_steps(step: _FirstStep, running: Running, forecast: Forecast) -> int:
+    """The length that is best. A plan that starts something ends the quiet."""
     steps = choose_steps(0 if step.start else forecast.quiet_steps, forecast.step_seconds)
     if (forecast.crowded or step.owed) and running.first_end:
         # The place that an end frees is filled in the next plan.

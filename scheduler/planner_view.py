@@ -6,6 +6,7 @@ Reads the state; decides nothing. Runs over every sequence for every plan, so it
 from __future__ import annotations
 
 from .credits import blocks_for
+from .fair_order import aged
 from .fleet import Worker
 from .planner import Prefill, Running
 from .preemption import Holder
@@ -40,8 +41,8 @@ def lone(worker: Worker) -> bool:
     return first is not None and len(worker.sequences) == len((first.leader or first).group)
 
 
-def running_view(worker: Worker, *, revoking: bool) -> Running:
-    """The worker's running sequences; `revoking`: the next plan ends all those in flight.
+def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Running:
+    """The worker's running sequences; `revoking`: the next plan ends all those in flight; `max_steps` as in Running.
 
     Notes on the worker how many tokens its decodes attend to.
     """
@@ -88,6 +89,7 @@ def running_view(worker: Worker, *, revoking: bool) -> Running:
         last_end=last_end,
         first_end=0 if first_end == _NEVER else first_end,
         lone=len(ids) == len(worker.sequences) and lone(worker) and not _forking(worker, running),
+        max_steps=max_steps,
     )
 
 
@@ -114,7 +116,19 @@ def _prefill_view(
     steps_left = sequence.max_length - len(sequence.token_ids)
     before_end = worker.tokens_before_end(sequence) if sequence.forks else None
     lent = 0 if before_end is None else len(sequence.forks)
-    return Prefill(sequence.sequence_id, sequence.urgency, left, steps_left, joined, lent, before_end or 0), 0
+    traffic_class = sequence.request.traffic_class
+    view = Prefill(
+        sequence.sequence_id,
+        sequence.urgency,
+        left,
+        steps_left,
+        joined,
+        lent,
+        before_end or 0,
+        traffic_class.name,
+        traffic_class.max_prefill_tokens,
+    )
+    return view, 0
 
 
 def _forking(worker: Worker, running: list[Sequence]) -> bool:
@@ -122,7 +136,7 @@ def _forking(worker: Worker, running: list[Sequence]) -> bool:
     return len(running) > 1 and worker.window.steps_worst(running[0].join_first) > 0
 
 
-def holders(worker: Worker) -> list[Holder]:
+def holders(worker: Worker, now: float) -> list[Holder]:
     """The worker's running sequences as those of whom some must give way; groups as one."""
     size = worker.info.block_size
     held = []
@@ -132,16 +146,18 @@ def holders(worker: Worker) -> list[Holder]:
         length = len(sequence.token_ids)
         decoding = sequence.state is State.DECODE
         blocks = blocks_for(min(length + 1, sequence.max_length), size)
+        traffic_class = sequence.request.traffic_class
         held.append(
             Holder(
                 sequence_ids=tuple(each.sequence_id for each in sequence.group),
-                rank=sequence.request.traffic_class.rank,
+                rank=traffic_class.rank,
                 priority=sequence.request.submission.priority,
                 urgency=sequence.urgency,
                 shielded=sequence.shielded,
                 lost_tokens=length - 1 if decoding else sequence.computed,
                 blocks=blocks + len(sequence.forks) * (blocks - length // size),
                 decoding=decoding,
+                yields=traffic_class.preemptible and not aged(sequence.request, now),
             )
         )
     return held

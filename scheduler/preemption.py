@@ -24,6 +24,9 @@ class Holder(NamedTuple):
     blocks: int
     # It decodes, so that host memory can take it.
     decoding: bool
+    # Its class makes room for those of lower ranks, and it has not waited for as long as that class lets others go
+    # ahead.
+    yields: bool = False
 
 
 def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ...]:
@@ -36,23 +39,37 @@ def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ..
     if not holders:
         return ()
     keep = min(holders, key=lambda each: each.urgency)
-    order = sorted(
-        (each for each in holders if each is not keep),
-        key=lambda each: (
-            each.shielded,
-            -each.rank,
-            -each.priority,
-            each.lost_tokens,
-            (-each.urgency[0], -each.urgency[1]),
-        ),
-    )
     victims = []
-    for each in order:
+    for each in sorted((each for each in holders if each is not keep), key=_first_to_go):
         if shortage <= 0:
             break
         victims.append(each)
         shortage -= each.blocks
     return tuple(victims)
+
+
+def choose_yielding(
+    holders: Sequence[Holder], rank: int, urgency: tuple[float, int], slots: int, blocks: int
+) -> tuple[Holder, ...] | None:
+    """Those who make room for one whose promise is at stake: `slots`, and `blocks` besides one to grow by for each that
+    stays. None if all that may are not enough: then nobody loses anything.
+
+    Only a higher rank, who is less urgent, makes room for a lower one, so that the most urgent of all never does; and
+    nobody who is shielded. The order is that of `choose_victims`.
+    """
+    victims = []
+    for each in sorted(holders, key=_first_to_go):
+        if slots <= 0 and blocks <= 0:
+            break
+        if each.yields and each.rank > rank and each.urgency > urgency and not each.shielded:
+            victims.append(each)
+            slots -= len(each.sequence_ids)
+            blocks -= each.blocks + len(each.sequence_ids)
+    return tuple(victims) if slots <= 0 and blocks <= 0 else None
+
+
+def _first_to_go(each: Holder) -> tuple[object, ...]:
+    return each.shielded, -each.rank, -each.priority, each.lost_tokens, (-each.urgency[0], -each.urgency[1])
 
 
 def prefer_swap(

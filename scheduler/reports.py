@@ -6,7 +6,7 @@ from .actions import Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .dispatch import PLANS_AHEAD, reserve
 from .ending import finish, finish_cancelled, stop
 from .events import KvChanged, PlanEnded, SequenceReleased, StepReported
-from .fleet import Worker
+from .fleet import Pool, Worker
 from .sequence import RUNNING, Sequence, SequenceOutcome, State
 from .state import MeshState
 
@@ -61,6 +61,8 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     column_tokens: list[int] = []
     sequences, decode, hold = worker.sequences, State.DECODE, worker.ledger.hold
     held, block_size = worker.ledger.held_blocks, worker.ledger.block_size
+    pool = mesh.fleet.pool_of(worker)
+    charge = pool.waiting.charge_tokens
     for sequence_id, token_id in zip(event.sequence_ids, event.token_ids, strict=True):
         sequence = sequences.get(sequence_id)
         if sequence is None:
@@ -72,6 +74,8 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         elif len(token_ids) > held[sequence_id] * block_size:
             # The new token itself enters the cache in the next step.
             hold(sequence_id, len(token_ids))
+            # By the block: by the token it would be the dearest thing here.
+            charge(sequence)
         token_ids.append(token_id)
         if sequence.request.gateway != gateway:
             gateway = sequence.request.gateway
@@ -79,9 +83,9 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         column_ids.append(sequence_id)
         column_tokens.append(token_id)
     if event.ended:
-        _note_ends(mesh, worker, event, columns, now)
+        _note_ends(mesh, pool, worker, event, columns, now)
     elif worker.window.plans_ahead < PLANS_AHEAD:
-        mesh.touch(mesh.fleet.pool_of(worker))
+        mesh.touch(pool)
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
         logprobs = _logprobs_of(event, sequence_ids)
         mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends), logprobs))
@@ -144,10 +148,9 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
         return
     if sequence.state in RUNNING:
         return
-    del worker.sequences[event.sequence_id]
-    worker.ledger.forget(event.sequence_id)
-    worker.pace.disturb()
     pool = mesh.fleet.pool_of(worker)
+    pool.let_go(worker, sequence)
+    worker.pace.disturb()
     mesh.touch(pool)
     _log_released(mesh, sequence, event)
     cancelled = sequence.state is State.CANCELLING
@@ -173,13 +176,13 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
     pool.take_back(sequence, now)
 
 
-def _note_ends(mesh: MeshState, worker: Worker, event: StepReported, columns: Columns, now: float) -> None:
+def _note_ends(mesh: MeshState, pool: Pool, worker: Worker, event: StepReported, columns: Columns, now: float) -> None:
     told = {ended.sequence_id for ended in event.ended}
     for ended in event.ended:
-        sequence = worker.sequences.pop(ended.sequence_id, None)
+        sequence = worker.sequences.get(ended.sequence_id)
         if sequence is None:
             continue
-        worker.ledger.forget(ended.sequence_id)
+        pool.let_go(worker, sequence)
         if sequence.forks and not {each.sequence_id for each in sequence.forks} <= told:
             mesh.drop(worker, f"ended sequence {ended.sequence_id} without its forks")
         sequence.leave()
@@ -192,7 +195,7 @@ def _note_ends(mesh: MeshState, worker: Worker, event: StepReported, columns: Co
         end = finish(mesh, sequence, outcome, now)
         columns.setdefault(sequence.request.gateway, ([], [], []))[2].append(end)
     worker.pace.disturb()
-    mesh.touch(mesh.fleet.pool_of(worker))
+    mesh.touch(pool)
 
 
 def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence, now: float) -> bool:
@@ -230,6 +233,7 @@ def _note_progress(mesh: MeshState, worker: Worker, event: StepReported, now: fl
         if sequence.placements == 1:
             # What a later run finds is its own work of before, not a saving.
             sequence.cached_tokens = min(progress.num_cached, sequence.prompt_length)
+            mesh.fleet.pool_of(worker).waiting.correct_prefill(sequence, sequence.cached_tokens)
         if progress.num_computed >= sequence.prefill_length:
             # It and its forks get tokens that were computed as one.
             difference -= len(sequence.group)

@@ -1,75 +1,233 @@
-"""The queue of one pool: the most urgent is served first, of equals the one that came first.
+"""What waits in one pool: a line for each tenant of each class, and what each of them has been served.
 
-A sequence that comes back (preempted, worker lost) takes its old place. Bounds are admission's business.
+A sequence that comes back (preempted, worker lost) takes its old place, ahead of all newcomers of its line. Which line
+is next is said in fair_order.py; bounds are admission's business.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from .fairness import LEAST_WEIGHT, Share, level, share_of
 from .sequence import Request, Sequence
+from .traffic_class import TrafficClass
+
+# Tenants of whom nothing waits that a class remembers at least. Beyond, those are forgotten who would begin anew
+# where they are.
+TENANTS_REMEMBERED = 64
 
 
-class WaitingQueue:
-    """Sequences in state QUEUED, ordered by `urgency`. Forks are not listed: they go where their leader goes."""
+class Waiting(NamedTuple):
+    """How much waits: requests of which something does, sequences with those to be forked, tokens to compute."""
 
-    _sequences: list[Sequence]
-    # How many of each request are listed: outputs that had to give way come back one by one.
-    _requests: dict[Request, int]
+    requests: int
+    sequences: int
+    tokens: int
+
+
+NOBODY = Waiting(0, 0, 0)
+
+
+def place_in_line(sequence: Sequence) -> tuple[bool, tuple[float, int]]:
+    """Smaller is served earlier, of one tenant and class."""
+    return not sequence.placements, sequence.urgency
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One tenant of one class. Forks are not listed: they go where their leader goes."""
+
+    share: Share
+    sequences: list[Sequence] = field(default_factory=list)
     # Of those listed and of their forks, which share the tokens of their leader.
-    num_sequences: int
-    num_tokens: int
-
-    def __init__(self) -> None:
-        self._sequences = []
-        self._requests = {}
-        self.num_sequences = self.num_tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+    num_sequences: int = 0
+    num_tokens: int = 0
 
     def __contains__(self, sequence: Sequence) -> bool:
         place = self._place(sequence)
-        return place < len(self._sequences) and self._sequences[place] is sequence
-
-    @property
-    def num_requests(self) -> int:
-        """Requests of which something waits."""
-        return len(self._requests)
-
-    def head(self, count: int) -> list[Sequence]:
-        """At most `count` sequences, the next first."""
-        return list(islice(self._sequences, count))
+        return place < len(self.sequences) and self.sequences[place] is sequence
 
     def add(self, sequence: Sequence) -> int:
         """Puts it in its place; returns how many are ahead of it."""
         place = self._place(sequence)
-        self._sequences.insert(place, sequence)
+        self.sequences.insert(place, sequence)
         self.num_sequences += len(sequence.group)
         self.num_tokens += len(sequence.token_ids)
-        self._requests[sequence.request] = self._requests.get(sequence.request, 0) + 1
         return place
 
     def remove(self, sequence: Sequence) -> None:
         """Takes it out. It must be there."""
         place = self._place(sequence)
-        assert self._sequences[place] is sequence
-        del self._sequences[place]
+        assert self.sequences[place] is sequence
+        del self.sequences[place]
         self.num_sequences -= len(sequence.group)
         self.num_tokens -= len(sequence.token_ids)
-        left = self._requests.pop(sequence.request) - 1
-        if left:
-            self._requests[sequence.request] = left
 
     def _place(self, sequence: Sequence) -> int:
         # A new one nearly always goes to the end, and the next one to start nearly always leaves from the front.
-        if not self._sequences or self._sequences[-1].urgency < sequence.urgency:
-            return len(self._sequences)
-        if self._sequences[0].urgency >= sequence.urgency:
+        key = place_in_line(sequence)
+        if not self.sequences or place_in_line(self.sequences[-1]) < key:
+            return len(self.sequences)
+        if place_in_line(self.sequences[0]) >= key:
             return 0
-        return bisect_left(self._sequences, sequence.urgency, key=lambda each: each.urgency)
+        return bisect_left(self.sequences, key, key=place_in_line)
+
+
+@dataclass(slots=True, eq=False)
+class ClassQueue:
+    """One class: the lines of its tenants by name, and those in which somebody waits."""
+
+    traffic_class: TrafficClass
+    share: Share
+    lines: dict[str, Line] = field(default_factory=dict)
+    waiting: dict[str, Line] = field(default_factory=dict)
+    # How many sequences of each request are listed: outputs that had to give way come back one by one.
+    requests: dict[Request, int] = field(default_factory=dict)
+    # Of the tenant of whom something waited last.
+    last: Share | None = None
+
+    def line(self, tenant: str, weight: float) -> Line:
+        """The tenant's line. One that is not known begins where those who wait are."""
+        line = self.lines.get(tenant)
+        if line is None:
+            if len(self.lines) > TENANTS_REMEMBERED + 2 * len(self.waiting):
+                self._forget()
+            line = self.lines[tenant] = Line(share_of(weight))
+            line.share.come_back(self.level())
+        return line
+
+    def level(self) -> float:
+        """Where a tenant that comes back begins."""
+        return level((line.share for line in self.waiting.values()), self.last)
+
+    @property
+    def counts(self) -> Waiting:
+        lines = self.waiting.values()
+        return Waiting(
+            len(self.requests), sum(line.num_sequences for line in lines), sum(line.num_tokens for line in lines)
+        )
+
+    def _forget(self) -> None:
+        """Those who ask again begin at the level, as if they had not been forgotten."""
+        least = self.level()
+        self.lines = {
+            tenant: line
+            for tenant, line in self.lines.items()
+            if line.sequences or line.share.served > least or line.share is self.last
+        }
+
+
+@dataclass(slots=True, eq=False)
+class WaitingQueue:
+    """The sequences of a pool in state QUEUED."""
+
+    classes: dict[str, ClassQueue] = field(default_factory=dict)
+    # Of those listed and of their forks.
+    num_sequences: int = 0
+    num_tokens: int = 0
+    # Of the class of which something waited last.
+    last: Share | None = None
+    _length: int = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All of them, line by line."""
+        return (each for queue in self.classes.values() for line in queue.waiting.values() for each in line.sequences)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        queue = self.classes.get(sequence.request.traffic_class.name)
+        line = None if queue is None else queue.waiting.get(sequence.request.tenant.tenant)
+        return line is not None and sequence in line
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of which something waits."""
+        return sum(len(queue.requests) for queue in self.classes.values())
+
+    def count(self, traffic_class: str) -> Waiting:
+        """What waits of a class."""
+        queue = self.classes.get(traffic_class)
+        return NOBODY if queue is None else queue.counts
+
+    def add(self, sequence: Sequence) -> int:
+        """Puts it in its place; returns how many of its tenant and class are ahead of it."""
+        request = sequence.request
+        queue = self._queue(request.traffic_class)
+        line = queue.line(request.tenant.tenant, request.tenant.weight)
+        line.share.weight = max(request.tenant.weight, LEAST_WEIGHT)
+        if not line.sequences:
+            if not queue.waiting:
+                queue.share.come_back(self.level())
+            line.share.come_back(queue.level())
+            queue.waiting[request.tenant.tenant] = line
+        place = line.add(sequence)
+        queue.requests[request] = queue.requests.get(request, 0) + 1
+        self.num_sequences += len(sequence.group)
+        self.num_tokens += len(sequence.token_ids)
+        self._length += 1
+        return place
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes it out. It must be there."""
+        request = sequence.request
+        queue = self.classes[request.traffic_class.name]
+        line = queue.waiting[request.tenant.tenant]
+        line.remove(sequence)
+        if not line.sequences:
+            del queue.waiting[request.tenant.tenant]
+            queue.last = line.share
+            if not queue.waiting:
+                self.last = queue.share
+        left = queue.requests.pop(request) - 1
+        if left:
+            queue.requests[request] = left
+        self.num_sequences -= len(sequence.group)
+        self.num_tokens -= len(sequence.token_ids)
+        self._length -= 1
+
+    def start(self, sequence: Sequence) -> None:
+        """Takes out one that goes to a worker, and charges its prompt but for what a prefix cache is believed to have.
+        Once: what is computed again was taken from it."""
+        self.remove(sequence)
+        if sequence.placements:
+            return
+        sequence.uncharged_prompt = min(sequence.cached_ahead, sequence.prompt_length)
+        self._charge(sequence, sequence.prompt_length - sequence.uncharged_prompt)
+        for each in sequence.group:
+            each.charged_length = sequence.prompt_length
+
+    def correct_prefill(self, sequence: Sequence, cached: int) -> None:
+        """Charges what a prefix cache did not have of its prompt, or gives back what it had."""
+        if cached != sequence.uncharged_prompt:
+            self._charge(sequence, sequence.uncharged_prompt - cached)
+            sequence.uncharged_prompt = cached
+
+    def charge_tokens(self, sequence: Sequence) -> None:
+        """Charges what was generated since the time before."""
+        tokens = len(sequence.token_ids) - sequence.charged_length
+        if tokens:
+            self._charge(sequence, tokens)
+            sequence.charged_length += tokens
+
+    def level(self) -> float:
+        """Where a class that comes back begins."""
+        return level((queue.share for queue in self.classes.values() if queue.waiting), self.last)
+
+    def _charge(self, sequence: Sequence, tokens: int) -> None:
+        tenant = sequence.request.tenant
+        queue = self._queue(sequence.request.traffic_class)
+        queue.line(tenant.tenant, tenant.weight).share.charge(tokens)
+        if not sequence.hurried:
+            queue.share.charge(tokens)
+
+    def _queue(self, traffic_class: TrafficClass) -> ClassQueue:
+        queue = self.classes.get(traffic_class.name)
+        if queue is None:
+            queue = self.classes[traffic_class.name] = ClassQueue(traffic_class, share_of(traffic_class.weight))
+            queue.share.come_back(self.level())
+        return queue

@@ -1,0 +1,219 @@
+"""In which order a queue is served: between classes by promises and weights, in a class by what its tenants have had.
+
+A dry run: it charges copies of the counters, so that whoever looks far ahead sees the same order as whoever looks at
+the next one only. Takes time for each tenant that waits, and for each sequence that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
+
+from .fairness import LEAST_WEIGHT, Share
+from .sequence import Request, Sequence
+from .tenant import TenantPlan
+from .traffic_class import TrafficClass
+from .waiting import ClassQueue, Line, WaitingQueue
+
+# A promise is at stake from this part of its time on.
+DUE = 0.5
+
+
+def due_after(traffic_class: TrafficClass) -> float:
+    """Seconds of waiting after which one that waits is due."""
+    return traffic_class.patience_s if traffic_class.ttft is None else DUE * traffic_class.ttft.seconds
+
+
+def due(queue: ClassQueue, now: float) -> bool:
+    """Whether somebody first in his line is due."""
+    since = now - due_after(queue.traffic_class)
+    return any(line.sequences[0].request.arrived_at <= since for line in queue.waiting.values())
+
+
+def aged(request: Request, now: float) -> bool:
+    """Whether it is due not by a promise, but by having waited for its class's patience."""
+    traffic_class = request.traffic_class
+    return traffic_class.ttft is None and now >= request.arrived_at + traffic_class.patience_s
+
+
+class _Class:
+    """A class, its tenants as a heap: the least served first, of equals the one whose next came first."""
+
+    __slots__ = ("_heap", "_promise", "_skip", "_wait", "arrived_at", "next", "promised", "rank", "served", "weight")
+
+    def __init__(self, queue: ClassQueue, skip: Container[int]) -> None:
+        traffic_class = queue.traffic_class
+        self._skip = skip
+        self._wait = due_after(traffic_class)
+        self._promise = 0.0 if traffic_class.ttft is None else traffic_class.ttft.seconds
+        self.promised = traffic_class.ttft is not None
+        self.rank = traffic_class.rank
+        self.weight = queue.share.weight
+        self.served = queue.share.served
+        self._heap: list[tuple[float, int, Line, int]] = []
+        for line in queue.waiting.values():
+            place = self._first(line, 0)
+            if place < len(line.sequences):
+                self._heap.append((line.share.served, line.sequences[place].arrival, line, place))
+        heapify(self._heap)
+        self._look()
+
+    def due(self, now: float) -> bool:
+        return now >= self.arrived_at + self._wait
+
+    @property
+    def moment(self) -> float:
+        """When the next one's promise is broken."""
+        return self.arrived_at + self._promise
+
+    def advance(self, tokens: int) -> None:
+        served, _, line, place = self._heap[0]
+        place = self._first(line, place + 1)
+        if place < len(line.sequences):
+            served += tokens / line.share.weight
+            heapreplace(self._heap, (served, line.sequences[place].arrival, line, place))
+        else:
+            heappop(self._heap)
+        self._look()
+
+    def pass_tenant(self) -> None:
+        heappop(self._heap)
+        self._look()
+
+    def _first(self, line: Line, place: int) -> int:
+        """From that place on, the first that is not skipped."""
+        sequences = line.sequences
+        if self._skip:
+            while place < len(sequences) and sequences[place].sequence_id in self._skip:
+                place += 1
+        return place
+
+    def _look(self) -> None:
+        self.next: Sequence | None = None
+        if self._heap:
+            _, _, line, place = self._heap[0]
+            self.next = line.sequences[place]
+            self.arrived_at = self.next.request.arrived_at
+
+
+class FairOrder:
+    """Walks through a queue. `next` is whose turn it is, None at the end; `due`: its promise is at stake, or it has
+    waited its class's patience; `hurried`: for that it is ahead of the turn of its class.
+
+    The queue must not change meanwhile.
+    """
+
+    next: Sequence | None
+    due: bool
+    hurried: bool
+
+    def __init__(self, queue: WaitingQueue, now: float, skip: Container[int] = ()) -> None:
+        """`skip` are ids of sequences that nothing can be done for."""
+        self._now = now
+        classes = [_Class(each, skip) for each in queue.classes.values() if each.waiting]
+        self._classes = [each for each in classes if each.next is not None]
+        self._choose()
+
+    def advance(self, tokens: int | None = None) -> None:
+        """Its turn is over, whether it went or has to wait; `tokens` of it are charged, all of its first prefill if
+        that is not known."""
+        assert self.next is not None
+        if self.next.placements:
+            tokens = 0
+        elif tokens is None:
+            tokens = len(self.next.token_ids)
+        if not self.hurried:
+            self._class.served += tokens / self._class.weight
+        self._class.advance(tokens)
+        self._choose()
+
+    def pass_tenant(self) -> None:
+        """Nothing more of its tenant in its class."""
+        self._class.pass_tenant()
+        self._choose()
+
+    def pass_class(self) -> None:
+        """Nothing more of its class."""
+        self._class.next = None
+        self._choose()
+
+    def _choose(self) -> None:
+        self.next = None
+        if self._classes and any(each.next is None for each in self._classes):
+            self._classes = [each for each in self._classes if each.next is not None]
+        if not self._classes:
+            return
+        classes, now = self._classes, self._now
+        chosen = first = classes[0] if len(classes) == 1 else min(classes, key=_by_weight)
+        due = [each for each in classes if each.due(now)]
+        if any(each.promised for each in due):
+            # Among those that are due weights count as soon as one of them is due by its patience: it gets its share
+            # even where promises are at stake all the time.
+            chosen = min(due, key=_by_weight)
+            if chosen.promised:
+                chosen = min((each for each in due if each.promised), key=lambda each: (each.moment, each.rank))
+        self._class = chosen
+        self.next = chosen.next
+        self.due = chosen in due
+        self.hurried = chosen.served > first.served
+
+
+def _by_weight(each: _Class) -> tuple[float, int]:
+    return each.served, each.rank
+
+
+class Ahead(NamedTuple):
+    """What is served before a newcomer, of its class and of all others: tokens to compute and sequences to start."""
+
+    tokens: float
+    sequences: float
+    other_tokens: float = 0.0
+    other_sequences: float = 0.0
+
+
+def work_ahead(queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantPlan) -> Ahead:
+    """What would be ahead of a newcomer that nobody is in a hurry about.
+
+    As if tokens flowed: its own line comes first, and everybody else is served until his counter is where the line's
+    will then be, or nothing is left of him. Promises and patience are not looked at, nor what is generated meanwhile.
+    Takes time for each tenant that waits.
+    """
+    of_class = queue.classes.get(traffic_class.name)
+    if of_class is None:
+        share, tokens, sequences = Share(max(traffic_class.weight, LEAST_WEIGHT), queue.level()), 0.0, 0.0
+    else:
+        share = of_class.share
+        tokens, sequences = _ahead_in_class(of_class, tenant)
+    begin = share.served if of_class is not None and of_class.waiting else max(share.served, queue.level())
+    mark = begin + tokens / share.weight
+    other_tokens = other_sequences = 0.0
+    for other in queue.classes.values():
+        if other is not of_class and other.waiting:
+            counts = other.counts
+            part = _part(other.share, mark, counts.tokens)
+            other_tokens += part * counts.tokens
+            other_sequences += part * counts.sequences
+    return Ahead(tokens, sequences, other_tokens, other_sequences)
+
+
+def _ahead_in_class(queue: ClassQueue, tenant: TenantPlan) -> tuple[float, float]:
+    own = queue.lines.get(tenant.tenant)
+    level = queue.level()
+    tokens = sequences = 0.0
+    mark = level
+    if own is not None:
+        tokens, sequences = float(own.num_tokens), float(own.num_sequences)
+        begin = own.share.served if own.sequences else max(own.share.served, level)
+        mark = begin + tokens / own.share.weight
+    for line in queue.waiting.values():
+        if line is not own:
+            part = _part(line.share, mark, line.num_tokens)
+            tokens += part * line.num_tokens
+            sequences += part * line.num_sequences
+    return tokens, sequences
+
+
+def _part(share: Share, mark: float, tokens: int) -> float:
+    """Which part of so many tokens is served until the counter is at the mark."""
+    return min(1.0, max(0.0, (mark - share.served) * share.weight / tokens))

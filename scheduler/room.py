@@ -1,0 +1,175 @@
+"""What one worker still has room for while waiting sequences are dealt. Sends nothing, and knows no queue."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .credits import blocks_for
+from .fleet import Worker
+from .planner import Policy, prefill_cap
+from .planner_view import holders
+from .preemption import Holder, choose_yielding
+from .sequence import RUNNING, Sequence
+
+# A step's prefill is dealt at most so often: more could not start in the plans that are made now.
+STEPS_DEALT = 2
+# For whom a room is held: those of a lower rank than this may take what is free.
+_ANYBODY, _NOBODY = math.inf, -math.inf
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Sequences that have been told to leave a worker, and the blocks that they will free."""
+
+    sequences: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class Room:
+    """A worker with what is dealt to it."""
+
+    worker: Worker
+    available: int
+    slots: int
+    # Sequences there, and whether some of them decode.
+    taken: int
+    mixed: bool
+    # Prefills there that have not been counted, the least urgent first, the tokens that each has yet to compute, and
+    # the slots that it lends.
+    behind: list[tuple[tuple[float, int], int, int]]
+    # Prompt tokens to be computed there before it is the turn of the sequence that is looked at.
+    pending: int
+    # Tokens that may still be dealt to it.
+    budget: int
+    # Nobody else may come.
+    shut: bool
+    held_for: float = _ANYBODY
+    # Of classes with bounds of their own: their sequences there, and tokens that may still be dealt to it.
+    class_sizes: dict[str, int] = field(default_factory=dict)
+    class_budgets: dict[str, int] = field(default_factory=dict)
+    keys: set[int] = field(default_factory=set)
+    # Those that leave, once somebody asked; and who has to besides.
+    leaving: Leaving | None = None
+    yielding: list[Holder] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, worker: Worker, policy: Policy) -> Room:
+        behind = worker.pending_prefills()
+        decoding = len(worker.sequences) - sum(len(sequence.group) for sequence in worker.arriving.values())
+        step = worker.limits.max_num_batched_tokens
+        if decoding > 0:
+            step = min(step, prefill_cap(policy, worker.mixed_tokens(policy.max_mixed_step_s, decoding)))
+        return cls(
+            worker=worker,
+            available=worker.ledger.available,
+            slots=worker.free_slots,
+            taken=len(worker.sequences),
+            mixed=decoding > 0,
+            behind=behind,
+            pending=0,
+            budget=STEPS_DEALT * step,
+            shut=worker.guarded,
+        )
+
+    def opens(self, sequence: Sequence) -> bool:
+        """Whether the sequence may still go there, now that it is its turn: prefills that are more urgent are served
+        before it."""
+        while self.behind and self.behind[-1][0] < sequence.urgency:
+            _, tokens, lent = self.behind.pop()
+            self.pending += tokens
+            self.budget -= tokens
+            self.slots -= lent
+        return not self.shut and self.budget > 0 and self._lets(sequence)
+
+    def takes_class(self, sequence: Sequence) -> bool:
+        """Whether its class may have more there."""
+        traffic_class = sequence.request.traffic_class
+        if traffic_class.max_running:
+            size = self.worker.class_sizes.get(traffic_class.name, 0) + self.class_sizes.get(traffic_class.name, 0)
+            # One that is too large by itself has its turn when it is alone.
+            if size and size + len(sequence.group) > traffic_class.max_running:
+                return False
+        if traffic_class.max_prefill_tokens and self.mixed:
+            return self._class_budget(sequence) > 0
+        return True
+
+    def need(self, sequence: Sequence) -> int:
+        """Blocks with which it can start."""
+        return start_blocks(sequence, self.worker.info.block_size)
+
+    def has_blocks(self, sequence: Sequence) -> bool:
+        """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
+        return not self.taken or self.need(sequence) + self.taken <= self.available
+
+    def has_place(self, sequence: Sequence) -> bool:
+        """Whether it may go there now, if there are blocks."""
+        lonely = sequence.suspect and self.taken
+        return not self.shut and self._lets(sequence) and self.slots >= len(sequence.group) and not lonely
+
+    def take(self, sequence: Sequence, computed: int) -> None:
+        """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
+        self._count(sequence)
+        self.pending += computed
+        sequence.cached_ahead = max(0, len(sequence.token_ids) - computed)
+        self.budget -= max(computed, len(sequence.group))
+        self.shut = sequence.suspect
+        self.keys.update((sequence.prefix_keys or {}).get(self.worker.info.block_size, ()))
+
+    def hold(self, sequence: Sequence, *, due: bool) -> None:
+        """Keeps what has to become free for the sequence. As long as it is not due, lower ranks may take it."""
+        self.held_for = _NOBODY if due else min(self.held_for, sequence.request.traffic_class.rank)
+
+    def who_yields(self, sequence: Sequence, now: float) -> tuple[Holder, ...] | None:
+        """Who else has to leave, so that the sequence can start when they and those that leave have gone. None if that
+        would not help."""
+        if self.leaving is None:
+            told = [each for each in self.worker.sequences.values() if each.state not in RUNNING]
+            self.leaving = Leaving(len(told), sum(self.worker.ledger.reserved(each.sequence_id) for each in told))
+        slots = len(sequence.group) - self.slots - self.leaving.sequences
+        staying = self.taken - self.leaving.sequences
+        blocks = self.need(sequence) + staying - self.available - self.leaving.blocks if staying > 0 else 0
+        if slots <= 0 and blocks <= 0:
+            return ()
+        gone = {each.sequence_ids for each in self.yielding}
+        others = [each for each in holders(self.worker, now) if each.sequence_ids not in gone]
+        return choose_yielding(others, sequence.request.traffic_class.rank, sequence.urgency, slots, blocks)
+
+    def make_room(self, sequence: Sequence, victims: tuple[Holder, ...]) -> None:
+        """Notes that the sequence starts there as soon as these and those that leave have gone. What is free there now
+        is kept for it."""
+        assert self.leaving is not None
+        self.yielding += victims
+        self.leaving.sequences += sum(len(each.sequence_ids) for each in victims)
+        self.leaving.blocks += sum(each.blocks for each in victims)
+        self._count(sequence)
+        self.budget -= len(sequence.token_ids)
+        self.hold(sequence, due=True)
+
+    def _lets(self, sequence: Sequence) -> bool:
+        return sequence.request.traffic_class.rank < self.held_for
+
+    def _count(self, sequence: Sequence) -> None:
+        members, traffic_class = len(sequence.group), sequence.request.traffic_class
+        self.available -= self.need(sequence)
+        self.slots -= members
+        self.taken += members
+        if traffic_class.max_running:
+            self.class_sizes[traffic_class.name] = self.class_sizes.get(traffic_class.name, 0) + members
+        if traffic_class.max_prefill_tokens:
+            self.class_budgets[traffic_class.name] = self._class_budget(sequence) - len(sequence.token_ids)
+
+    def _class_budget(self, sequence: Sequence) -> int:
+        traffic_class = sequence.request.traffic_class
+        budget = self.class_budgets.get(traffic_class.name)
+        if budget is None:
+            budget = STEPS_DEALT * traffic_class.max_prefill_tokens - self.worker.pending_of_class(traffic_class.name)
+        return budget
+
+
+def start_blocks(sequence: Sequence, block_size: int) -> int:
+    """Blocks with which a sequence can start: forks share the full blocks of the prompt."""
+    tokens = len(sequence.token_ids)
+    blocks = blocks_for(min(tokens + 1, sequence.max_length), block_size)
+    return blocks + len(sequence.forks) * (blocks - tokens // block_size)
