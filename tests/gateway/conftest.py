@@ -23,6 +23,8 @@ from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
 
+from .guarded_gateway import GuardedGateway, guarded_gateway
+
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -123,11 +125,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.accept = True
         self.answer_cancels = True
         self.most_outputs: int | None = None
+        self.forecast_us: int | None = None
         self.plan_log: list[bytes] = []
         self.plan_log_failure: errors.RequestError | None = None
         self.plan_log_left = asyncio.Event()
         self.parts_sent = 0
         self.dump: Callable[[Any, Any], AsyncIterator[operations_pb2.PlanLogPart]] = self.send_plan_log
+        self.tenants: list[pb.TenantUpdate] = []
         self.sequences: list[FakeSequence] = []
         self.submitted = asyncio.Event()
         self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
@@ -216,6 +220,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 await self._submit(message.submit)
             elif message.HasField("stop_sequence"):
                 await self._stop(message.stop_sequence)
+            elif message.HasField("tenants"):
+                self.tenants.append(message.tenants)
             else:
                 await self._cancel(message.cancel)
 
@@ -233,6 +239,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 request_key=submit.request_key,
                 sequence_ids=[output.sequence_id for output in sequence.outputs][: self.most_outputs],
                 queue_position=2,
+                forecast_us=self.forecast_us,
             )
             await self.send(pb.SchedulerMessage(accepted=accepted))
             task = asyncio.ensure_future(self.play(sequence))
@@ -345,6 +352,13 @@ async def gateway(scheduler: FakeScheduler, model_path: Path, settings: dict[str
     await running.until_ready()
     yield running
     await stop_gateway(running)
+
+
+@pytest.fixture
+async def guarded(scheduler: FakeScheduler, model_path: Path, tmp_path: Path) -> AsyncIterator[GuardedGateway]:
+    """A gateway that asks for keys, and knows some."""
+    async with guarded_gateway(scheduler, model_path, tmp_path / "tenants.db") as running:
+        yield running
 
 
 @pytest.fixture

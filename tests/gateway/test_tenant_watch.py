@@ -1,0 +1,145 @@
+"""The tenants as a gateway last read them: what it does while it cannot read them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import structlog
+
+from gateway.guard import Guard
+from gateway.tenant_watch import TenantWatch
+from tercet.errors import StoreError, StoreLostError, UnauthenticatedError
+from tercet.tenants.api_key import new_key
+from tercet.tenants.directory import Directory, Key, Tenant
+from tercet.tenants.plan import TenantPlan
+
+from .guarded_gateway import Headers, bearer, until
+
+STALE_S = 10.0
+KEY = new_key()
+
+
+def state(revision: int) -> Directory:
+    tenants = {"alice": Tenant("alice", "u1", TenantPlan())}
+    return Directory(revision, bytes(32), tenants, {KEY.id: Key(KEY.id, "alice", KEY.digest, False, None)})
+
+
+class FakeStore:
+    """Says what a test decides; `hang` makes a read wait for `go_on`."""
+
+    def __init__(self) -> None:
+        self.state = state(1)
+        self.fails = False
+        self.hang = False
+        self.go_on = threading.Event()
+        self.reads = 0
+
+    def read(self, known: int | None) -> Directory | None:
+        self.reads += 1
+        if self.hang:
+            self.go_on.wait(30)
+        if self.fails:
+            raise StoreError("the disk is gone")
+        return None if self.state.revision == known else self.state
+
+
+class Context:
+    """As much of a call as a guard looks at."""
+
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+
+    def invocation_metadata(self) -> Headers:
+        return self._headers
+
+
+class Bench:
+    """A watch that runs, with a clock that stands."""
+
+    def __init__(self) -> None:
+        self.store = FakeStore()
+        self.now = 100.0
+        self.seen: list[int] = []
+        self.watch = TenantWatch(
+            self.store.read, STALE_S, lambda directory: self.seen.append(directory.revision), lambda: self.now
+        )
+
+    def ask(self, headers: Headers | None = None) -> str:
+        """Whom the guard takes a call for."""
+        context: Any = Context(bearer(KEY) if headers is None else headers)
+        return Guard(self.watch, lambda: 0.0).caller(context).tenant
+
+    async def reads(self, count: int = 2) -> None:
+        """Waits for so many reads to end that begin after now."""
+        target = self.store.reads + count + 1
+        await until(lambda: self.store.reads >= target)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    await made.watch.start()
+    task = asyncio.create_task(made.watch.run())
+    yield made
+    made.store.go_on.set()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_change_is_told_once(bench: Bench) -> None:
+    assert bench.seen == [1]
+    bench.store.state = state(2)
+    await until(lambda: bench.seen == [1, 2])
+    await bench.reads()
+    assert bench.seen == [1, 2]
+    # A copy that goes on from before is another state, too.
+    bench.store.state = state(1)
+    await until(lambda: bench.seen == [1, 2, 1])
+
+
+async def test_a_store_that_is_lost_at_the_start_is_an_error() -> None:
+    made = Bench()
+    made.store.fails = True
+    with pytest.raises(StoreError, match="the disk is gone"):
+        await made.watch.start()
+
+
+async def test_the_last_state_holds_for_a_while(bench: Bench) -> None:
+    bench.store.fails = True
+    with structlog.testing.capture_logs() as logs:
+        await bench.reads(3)
+        bench.now += STALE_S
+        assert bench.ask() == "alice"
+        with pytest.raises(UnauthenticatedError):
+            bench.ask(())
+        bench.now += 0.1
+        # Not even the wrong key is known to be wrong.
+        for headers in (None, ()):
+            with pytest.raises(StoreLostError) as caught:
+                bench.ask(headers)
+            assert caught.value.retry_after_s
+        bench.store.fails = False
+        await until(lambda: not bench.watch.stale)
+        assert bench.ask() == "alice"
+    # Said once, and once that it is over.
+    told = [line["event"] for line in logs]
+    assert told == ["tenants_store_lost", "tenants_store_found"]
+    assert "the disk is gone" in logs[0]["problem"]
+
+
+async def test_a_store_that_does_not_answer_is_lost_as_well(bench: Bench) -> None:
+    bench.store.hang = True
+    await bench.reads(0)
+    bench.now += STALE_S + 0.1
+    with pytest.raises(StoreLostError):
+        bench.ask()
+    bench.store.hang = False
+    bench.store.go_on.set()
+    await until(lambda: not bench.watch.stale)
+    assert bench.ask() == "alice"
