@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -11,6 +10,7 @@ from tercet import errors
 
 from .events import Submission
 from .fleet import Fleet, Pool
+from .sequence import Request, Sequence
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
 from .usage import Demand
@@ -22,6 +22,8 @@ NO_WORKER_RETRY_SECONDS = 1.0
 MAX_MODELS_LISTED = 16
 # Priorities go from minus to plus this.
 MAX_PRIORITY = 100
+# A seed is a number below this.
+SEEDS = 2**64
 # Sequences that may wait for each request that may: a request for n outputs is n sequences.
 MAX_SEQUENCES_PER_REQUEST = 8
 
@@ -70,17 +72,6 @@ class Overflow:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request that passed all checks. Seconds to its first token by forecast; None: nothing is known."""
-
-    submission: Submission
-    pool: Pool
-    plan: TenantPlan
-    traffic_class: TrafficClass
-    forecast_s: float | None = None
-
-
 def demand_of(submission: Submission) -> Demand:
     """What it asks of its tenant's quota."""
     return Demand(len(submission.prompt_token_ids), submission.max_tokens, submission.n)
@@ -116,7 +107,9 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
     )
 
 
-def find_class(submission: Submission, plan: TenantPlan, classes: Sequence[TrafficClass], default: str) -> TrafficClass:
+def find_class(
+    submission: Submission, plan: TenantPlan, classes: tuple[TrafficClass, ...], default: str
+) -> TrafficClass:
     """The traffic class of the request, that of its tenant if it names none, and then the one named `default`.
 
     Raises InvalidFieldError for one that there is not, PermissionDeniedError for one that the plan does not include.
@@ -176,3 +169,29 @@ def _overflow(submission: Submission, waiting: Waiting, bounds: QueueBounds, tra
 def _starts(excess: int, waiting: int, requests: int) -> int:
     """Requests that have to start until `excess` of what waits has gone, or all has."""
     return min(requests, math.ceil(excess * requests / max(1, waiting)))
+
+
+def make_request(
+    gateway: int, submission: Submission, plan: TenantPlan, traffic_class: TrafficClass, first_id: int, now: float
+) -> Request:
+    """The request with its sequences, which are numbered from `first_id`: a leader and its forks."""
+    deadline = None if submission.deadline_s is None else now + submission.deadline_s
+    request = Request(gateway, submission, now, deadline, plan, traffic_class)
+    sampling, token_ids = submission.sampling, list(submission.prompt_token_ids)
+    request.sequences = tuple(
+        Sequence(
+            sequence_id=first_id + index,
+            request=request,
+            arrival=first_id + index,
+            token_ids=token_ids,
+            max_length=len(token_ids) + submission.max_tokens,
+            sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
+            urgency=traffic_class.urgency(submission.priority, now, first_id + index),
+        )
+        for index in range(submission.n)
+    )
+    leader, *forks = request.sequences
+    leader.forks = tuple(forks)
+    for fork in forks:
+        fork.leader = leader
+    return request

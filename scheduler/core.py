@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tercet import errors
@@ -17,13 +17,13 @@ from . import membership, reports
 from .actions import Accepted, Action, CancelDone, NewSequence, Refused, ToWorker
 from .admission import (
     AdmissionMode,
-    Admitted,
     QueueBounds,
     clamp_priority,
     demand_of,
     find_class,
     find_overflow,
     find_pool,
+    make_request,
 )
 from .audit import audit
 from .dispatch import dispatch
@@ -54,7 +54,7 @@ from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
-from .sequence import Request, Sequence
+from .sequence import Request
 from .sizes import check_sizes
 from .state import MeshState
 from .tenant import TenantPlan
@@ -64,8 +64,6 @@ from .traffic_view import TrafficView, view_traffic
 # A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
 # above the longest step: a full chunk of a large model on a CPU takes about a minute.
 STALL_SECONDS = 300.0
-# A seed is a number below this.
-SEEDS = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +178,11 @@ class Core:
         if event.gateway not in self._mesh.gateways:
             return
         try:
-            admitted = self._admit(event.gateway, event.submission, now)
+            pool, request = self._admit(event.gateway, event.submission, now)
         except errors.RequestError as error:
             self._refuse(event.gateway, event.submission, error)
         else:
-            self._accept(event.gateway, admitted, now)
+            self._accept(pool, request, now)
 
     def _refuse(self, gateway: int, submission: Submission, error: errors.RequestError) -> None:
         self._mesh.send(gateway, Refused(submission.request_key, error))
@@ -216,8 +214,8 @@ class Core:
     def _class_of(self, submission: Submission, plan: TenantPlan) -> TrafficClass:
         return find_class(submission, plan, self._settings.classes, self._settings.default_class)
 
-    def _admit(self, gateway: int, submission: Submission, now: float) -> Admitted:
-        """What the request will be. Raises the RequestError that refuses it; nothing has changed then."""
+    def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, Request]:
+        """The request, and who takes it. Raises the RequestError that refuses it; nothing has changed then."""
         if submission.request_key in self._mesh.gateways[gateway]:
             raise errors.DuplicateRequestError(
                 f"request key {submission.request_key} is in use on this stream",
@@ -234,7 +232,7 @@ class Core:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, now)
-        return Admitted(submission, pool, plan, traffic_class)
+        return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
 
     def _check_queue(self, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float) -> None:
         """Raises QueueFullError."""
@@ -247,39 +245,20 @@ class Core:
         if overflow is not None:
             raise overflow.error(self._mesh.pace(pool, overflow.traffic_class).seconds_for(overflow.starts, now))
 
-    def _accept(self, gateway: int, admitted: Admitted, now: float) -> None:
-        submission, pool, traffic_class = admitted.submission, admitted.pool, admitted.traffic_class
-        deadline = None if submission.deadline_s is None else now + submission.deadline_s
-        request = Request(gateway, submission, now, deadline, admitted.plan, traffic_class, admitted.forecast_s)
-        usage = self._mesh.tenants.usage_of(admitted.plan, now)
-        request.reservation = usage.accept(demand_of(submission), traffic_class.name, now)
-        sampling, token_ids = submission.sampling, list(submission.prompt_token_ids)
-        request.sequences = tuple(
-            Sequence(
-                sequence_id=self._next_id + index,
-                request=request,
-                arrival=self._next_id + index,
-                token_ids=token_ids,
-                max_length=len(token_ids) + submission.max_tokens,
-                sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
-                urgency=traffic_class.urgency(submission.priority, now, self._next_id + index),
-            )
-            for index in range(submission.n)
-        )
+    def _accept(self, pool: Pool, request: Request, now: float) -> None:
+        submission = request.submission
+        usage = self._mesh.tenants.usage_of(request.tenant, now)
+        request.reservation = usage.accept(demand_of(submission), request.traffic_class.name, now)
         self._next_id += submission.n
-        leader, *forks = request.sequences
-        leader.forks = tuple(forks)
-        for fork in forks:
-            fork.leader = leader
-        self._mesh.gateways[gateway][submission.request_key] = request
-        self._mesh.traffic.accepted(request)
+        self._mesh.gateways[request.gateway][submission.request_key] = request
         for sequence in request.sequences:
             self._mesh.sequences[sequence.sequence_id] = sequence
         self._mesh.set_alarms(request)
-        ahead = pool.waiting.add(leader)
+        self._mesh.traffic.accepted(request)
+        ahead = pool.waiting.add(request.sequences[0])
         self._mesh.touch(pool)
         ids = tuple(sequence.sequence_id for sequence in request.sequences)
-        self._mesh.send(gateway, Accepted(submission.request_key, ids, ahead, admitted.forecast_s))
+        self._mesh.send(request.gateway, Accepted(submission.request_key, ids, ahead, request.forecast_s))
 
     def _cancel_received(self, event: CancelReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
