@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from tercet.cli.asking import address_option, run_async
+from tercet.cli.asking import address_option, api_key_option, run_async
 from tercet.cli.keys import keys_pressed
 from tercet.cli.top_picture import Picture
 from tercet.cli.top_rates import Moment, Rates, rates_between, rates_to_data
@@ -23,6 +24,7 @@ from tercet.errors import PermissionDeniedError, RequestError, UnauthenticatedEr
 
 # A mesh that has not answered by then is shown as lost.
 ANSWER_TIMEOUT_S = 5.0
+MIN_INTERVAL_S = 0.1
 # Waiting does not mend these.
 _FINAL = (PermissionDeniedError, UnauthenticatedError)
 
@@ -96,7 +98,7 @@ class Screen:
             self._console.print()
 
 
-async def watch(address: str, interval_s: float, *, as_json: bool) -> None:
+async def watch(client: Client, interval_s: float, *, as_json: bool) -> None:
     """Until Ctrl-C, SIGTERM or the key q. Raises as `looks` does."""
     stop = asyncio.Event()
     with contextlib.ExitStack() as scopes:
@@ -104,10 +106,10 @@ async def watch(address: str, interval_s: float, *, as_json: bool) -> None:
         take = _print_json
         if not as_json:
             scopes.enter_context(keys_pressed(lambda key: stop.set() if key in "qQ" else None))
-            screen = scopes.enter_context(Screen(Console(highlight=False), address))
+            screen = scopes.enter_context(Screen(Console(highlight=False), client.address))
             scopes.enter_context(_handled(screen.draw, signal.SIGWINCH))
             take = screen.take
-        following = asyncio.create_task(_follow(address, interval_s, take))
+        following = asyncio.create_task(_follow(client, interval_s, take))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,14 +121,14 @@ async def watch(address: str, interval_s: float, *, as_json: bool) -> None:
                 await following
 
 
-async def _follow(address: str, interval_s: float, take: Callable[[Look], None]) -> None:
-    async with Client(address) as client, contextlib.aclosing(looks(client, interval_s)) as seen:
+async def _follow(client: Client, interval_s: float, take: Callable[[Look], None]) -> None:
+    async with client, contextlib.aclosing(looks(client, interval_s)) as seen:
         async for each in seen:
             take(each)
 
 
-async def _look_once(address: str) -> Moment:
-    async with Client(address) as client:
+async def _look_once(client: Client) -> Moment:
+    async with client:
         return await look(client)
 
 
@@ -155,11 +157,20 @@ def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[
             loop.remove_signal_handler(number)
 
 
+def _a_time(_: click.Context, parameter: click.Parameter, value: float) -> float:
+    """What is not a number is in every range. Raises click.BadParameter."""
+    if math.isnan(value):
+        raise click.BadParameter("is not a number", param=parameter)
+    return value
+
+
 @click.command()
 @address_option
+@api_key_option
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=click.FloatRange(min=MIN_INTERVAL_S, max=3600),
+    callback=_a_time,
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -167,16 +178,17 @@ def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[
 )
 @click.option("--once", is_flag=True, help="Look once, and show what there is since the start instead of rates.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def top(address: str, interval: float, once: bool, as_json: bool) -> None:
+def top(address: str, api_key: str, interval: float, once: bool, as_json: bool) -> None:
     """Show live what a mesh is asked for, and how it keeps its promises: by class, by tenant, by worker.
 
     q or Ctrl-C ends it. A mesh that is lost is waited for. TTFT is the time to the first token, a gap the mean time
     between the tokens of a request; for classes both are of the last minute, for tenants since the start.
     """
+    client = Client(address, api_key=api_key)
     if not once:
-        run_async(watch(address, interval, as_json=as_json))
+        run_async(watch(client, interval, as_json=as_json))
         return
-    seen = Look(run_async(_look_once(address)))
+    seen = Look(run_async(_look_once(client)))
     if as_json:
         _print_json(seen)
     else:

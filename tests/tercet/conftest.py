@@ -35,6 +35,8 @@ class FakeGateway(
         self.chat = True
         self.swap_blocks = 0
         self.draining = False
+        self.traffic = operations_pb2.Traffic(epoch=1)
+        self.traffic_error: errors.RequestError | None = None
         self.plan_log: list[bytes] = []
         self.plan_log_fails = False
         self.address = ""
@@ -125,6 +127,13 @@ class FakeGateway(
             draining=self.draining,
         )
         return operations_pb2.Fleet(requests_finished=len(self.requests), preemptions=5, swaps=3, workers=[worker])
+
+    async def GetTraffic(self, request, context):
+        """A second later with each call."""
+        if self.traffic_error is not None:
+            await abort(context, self.traffic_error)
+        self.traffic.uptime_seconds += 1
+        return self.traffic
 
     async def DumpPlanLog(self, request, context):
         for part in self.plan_log:
