@@ -21,10 +21,19 @@ from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
 from tercet.v1 import operations_pb2
 
 from .actions import Accepted, Account, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
-from .events import CancelReason, CancelReceived, GatewayAttached, SequenceStopped, Submission, Submitted
+from .events import (
+    CancelReason,
+    CancelReceived,
+    GatewayAttached,
+    SequenceStopped,
+    Submission,
+    Submitted,
+    TenantsChanged,
+)
 from .fleet_view import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
+from .tenant import TenantPlan
 from .traffic_messages import traffic_to_proto
 from .wire import enum_value, sampling_from_proto
 
@@ -109,7 +118,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def _read(self, context: grpc.aio.ServicerContext, gateway: int) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             kind = message.WhichOneof("message")
-            if kind == "submit":
+            if kind == "tenants":
+                self._loop.post(tenants_from_proto(gateway, message.tenants))
+            elif kind == "submit":
                 self._loop.post(Submitted(gateway, submission_from_proto(message.submit)))
             elif kind == "cancel":
                 reason = enum_value(CancelReason, message.cancel.reason)
@@ -124,6 +135,25 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         while True:
             for message in merged(await outbox.take_all()):
                 await context.write(message_to_proto(message))
+
+
+def tenants_from_proto(gateway: int, update: scheduler_pb2.TenantUpdate) -> TenantsChanged:
+    return TenantsChanged(gateway, update.revision, tuple(_plan_from_proto(plan) for plan in update.tenants))
+
+
+def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> TenantPlan:
+    return TenantPlan(
+        tenant=plan.tenant_id,
+        classes=tuple(plan.classes),
+        default_class=plan.default_class,
+        weight=plan.weight if plan.weight > 0.0 else 1.0,
+        requests_per_minute=plan.requests_per_minute,
+        tokens_per_minute=plan.tokens_per_minute,
+        max_concurrent=plan.max_concurrent,
+        kv_share=plan.kv_share if 0.0 < plan.kv_share < 1.0 else 0.0,
+        max_context=plan.max_context,
+        min_priority=plan.min_priority,
+    )
 
 
 def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:

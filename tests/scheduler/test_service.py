@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch
-from scheduler.events import EndReason
-from scheduler.service import merged, message_to_proto
-from tercet.mesh.v1 import sequence_pb2
+from scheduler.events import EndReason, TenantsChanged
+from scheduler.service import merged, message_to_proto, tenants_from_proto
+from scheduler.tenant import TenantPlan
+from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 
 ids = st.integers(1, 5)
 
@@ -67,3 +69,29 @@ def test_batches_that_follow_each_other_are_one_message() -> None:
     assert list(proto.sequence_ids) == [1, 2, 1]
     assert list(proto.token_ids) == [10, 20, 11]
     assert [end.sequence_id for end in proto.ends] == [2]
+
+
+def test_what_a_gateway_says_of_tenants_is_taken_over() -> None:
+    said = scheduler_pb2.TenantPlan(
+        tenant_id="a",
+        classes=["rag", "batch"],
+        default_class="batch",
+        weight=2.5,
+        requests_per_minute=3,
+        tokens_per_minute=2**40,
+        max_concurrent=4,
+        kv_share=0.5,
+        max_context=100,
+        min_priority=-7,
+    )
+    silent = scheduler_pb2.TenantPlan(tenant_id="b")
+    event = tenants_from_proto(5, scheduler_pb2.TenantUpdate(revision=9, tenants=[said, silent]))
+    plan = TenantPlan("a", ("rag", "batch"), "batch", 2.5, 3, 2**40, 4, 0.5, 100, -7)
+    assert event == TenantsChanged(5, 9, (plan, TenantPlan("b", min_priority=0)))
+
+
+@pytest.mark.parametrize(("weight", "share"), [(0.0, 0.0), (-1.0, -1.0), (float("nan"), float("nan")), (0.0, 1.5)])
+def test_numbers_that_make_no_sense_are_no_limits(weight: float, share: float) -> None:
+    said = scheduler_pb2.TenantPlan(tenant_id="a", weight=weight, kv_share=share)
+    (plan,) = tenants_from_proto(1, scheduler_pb2.TenantUpdate(tenants=[said])).plans
+    assert (plan.weight, plan.kv_share) == (1.0, 0.0)
