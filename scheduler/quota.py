@@ -98,7 +98,7 @@ class TokenBucket(Bucket):
         self._pass(now)
         back = min(float(reservation.tokens - used), reservation.missing)
         self.level += back
-        reservation.missing -= max(0.0, back)
+        reservation.missing -= back
         self.at_risk -= reservation.most - reservation.tokens
 
     def _pass(self, now: float) -> None:

@@ -6,6 +6,7 @@ Translates the scheduler's contract to and from plain values; has no policy.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from itertools import chain, groupby
@@ -146,7 +147,7 @@ def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> TenantPlan:
         tenant=plan.tenant_id,
         classes=tuple(plan.classes),
         default_class=plan.default_class,
-        weight=plan.weight if plan.weight > 0.0 else 1.0,
+        weight=plan.weight if 0.0 < plan.weight < math.inf else 1.0,
         requests_per_minute=plan.requests_per_minute,
         tokens_per_minute=plan.tokens_per_minute,
         max_concurrent=plan.max_concurrent,
