@@ -54,24 +54,26 @@ def assert_nothing_left(mesh: CapacityMesh) -> None:
         assert worker.pool.check() == []
 
 
-def test_ten_thousand_requests_of_which_three_in_ten_are_cancelled() -> None:
+def test_four_thousand_requests_of_which_three_in_ten_are_cancelled() -> None:
     # Many outputs grow at a time, in pools that hold some.
     output = Lengths(24, 1.0, 150)
     load = workload(
-        10_000, 800.0, cancel_ratio=0.3, prompt=Lengths(16), output=output, max_tokens=150, prefix_ratio=0.0
+        4000, 800.0, cancel_ratio=0.3, prompt=Lengths(16), output=output, max_tokens=150, prefix_ratio=0.0
     )
     kind = fleet(4, block_size=4, num_blocks=160, num_swap_blocks=24)
     mesh = CapacityMesh(kind, load, Policy(0, 0), QueueBounds(2000, 4_000_000), 1)
     mesh.run()
     tally = mesh.result().tally
-    assert tally.completed + tally.cancelled + tally.refused.total() == 10_000
+    assert tally.completed + tally.cancelled + tally.refused.total() == 4000
     assert tally.failed.total() == 0
-    assert tally.cancelled > 2000
+    assert tally.cancelled > 800
     assert tally.preemptions > tally.swaps > 0
     assert_nothing_left(mesh)
     view = mesh.core.view()
     assert view.requests_finished == tally.completed + tally.cancelled
-    assert (view.preemptions, view.swaps) == (tally.preemptions, tally.swaps)
+    # Some that were told to go had ended or been cancelled before.
+    assert 0 < view.preemptions <= tally.preemptions
+    assert view.swaps == tally.swaps
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))
