@@ -94,8 +94,9 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     order, shares = pool.order(now), KvShares(pool)
     most = swapped + sum(max(0, room.taken * pressing + room.slots) for room in rooms.values())
     while most > 0 and (sequence := order.next) is not None:
-        # Each room has to hear whose turn it is.
-        opening = [room for room in rooms.values() if room.opens(sequence)]
+        for room in rooms.values():
+            room.turn_to(sequence)
+        opening = any(room.opens(sequence) for room in rooms.values())
         stake = pressing and order.due and sequence.request.traffic_class.ttft is not None
         if not opening and not stake:
             order.pass_class()
@@ -118,7 +119,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
             order.advance()
             continue
         best, computed = _cheapest(fitting, sequence, lookup)
-        if best.budget > 0:
+        if best.tokens_left > 0:
             best.take(sequence, computed)
             sequence.hurried = order.hurried
             shares.take(sequence)
@@ -151,7 +152,7 @@ def _make_room(places: list[Room], sequence: Sequence, now: float) -> bool:
     best: tuple[tuple[int, int], Room, tuple[Holder, ...]] | None = None
     if not sequence.suspect:
         for room in places:
-            victims = room.who_yields(sequence, now) if room.budget > 0 and not room.shut else None
+            victims = room.who_yields(sequence, now) if room.tokens_left > 0 and not room.shut else None
             if victims is not None:
                 loss = sum(len(each.sequence_ids) for each in victims), sum(each.lost_tokens for each in victims)
                 if best is None or loss < best[0]:
@@ -182,7 +183,7 @@ def _cheapest(rooms: list[Room], sequence: Sequence, lookup: CachedTokens) -> tu
     best: tuple[tuple[int, int, int], Room, int] | None = None
     for room in rooms:
         computed = max(1, length - lookup(room.worker, sequence, room.keys))
-        cost = COMPUTED_WEIGHT * computed + room.pending + SEQUENCE_WEIGHT * room.taken
+        cost = COMPUTED_WEIGHT * computed + room.tokens_ahead + SEQUENCE_WEIGHT * room.taken
         # Of equals the one whose cache would lose least: prefixes spread over the workers' caches.
         rating = (cost, -room.available, room.worker.ledger.counts.cached)
         if best is None or rating < best[0]:

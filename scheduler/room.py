@@ -36,12 +36,11 @@ class Room:
     # Sequences there, and whether some of them decode.
     taken: int
     mixed: bool
-    # Prefills there that have not been counted, the least urgent first, the tokens that each has yet to compute, and
-    # the slots that it lends.
+    # Prefills there that are served after all that is dealt to it, the least urgent first, the tokens that each has yet
+    # to compute, and the slots that it lends.
     behind: list[tuple[tuple[float, int], int, int]]
-    # Prompt tokens to be computed there before it is the turn of the sequence that is looked at.
+    # Prompt tokens to be computed there first, and those that may still be dealt to it.
     pending: int
-    # Tokens that may still be dealt to it.
     budget: int
     # Nobody else may come.
     shut: bool
@@ -53,6 +52,10 @@ class Room:
     # Those that leave, once somebody asked; and who has to besides.
     leaving: Leaving | None = None
     yielding: list[Holder] = field(default_factory=list)
+    # Of those behind, the ones that are served before the sequence whose turn it is: how many, their tokens and slots.
+    first: int = 0
+    first_tokens: int = 0
+    first_slots: int = 0
 
     @classmethod
     def of(cls, worker: Worker, policy: Policy) -> Room:
@@ -73,15 +76,29 @@ class Room:
             shut=worker.guarded,
         )
 
+    def turn_to(self, sequence: Sequence) -> None:
+        """It is the turn of the sequence: prefills there that are more urgent come before it, if it comes."""
+        self.first = self.first_tokens = self.first_slots = 0
+        for urgency, tokens, lent in reversed(self.behind):
+            if urgency >= sequence.urgency:
+                break
+            self.first += 1
+            self.first_tokens += tokens
+            self.first_slots += lent
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that may be dealt to it in this turn."""
+        return self.budget - self.first_tokens
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Prompt tokens to be computed there before the sequence whose turn it is."""
+        return self.pending + self.first_tokens
+
     def opens(self, sequence: Sequence) -> bool:
-        """Whether the sequence may still go there, now that it is its turn: prefills that are more urgent are served
-        before it."""
-        while self.behind and self.behind[-1][0] < sequence.urgency:
-            _, tokens, lent = self.behind.pop()
-            self.pending += tokens
-            self.budget -= tokens
-            self.slots -= lent
-        return not self.shut and self.budget > 0 and self._lets(sequence)
+        """Whether the sequence, whose turn it is, may still go there."""
+        return not self.shut and self.tokens_left > 0 and self._lets(sequence)
 
     def takes_class(self, sequence: Sequence) -> bool:
         """Whether its class may have more there."""
@@ -106,7 +123,7 @@ class Room:
     def has_place(self, sequence: Sequence) -> bool:
         """Whether it may go there now, if there are blocks."""
         lonely = sequence.suspect and self.taken
-        return not self.shut and self._lets(sequence) and self.slots >= len(sequence.group) and not lonely
+        return not self.shut and self._lets(sequence) and self._slots >= len(sequence.group) and not lonely
 
     def take(self, sequence: Sequence, computed: int) -> None:
         """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
@@ -127,7 +144,7 @@ class Room:
         if self.leaving is None:
             told = [each for each in self.worker.sequences.values() if each.state not in RUNNING]
             self.leaving = Leaving(len(told), sum(self.worker.ledger.reserved(each.sequence_id) for each in told))
-        slots = len(sequence.group) - self.slots - self.leaving.sequences
+        slots = len(sequence.group) - self._slots - self.leaving.sequences
         staying = self.taken - self.leaving.sequences
         blocks = self.need(sequence) + staying - self.available - self.leaving.blocks if staying > 0 else 0
         if slots <= 0 and blocks <= 0:
@@ -147,11 +164,21 @@ class Room:
         self.budget -= len(sequence.token_ids)
         self.hold(sequence, due=True)
 
+    @property
+    def _slots(self) -> int:
+        return self.slots - self.first_slots
+
     def _lets(self, sequence: Sequence) -> bool:
         return sequence.request.traffic_class.rank < self.held_for
 
     def _count(self, sequence: Sequence) -> None:
         members, traffic_class = len(sequence.group), sequence.request.traffic_class
+        if self.first:
+            del self.behind[-self.first :]
+            self.pending += self.first_tokens
+            self.budget -= self.first_tokens
+            self.slots -= self.first_slots
+            self.first = self.first_tokens = self.first_slots = 0
         self.available -= self.need(sequence)
         self.slots -= members
         self.taken += members

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
+import pytest
 from outcomes import judge, settle
 from sequences import sequence_of
 
@@ -57,7 +58,7 @@ def put(pool: Pool, link: int, sequence: Sequence) -> None:
     target = pool.workers[link]
     target.expect(sequence)
     sequence.place(link, 0.0)
-    target.sequences[sequence.sequence_id] = sequence
+    target.put(sequence)
 
 
 # The one that came first.
@@ -70,7 +71,9 @@ def busy(pool: Pool, link: int, tokens: int) -> None:
 
 
 def dealt(pool: Pool, now: float = 0.0) -> dict[int, list[int]]:
-    return {link: [sequence.sequence_id for sequence in each] for link, each in deal(pool, POLICY, now).items()}
+    return {
+        link: [sequence.sequence_id for sequence in each] for link, each in deal(pool, POLICY, now).newcomers.items()
+    }
 
 
 def test_load_evens_out() -> None:
@@ -111,7 +114,7 @@ def test_slots_that_a_group_lends_are_for_who_is_more_urgent() -> None:
     leader.forks, fork.leader = (fork,), leader
     put(pool, 1, leader)
     fork.place(1, 0.0)
-    pool.workers[1].sequences[fork.sequence_id] = fork
+    pool.workers[1].put(fork)
     # The other one has less room and more to do.
     busy(pool, 2, 20)
     wait_for(pool, 1, [1])
@@ -156,11 +159,11 @@ def test_slots_bound_what_is_dealt() -> None:
     assert dealt(pool) == {1: [1, 2]}
 
 
-def test_nothing_is_looked_at_while_no_worker_has_a_slot() -> None:
+def test_nothing_is_looked_at_while_no_worker_has_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(worker(1, max_num_seqs=1))
     put(pool, 1, wait_for(pool, 8, [1]))
     wait(pool, 1)
-    pool.waiting.head = None  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr("scheduler.fleet.FairOrder", None)
     assert dealt(pool) == {}
 
 
@@ -261,8 +264,8 @@ def test_no_more_is_dealt_than_plans_can_start() -> None:
     put(pool, 1, runs)
     runs.become(State.DECODE)
     wait(pool, *[20] * 50)
-    assert [len(each) for each in deal(pool, Policy(0, 30), 0.0).values()] == [3]
-    assert [len(each) for each in deal(pool, Policy(0, 0), 0.0).values()] == [10]
+    assert [len(each) for each in deal(pool, Policy(0, 30), 0.0).newcomers.values()] == [3]
+    assert [len(each) for each in deal(pool, Policy(0, 0), 0.0).newcomers.values()] == [10]
 
 
 def test_a_prefix_of_another_tenant_attracts_nothing() -> None:
