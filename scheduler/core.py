@@ -6,7 +6,6 @@ actions, and where events come from, it does not know.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -247,8 +246,7 @@ class Core:
 
     def _accept(self, pool: Pool, request: Request, now: float) -> None:
         submission = request.submission
-        usage = self._mesh.tenants.usage_of(request.tenant, now)
-        request.reservation = usage.accept(demand_of(submission), request.traffic_class.name, now)
+        self._mesh.tenants.let_in(request, demand_of(submission), now)
         self._next_id += submission.n
         self._mesh.gateways[request.gateway][submission.request_key] = request
         for sequence in request.sequences:
@@ -335,11 +333,8 @@ class Core:
             for action in actions
             if isinstance(action, ToWorker) and isinstance(action.command, NewSequence)
         ]
-        if not started:
-            return
-        self._mesh.pace(pool).note(len(started), len(pool.waiting) > 0, now)
-        for name, count in Counter(started).items():
-            self._mesh.pace(pool, name).note(count, pool.waiting.count(name).requests > 0, now)
+        if started:
+            self._mesh.note_starts(pool, started, now)
 
     def _take_actions(self) -> list[Action]:
         actions, self._mesh.actions = self._mesh.actions, []

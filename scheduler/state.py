@@ -6,6 +6,7 @@ pool and the workers that it is given; audit.py reads.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,12 +45,11 @@ class MeshState:
     paces: dict[tuple[str, str, str], StartPace] = field(default_factory=dict)
 
     def view(self) -> FleetView:
-        waiting = {sequence.request.key for pool in self.fleet.pools.values() for sequence in pool.waiting}
         running = {
             sequence.request.key for worker in self.fleet.workers.values() for sequence in worker.sequences.values()
         }
         return FleetView(
-            requests_waiting=len(waiting),
+            requests_waiting=sum(pool.waiting.num_requests for pool in self.fleet.pools.values()),
             requests_running=len(running),
             requests_finished=self.requests_finished,
             preemptions=self.preemptions,
@@ -58,8 +58,16 @@ class MeshState:
         )
 
     def pace(self, pool: Pool, traffic_class: str = "") -> StartPace:
-        """How fast the queue of a class, or of all, moves."""
-        return self.paces.setdefault((pool.model, pool.model_revision, traffic_class), StartPace())
+        """How fast the queue of a class, or of all, moves; to be looked at only."""
+        return self.paces.get((pool.model, pool.model_revision, traffic_class)) or StartPace()
+
+    def note_starts(self, pool: Pool, started: list[str], now: float) -> None:
+        """Sequences of these classes, one at least, have gone to workers."""
+        key = pool.model, pool.model_revision
+        self.paces.setdefault((*key, ""), StartPace()).note(len(started), len(pool.waiting) > 0, now)
+        for name, count in Counter(started).items():
+            waiting = pool.waiting.count(name).requests > 0
+            self.paces.setdefault((*key, name), StartPace()).note(count, waiting, now)
 
     def set_alarms(self, request: Request) -> None:
         """For a request that was just accepted."""

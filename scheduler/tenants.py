@@ -9,7 +9,7 @@ from tercet import errors
 from .events import TenantsChanged
 from .sequence import Request
 from .tenant import ANYONE, TenantPlan
-from .usage import Usage
+from .usage import Demand, Usage, fresh_usage
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +49,13 @@ class Tenants:
         return plan
 
     def usage_of(self, plan: TenantPlan, now: float) -> Usage:
-        """What that tenant uses; from now on if it is not known."""
-        usage = self.usage.get(plan.tenant)
-        if usage is None:
-            usage = self.usage[plan.tenant] = Usage(plan)
-            usage.adopt(plan, now)
-        return usage
+        """What that tenant uses; to be kept with `let_in` if it is the first time."""
+        return self.usage.get(plan.tenant) or fresh_usage(plan, now)
+
+    def let_in(self, request: Request, demand: Demand, now: float) -> None:
+        """A request is accepted: it counts for its tenant."""
+        usage = self.usage.setdefault(request.tenant.tenant, self.usage_of(request.tenant, now))
+        request.reservation = usage.accept(demand, request.traffic_class.name, now)
 
     def request_ended(self, request: Request, now: float) -> None:
         """Settles what was taken for it: the prompt, unless nothing of it was started, and what was generated."""

@@ -124,3 +124,10 @@ class Usage:
 
     def _names(self, quota: str, limit: int) -> dict[str, str]:
         return {"quota": quota, "limit": str(limit), "tenant": self.plan.tenant}
+
+
+def fresh_usage(plan: TenantPlan, now: float) -> Usage:
+    """Of a tenant that has used nothing."""
+    usage = Usage(plan)
+    usage.adopt(plan, now)
+    return usage

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
 from scheduler.tenant import TenantPlan
-from scheduler.usage import END_RETRY_SECONDS, OUTPUTS_KNOWN, Demand, Usage
+from scheduler.usage import END_RETRY_SECONDS, OUTPUTS_KNOWN, Demand, Usage, fresh_usage
 from tercet import errors
 
 LIMIT = 600
@@ -20,10 +20,7 @@ RATE = LIMIT / MINUTE_S
 
 
 def usage_of(**limits: Any) -> Usage:
-    plan = TenantPlan("a", **limits)
-    usage = Usage(plan)
-    usage.adopt(plan, 0.0)
-    return usage
+    return fresh_usage(TenantPlan("a", **limits), 0.0)
 
 
 def refusal_of(usage: Usage, demand: Demand, now: float = 0.0) -> errors.TenantQuotaError:
