@@ -105,7 +105,7 @@ class Generation:
         request, model, link = self._request, self._request.model, self._means.link
         # Before any work: a mesh that cannot serve says so at once.
         pool = link.pool(model.name, model.revision)
-        _, ids = await self._means.tokenizing.encode(model, request.input)
+        _, ids = await self._means.tokenizing.encode(model, request.input, self.caller.tenant)
         self._prompt_tokens = len(ids)
         limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
         max_tokens = _max_tokens(request, len(ids), limit, min(limit, pool.max_sequence_len or limit))

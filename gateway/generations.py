@@ -73,8 +73,8 @@ class Generations:
 
     def cancel(self, request_id: str, tenant: str | None) -> bool:
         """Cancels a tenant's running request, or, if `tenant` is None, every one of that id. Whether there was one."""
-        owners = [owner for owner, running_id in self._running if running_id == request_id]
-        found = [self._running[owner, request_id] for owner in owners if tenant in (None, owner)]
+        owners = {owner for owner, _ in self._running} if tenant is None else {tenant}
+        found = [each for owner in owners if (each := self._running.get((owner, request_id))) is not None]
         error = RequestCancelledError("the request was cancelled by its id")
         ended = [generation.end(error, CancelCause.OPERATOR) for generation in found]
         return any(ended)

@@ -83,7 +83,8 @@ class InferenceService:
         """Token ids as Generate would make them."""
         max_bytes = self._generations.settings.max_prompt_bytes
         model, given = validate_tokenize(message, self._catalogue, max_prompt_bytes=max_bytes)
-        text, ids = await self._generations.tokenizing.encode(model, given)
+        # All callers have one turn here: nothing is charged for this, so they wait for each other.
+        text, ids = await self._generations.tokenizing.encode(model, given, "")
         return inference_pb2.TokenizeResult(token_ids=ids, text=text)
 
     async def detokenize(self, message: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResult:

@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from .served_model import ServedModel
+from .turns import Turns
 from .validate import ChatInput, Input, TextInput, TokenInput
 
 # Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
@@ -14,19 +15,22 @@ _TOKENIZER_THREADS = 2
 
 
 class Tokenizing:
-    """Tokenizes: short texts at once, long ones in threads, so that the event loop never waits for one."""
+    """Tokenizes: short texts at once, long ones in threads, so that the event loop never waits for one. At the threads
+    tenants take turns."""
 
     def __init__(self, max_prompt_bytes: int) -> None:
         self._max_prompt_bytes = max_prompt_bytes
+        self._turns = Turns(_TOKENIZER_THREADS)
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
-    async def encode(self, model: ServedModel, given: Input) -> tuple[str, list[int]]:
-        """The text (empty for token ids) and token ids of an input. Raises InvalidFieldError on `chat`."""
+    async def encode(self, model: ServedModel, given: Input, tenant: str) -> tuple[str, list[int]]:
+        """The text (empty for token ids) and token ids of an input of a tenant. Raises InvalidFieldError on `chat`."""
         if isinstance(given, TokenInput):
             return "", list(given.token_ids)
         if _size(given) <= _INLINE_CHARS and not _spells_special(model, given):
             return self._encode(model, given)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
+        async with self._turns.place(tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
 
     def close(self) -> None:
         """Lets the threads go."""

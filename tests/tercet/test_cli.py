@@ -17,7 +17,7 @@ from tercet.cli.settings import flag_names, with_config
 from tercet.config import MeshConfig, setting_keys
 
 COMMANDS = ["up", "gateway", "scheduler", "worker", "generate", "chat", "tokenize", "fleet", "doctor", "demo"]
-COMMANDS += ["top", "simulate", "dump-plans", "replay-plans"]
+COMMANDS += ["tenant", "top", "simulate", "dump-plans", "replay-plans"]
 
 
 def test_help_lists_every_command():
