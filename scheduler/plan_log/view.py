@@ -33,6 +33,7 @@ from ..events import (
     SequenceStopped,
     StepReported,
     Submitted,
+    TenantsChanged,
     TimePassed,
     WorkerAttached,
     WorkerDraining,
@@ -119,10 +120,11 @@ def _submitted(event: Submitted) -> str:
     submission = event.submission
     outputs = f", {submission.n} outputs" if submission.n > 1 else ""
     kind = f", {submission.traffic_class}" if submission.traffic_class else ""
+    whose = f", of tenant {submission.tenant}" if submission.tenant else ""
     priority = f", priority {submission.priority}" if submission.priority else ""
     return (
         f"request {submission.request_id} for {submission.model}: prompt of {len(submission.prompt_token_ids)} tokens, "
-        f"at most {submission.max_tokens} more{outputs}{kind}{priority}"
+        f"at most {submission.max_tokens} more{outputs}{kind}{priority}{whose}"
     )
 
 
@@ -147,6 +149,7 @@ def _released(event: SequenceReleased) -> str:
 _EVENTS: dict[type[Event], Callable[[Any], str]] = {
     GatewayAttached: lambda event: f"gateway {event.gateway_id} is there",
     GatewayLost: lambda event: f"gateway stream {event.gateway} is lost",
+    TenantsChanged: lambda event: f"{len(event.plans)} tenants, revision {event.revision}",
     Submitted: _submitted,
     CancelReceived: lambda event: f"cancel of request key {event.request_key}: {event.reason.name}",
     SequenceStopped: lambda event: f"sequence {event.sequence_id} is stopped: {event.reason.name}",

@@ -9,13 +9,15 @@ from typing import Any
 
 from scheduler.actions import Action
 from scheduler.core import Core
-from scheduler.events import Event
+from scheduler.events import Event, TenantsChanged
 from scheduler.plan_log.plan_file import PlanFile, read_plan_file
 from scheduler.plan_log.recorder import NotedLookup, Recorder
 from scheduler.plan_log.shape import LOOKUP
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import GREEDY, worker_info
 from scheduler.simulator.text import VOCAB
+from scheduler.tenant import TenantPlan
+from scheduler.traffic_class import CLASSES
 
 FOREVER = 1_000_000
 
@@ -85,9 +87,18 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
         delay=rng.choice([0.0, 0.002, 0.03]),
         wake=rng.choice([0.0, 0.01]),
         batching=rng.random() < 0.5,
+        classes=[dataclasses.replace(each, max_queue_s=0.2, max_queued_requests=6) for each in CLASSES.values()],
     )
     tape = record(mesh, max_rounds)
     gateways = [mesh.attach_gateway(number) for number in (1, 2)]
+    # Of their own numbers, so that a life is otherwise the same with tenants and without.
+    whose = random.Random(seed)
+    tenants = [""] if whose.random() < 0.4 else ["one", "two", "three"]
+    if tenants != [""]:
+        mesh.post(TenantsChanged(1, 1, (TenantPlan("one", kv_share=0.5), TenantPlan("two", tokens_per_minute=200))))
+        mesh.at(
+            0.3, lambda: gateways[1].lost or mesh.post(TenantsChanged(2, 2, (TenantPlan("one", max_concurrent=3),)))
+        )
     for index in range(len(infos)):
         mesh.attach_worker(index)
     shared = [rng.randrange(VOCAB) for _ in range(24)]
@@ -110,6 +121,7 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
             n=rng.choice([1, 1, 1, 2, 3]),
             priority=rng.choice([0, 0, 5]),
             traffic_class=rng.choice(["", "", "batch"]),
+            tenant=whose.choice(tenants),
         )
         call = mesh.submit(gateway, submitted)
         if rng.random() < 0.2:
