@@ -54,7 +54,7 @@ from .fleet_view import FleetView
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request
-from .sizes import check_sizes
+from .sizes import check_sizes, check_vocabulary
 from .state import MeshState
 from .tenant import TenantPlan
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
@@ -231,6 +231,7 @@ class Core:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, now)
+        check_vocabulary(submission, pool)
         return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
 
     def _check_queue(self, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float) -> None:

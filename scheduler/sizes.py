@@ -17,7 +17,6 @@ def check_sizes(submission: Submission, pool: Pool, plan: TenantPlan) -> None:
     """
     _check_fields(submission)
     _check_context(submission, plan.max_context, "the plan's max_context", "max_context")
-    _check_vocabulary(submission, pool)
     _check_workers(submission, pool)
     if plan.kv_share:
         _check_share(submission, pool, plan.kv_share)
@@ -32,7 +31,11 @@ def _check_fields(submission: Submission) -> None:
         raise errors.InvalidFieldError("n must be at least 1", field="sampling.n")
 
 
-def _check_vocabulary(submission: Submission, pool: Pool) -> None:
+def check_vocabulary(submission: Submission, pool: Pool) -> None:
+    """Whether the workers know all tokens of the prompt. It looks at each, so it comes when all else is well.
+
+    Raises InvalidFieldError.
+    """
     vocab_size = min(worker.info.vocab_size for worker in pool.live)
     if (largest := max(submission.prompt_token_ids)) >= vocab_size:
         raise errors.InvalidFieldError(

@@ -10,7 +10,7 @@ from scheduler.admission import find_pool
 from scheduler.events import Submission, WorkerInfo
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.text import VOCAB
-from scheduler.sizes import check_sizes
+from scheduler.sizes import check_sizes, check_vocabulary
 from scheduler.tenant import ANYONE, TenantPlan
 from tercet import errors
 
@@ -25,7 +25,6 @@ def check(asked: Submission, *infos: WorkerInfo) -> None:
     [
         (submission(1, ()), errors.InvalidFieldError, "prompt_token_ids"),
         (submission(1, (1,), 0), errors.InvalidFieldError, "stop.max_tokens"),
-        (submission(1, (1, VOCAB)), errors.InvalidFieldError, "prompt_token_ids"),
         (submission(1, (1,) * 128, 1), errors.PromptTooLongError, "prompt_token_ids"),
         (submission(1, (1,) * 100, 29), errors.PromptTooLongError, "stop.max_tokens"),
         (submission(1, (1,) * 60, 41), errors.KvNeverFitsError, "stop.max_tokens"),
@@ -44,6 +43,14 @@ def test_sizes(submitted: Submission, error: type[errors.RequestError], field: s
         check(submitted, worker_info(num_blocks=25))
     assert type(caught.value) is error
     assert caught.value.metadata["field"] == field
+
+
+def test_a_token_that_the_workers_do_not_know() -> None:
+    pool = find_pool(submission(1), fleet_of(worker_info(), worker_info(vocab_size=VOCAB - 1)))
+    check_vocabulary(submission(1, (1, VOCAB - 2)), pool)
+    with pytest.raises(errors.InvalidFieldError, match=f"token id {VOCAB - 1} is outside") as caught:
+        check_vocabulary(submission(1, (1, VOCAB - 1)), pool)
+    assert caught.value.metadata["field"] == "prompt_token_ids"
 
 
 def test_never_fits_tells_the_numbers() -> None:
