@@ -1,74 +1,226 @@
-"""The queue keeps the order of urgency whatever comes back."""
+"""Lines keep their order whatever comes back, the counts are right, and everybody is charged what he was served."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sequences import sequence_of
 
 from scheduler.sequence import Request, Sequence
 from scheduler.simulator.small import submission
-from scheduler.traffic_class import CLASSES
-from scheduler.waiting import WaitingQueue
+from scheduler.tenant import TenantPlan
+from scheduler.traffic_class import CLASSES, DEFAULT_CLASS
+from scheduler.waiting import NOBODY, TENANTS_REMEMBERED, Line, WaitingQueue
 
 
-def make(arrival: int, length: int = 3, **changes: object) -> Sequence:
-    request = Request(1, submission(arrival, [1] * length), 0.0, None)
+def make(
+    arrival: int, length: int = 3, *, tenant: str = "", traffic_class: str = "", weight: float = 1.0, **changes: Any
+) -> Sequence:
+    request = Request(
+        1,
+        submission(arrival, [1] * length),
+        0.0,
+        None,
+        tenant=TenantPlan(tenant, weight=weight),
+        traffic_class=CLASSES.get(traffic_class, DEFAULT_CLASS),
+    )
     return sequence_of(request, arrival, [1] * length, length + 8, **changes)
 
 
-@given(st.permutations(range(12)), st.lists(st.integers(0, 3), min_size=12, max_size=12), st.sets(st.integers(0, 11)))
-def test_order_is_by_urgency_then_arrival(order: list[int], moments: list[int], leaving: set[int]) -> None:
+def line_of(queue: WaitingQueue, tenant: str = "", traffic_class: str = "interactive") -> Line:
+    return queue.classes[traffic_class].lines[tenant]
+
+
+@given(
+    st.permutations(range(12)),
+    st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    st.sets(st.integers(0, 11)),
+    st.sets(st.integers(0, 11)),
+)
+def test_in_a_line_those_that_come_back_are_first_then_it_is_by_urgency_and_arrival(
+    order: list[int], moments: list[int], back: set[int], leaving: set[int]
+) -> None:
     queue = WaitingQueue()
-    sequences = {key: make(key, key + 1, urgency=(float(moments[key]), key)) for key in order}
-    present: list[tuple[int, int]] = []
+    sequences = {
+        key: make(key, key + 1, urgency=(float(moments[key]), key), placements=int(key in back)) for key in order
+    }
+    present: list[tuple[bool, int, int]] = []
     for key in order:
         assert sequences[key] not in queue
         ahead = queue.add(sequences[key])
-        present = sorted([*present, (moments[key], key)])
-        assert ahead == present.index((moments[key], key))
+        present = sorted([*present, (key not in back, moments[key], key)])
+        assert ahead == present.index((key not in back, moments[key], key))
         assert sequences[key] in queue
     for key in leaving:
         queue.remove(sequences[key])
         assert sequences[key] not in queue
-    left = [key for _, key in present if key not in leaving]
+    left = [key for _, _, key in present if key not in leaving]
     assert [sequence.arrival for sequence in queue] == left
-    assert [sequence.arrival for sequence in queue.head(3)] == left[:3]
-    assert len(queue) == len(left)
-    assert queue.num_sequences == len(left)
+    assert len(queue) == queue.num_sequences == len(left)
     assert queue.num_tokens == sum(key + 1 for key in left)
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.data())
-def test_a_request_counts_once_however_many_of_its_outputs_wait(outputs: list[int], data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(["interactive", "rag"]), st.sampled_from("abc"), st.integers(1, 4)), max_size=8),
+    st.data(),
+)
+def test_counts_are_of_requests_sequences_and_tokens_by_class(
+    asked: list[tuple[str, str, int]], data: st.DataObject
+) -> None:
     queue = WaitingQueue()
-    requests = [Request(1, submission(key, n=n), 0.0, None) for key, n in enumerate(outputs)]
-    waiting = [
-        sequence_of(request, 10 * key + index, [1], 9, urgency=(0.0, 10 * key + index))
-        for key, request in enumerate(requests)
-        for index in range(request.submission.n)
-    ]
-    for sequence in waiting:
+    waiting: list[Sequence] = []
+    for key, (traffic_class, tenant, n) in enumerate(asked):
+        request = Request(
+            1,
+            submission(key, n=n),
+            0.0,
+            None,
+            tenant=TenantPlan(tenant),
+            traffic_class=CLASSES[traffic_class],
+        )
+        # Outputs that had to give way come back one by one.
+        waiting += [
+            sequence_of(request, 10 * key + index, [1] * (1 + key), 9, urgency=(0.0, 10 * key + index), placements=1)
+            for index in range(n)
+        ]
+    for sequence in data.draw(st.permutations(waiting)):
         queue.add(sequence)
     for sequence in data.draw(st.permutations(waiting)):
-        assert queue.num_requests == len({each.request for each in queue})
+        for name in ("interactive", "rag", "batch"):
+            of_class = [each for each in waiting if each.request.traffic_class.name == name]
+            requests, tokens = {each.request for each in of_class}, sum(len(each.token_ids) for each in of_class)
+            assert queue.count(name) == (len(requests), len(of_class), tokens)
+        assert queue.num_requests == len({each.request for each in waiting})
         queue.remove(sequence)
+        waiting.remove(sequence)
+    assert queue.count("interactive") == queue.count("rag") == NOBODY
     assert queue.num_requests == 0
 
 
-def test_a_class_that_can_wait_lets_others_ahead_only_for_so_long() -> None:
-    batch, interactive = CLASSES["batch"], CLASSES["interactive"]
+def test_the_place_is_told_among_its_own_tenant_and_class() -> None:
     queue = WaitingQueue()
-    queue.add(make(1, urgency=batch.urgency(0, 0.0, 1)))
-    for arrival, moment in ((2, 59.0), (3, 61.0)):
-        queue.add(make(arrival, urgency=interactive.urgency(0, moment, arrival)))
-    assert [sequence.arrival for sequence in queue] == [2, 1, 3]
-    # A level of priority is worth ten seconds.
-    queue.add(make(4, urgency=interactive.urgency(-1, 69.5, 4)))
-    assert [sequence.arrival for sequence in queue] == [2, 4, 1, 3]
+    assert [queue.add(make(key, tenant="a")) for key in (1, 2, 3)] == [0, 1, 2]
+    assert queue.add(make(4, tenant="b")) == 0
+    assert queue.add(make(5, tenant="a", traffic_class="rag")) == 0
+    assert queue.add(make(6, tenant="a", placements=1)) == 0
 
 
 def test_another_sequence_of_the_same_urgency_is_not_taken_for_it() -> None:
     queue = WaitingQueue()
     queue.add(make(1))
     assert make(1) not in queue
+    assert make(1, tenant="b") not in queue
+    assert make(1, traffic_class="rag") not in queue
+
+
+def test_a_prompt_is_charged_once_and_only_what_is_computed_of_it() -> None:
+    queue = WaitingQueue()
+    sequence = make(1, 100, tenant="a", weight=2.0, cached_ahead=20)
+    queue.add(sequence)
+    queue.start(sequence)
+    share, of_class = line_of(queue, "a").share, queue.classes["interactive"].share
+    assert (share.served, of_class.served) == (40.0, 10.0)
+    # The cache had less than was believed, or more.
+    queue.correct_prefill(sequence, 0)
+    assert (share.served, of_class.served) == (50.0, 12.5)
+    queue.correct_prefill(sequence, 60)
+    queue.correct_prefill(sequence, 60)
+    assert (share.served, of_class.served) == (20.0, 5.0)
+    # What it gets is charged when somebody looks, and never twice.
+    sequence.token_ids += [7] * 6
+    queue.charge_tokens(sequence)
+    queue.charge_tokens(sequence)
+    assert share.served == 23.0
+    # What is computed again had been taken from it.
+    sequence.placements = 1
+    queue.add(sequence)
+    queue.start(sequence)
+    assert share.served == 23.0
+    sequence.token_ids.append(7)
+    queue.charge_tokens(sequence)
+    assert share.served == 23.5
+
+
+def test_the_outputs_of_a_group_are_charged_each_and_its_prompt_once() -> None:
+    queue = WaitingQueue()
+    leader, fork = make(1, 10), make(2, 10)
+    leader.forks, fork.leader = (fork,), leader
+    queue.add(leader)
+    queue.start(leader)
+    assert line_of(queue).share.served == 10.0
+    for each in (leader, fork):
+        each.token_ids.append(7)
+        queue.charge_tokens(each)
+    assert line_of(queue).share.served == 12.0
+
+
+def test_who_is_ahead_of_the_turn_of_his_class_is_not_charged_to_it() -> None:
+    queue = WaitingQueue()
+    sequence = make(1, 10, hurried=True)
+    queue.add(sequence)
+    queue.start(sequence)
+    assert line_of(queue).share.served == 10.0
+    assert queue.classes["interactive"].share.served == 0.0
+
+
+def test_who_comes_back_begins_with_the_least_served_of_those_that_wait() -> None:
+    queue = WaitingQueue()
+    for tenant, length in (("a", 30), ("b", 50)):
+        first = make(length, length, tenant=tenant)
+        queue.add(first)
+        queue.add(make(length + 1, tenant=tenant))
+        queue.start(first)
+    # Somebody new is owed nothing of what others got before.
+    queue.add(make(3, tenant="c"))
+    assert line_of(queue, "c").share.served == 30.0
+    # Who has had more keeps that.
+    served = make(4, 500, tenant="d")
+    queue.add(served)
+    queue.start(served)
+    assert line_of(queue, "d").share.served == 530.0
+    queue.add(make(5, tenant="d"))
+    assert line_of(queue, "d").share.served == 530.0
+
+
+def test_where_nobody_waits_one_begins_where_the_last_one_left() -> None:
+    queue = WaitingQueue()
+    last = make(1, 70, tenant="a")
+    queue.add(last)
+    queue.start(last)
+    queue.add(make(2, tenant="b"))
+    assert line_of(queue, "b").share.served == 70.0
+    # Classes as well, by their weights.
+    queue.add(make(3, traffic_class="batch"))
+    assert queue.classes["batch"].share.served == 70.0 / 8
+
+
+def test_tenants_are_forgotten_once_it_makes_no_difference() -> None:
+    queue = WaitingQueue()
+    heavy = make(0, 90, tenant="heavy")
+    waiting = make(1, tenant="waits")
+    queue.add(heavy)
+    queue.add(waiting)
+    queue.start(heavy)
+    for key in range(2, 1000):
+        passing = make(key, 1, tenant=f"tenant-{key}")
+        queue.add(passing)
+        queue.remove(passing)
+    lines = queue.classes["interactive"].lines
+    assert {"waits", "heavy"} <= lines.keys()
+    assert len(lines) <= TENANTS_REMEMBERED + 8
+    # A late charge finds a line.
+    heavy.token_ids.append(7)
+    queue.charge_tokens(heavy)
+    assert line_of(queue, "heavy").share.served == 91.0
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0])
+def test_a_weight_of_nothing_is_a_small_one(weight: float) -> None:
+    queue = WaitingQueue()
+    sequence = make(1, 10, weight=weight)
+    queue.add(sequence)
+    queue.start(sequence)
+    assert line_of(queue).share.served == pytest.approx(10_000.0)
