@@ -28,7 +28,8 @@ def audit(mesh: MeshState) -> list[str]:
                 for each in request.sequences
                 if each.state is not State.FINISHED and each.sequence_id not in mesh.sequences
             ]
-    return problems + _audit_places(mesh)
+    live = {sequence.request for sequence in mesh.sequences.values()}
+    return problems + mesh.tenants.problems(live) + _audit_places(mesh)
 
 
 def _audit_places(mesh: MeshState) -> list[str]:

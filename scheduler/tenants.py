@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tercet import errors
@@ -65,6 +67,26 @@ class Tenants:
             usage.note_output(request.traffic_class.name, sequence.generated)
         used = started[0].prompt_length + sum(sequence.generated for sequence in started) if started else 0
         usage.ended(request.reservation, used, now - request.arrived_at, now)
+
+    def problems(self, live: Iterable[Request]) -> list[str]:
+        """What does not add up with the requests that have not ended."""
+        running: Counter[str] = Counter()
+        at_risk: Counter[str] = Counter()
+        for request in live:
+            tenant, taken = request.tenant.tenant, request.reservation
+            running[tenant] += 1
+            usage = self.usage.get(tenant)
+            if usage is not None and taken is not None and taken.bucket is usage.tokens:
+                at_risk[tenant] += taken.most - taken.tokens
+        problems = [f"tenant {tenant!r} has requests and uses nothing" for tenant in running.keys() - self.usage.keys()]
+        for tenant, usage in self.usage.items():
+            if usage.running != running[tenant]:
+                problems.append(f"tenant {tenant!r} is said to have {usage.running} requests, it has {running[tenant]}")
+            if usage.tokens is not None and usage.tokens.at_risk != at_risk[tenant]:
+                problems.append(
+                    f"{usage.tokens.at_risk} tokens of tenant {tenant!r} are said to be at risk, {at_risk[tenant]} are"
+                )
+        return problems
 
     def _adopt(self, now: float) -> None:
         """Those that are gone and have nothing left are forgotten; what the others have left runs on."""

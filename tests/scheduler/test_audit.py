@@ -12,6 +12,7 @@ from scheduler.fleet import Worker
 from scheduler.sequence import Sequence, State
 from scheduler.simulator.small import submission, worker_info
 from scheduler.state import MeshState
+from scheduler.tenant import TenantPlan
 
 
 def books() -> tuple[MeshState, Worker]:
@@ -87,6 +88,20 @@ def _no_account(state: MeshState, worker: Worker) -> None:
     worker.ledger.forget(1)
 
 
+def _one_request_too_many(state: MeshState, worker: Worker) -> None:
+    state.tenants.usage[""].running += 1
+
+
+def _usage_forgotten(state: MeshState, worker: Worker) -> None:
+    state.tenants.usage.clear()
+
+
+def _risk_forgotten(state: MeshState, worker: Worker) -> None:
+    usage = state.tenants.usage[""]
+    usage.adopt(TenantPlan("", tokens_per_minute=100), 0.0)
+    usage.tokens.reserve(1, 10, 0.0)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("break_it", "problem"),
     [
@@ -102,6 +117,9 @@ def _no_account(state: MeshState, worker: Worker) -> None:
         (_miscounted, "miscounts"),
         (_wrong_state, "is QUEUED on link"),
         (_no_account, "accounts and sequences differ"),
+        (_one_request_too_many, "is said to have 4 requests, it has 3"),
+        (_usage_forgotten, "has requests and uses nothing"),
+        (_risk_forgotten, "9 tokens of tenant '' are said to be at risk, 0 are"),
     ],
 )
 def test_what_is_broken_is_found(break_it: Callable[[MeshState, Worker], None], problem: str) -> None:
