@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,6 +22,9 @@ from .link import Link
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
 from .tenant_watch import TenantWatch
+
+if TYPE_CHECKING:
+    from tercet.tenants.store import Store
 
 log = structlog.get_logger()
 
@@ -57,7 +61,11 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         link.tell_tenants(directory)
         generations.end_revoked(directory)
 
-    tenants = await _watch(config.tenants, tenants_changed)
+    store = _store(config.tenants)
+    tenants = None
+    if store is not None:
+        tenants = TenantWatch(store.read, config.tenants.stale_seconds, tenants_changed)
+        await tenants.start()
     guard = Guard(tenants)
     server = rpc.Server()
     add_services(
@@ -97,19 +105,19 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
             task.cancel()
         await asyncio.gather(stopped, *background, return_exceptions=True)
         generations.tokenizing.close()
+        if store is not None:
+            store.close()
         log.info("gateway_stopped")
 
 
-async def _watch(settings: TenantsSettings, on_change: Callable[[Directory], None]) -> TenantWatch | None:
-    """The tenants, read once; None where nobody keeps any. Raises errors.StoreError."""
+def _store(settings: TenantsSettings) -> Store | None:
+    """Where tenants are kept; None where nobody keeps any. Raises errors.StoreError."""
     if not settings.store:
         return None
     # Here, because it imports SQLAlchemy, which a gateway without tenants need not have.
     from tercet.tenants.store import Store
 
-    watch = TenantWatch(Store(settings.store, time.time).read, settings.stale_seconds, on_change)
-    await watch.start()
-    return watch
+    return Store(settings.store, time.time)
 
 
 async def _publish_health(server: rpc.Server, catalogue: Catalogue, link: Link, changed: asyncio.Event) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class Database:
             yield
         except (exc.NoSuchModuleError, ImportError) as error:
             raise StoreError(f"{self.name}: its driver is not installed: {error}") from error
-        except exc.SQLAlchemyError as error:
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
             # The driver's own words; SQLAlchemy's would add the statement and its values.
             cause = getattr(error, "orig", None) or error
             raise StoreError(f"{self.name}: {' '.join(str(cause).split())}") from None
