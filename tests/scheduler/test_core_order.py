@@ -4,43 +4,78 @@ from __future__ import annotations
 
 from outcomes import judge, prepared, settle
 
+from scheduler.admission import AdmissionMode
 from scheduler.events import EndReason
-from scheduler.simulator.gateway import Call
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
-from scheduler.traffic_class import PRIORITY_SECONDS
+from scheduler.traffic_class import CLASSES
 
 
-def test_class_and_priority_order_the_queue() -> None:
+def test_of_one_tenant_and_class_priority_and_arrival_order_the_queue() -> None:
     mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)])
     mesh.submit(gateway, submission(1, max_tokens=20))
-    asked = [
-        submission(2, traffic_class="batch"),
-        submission(3, traffic_class="rag"),
-        submission(4, priority=1),
-        submission(5),
-        submission(6, priority=-1),
-        submission(7, traffic_class="interactive"),
-    ]
+    asked = [submission(key, priority=priority) for key, priority in ((4, 1), (5, 0), (6, -1), (7, 0))]
     calls = {each.request_key: mesh.submit(gateway, each) for each in asked}
     settle(mesh)
-    assert sorted(calls, key=lambda key: calls[key].times[0]) == [6, 5, 7, 3, 4, 2]
+    assert sorted(calls, key=lambda key: calls[key].times[0]) == [6, 5, 7, 4]
     for call in calls.values():
         judge(call)
 
 
-def test_nothing_starves() -> None:
-    mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)])
-    mesh.submit(gateway, submission(1))
-    late = mesh.submit(gateway, submission(1000, traffic_class="batch", priority=2))
-    calls: list[Call] = []
-    # One after the other keeps the worker busy: 8 tokens, 0.08 s.
-    for key in range(1, 1100):
-        mesh.at(key * 0.08 - 0.081, lambda key=key: calls.append(mesh.submit(gateway, submission(key + 2000))))
+def test_classes_take_turns_by_their_weights() -> None:
+    mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)], step_time=0.0001, delay=0.0)
+    mesh.submit(gateway, submission(1, max_tokens=20))
+    names = ["batch"] * 3 + ["rag"] * 8 + ["interactive"] * 16
+    calls = [mesh.submit(gateway, submission(10 + key, traffic_class=name)) for key, name in enumerate(names)]
     settle(mesh)
-    judge(late)
-    claim = 60.0 + 2 * PRIORITY_SECONDS
-    # Those that came before that are ahead of it.
-    assert claim < late.times[0] < claim + 3
+    assert max(call.times[-1] for call in calls) < 0.5, "a promise is at stake"
+    for call in calls:
+        judge(call)
+    served = [call.submission.traffic_class for call in sorted(calls, key=lambda call: call.times[0])]
+    # Each is served once what the others had for each unit of weight is more.
+    assert [served[:13].count(name) for name in ("batch", "rag", "interactive")] in ([1, 4, 8], [2, 4, 7], [1, 5, 7])
+
+
+def flooded() -> tuple[VirtualMesh, VirtualGateway, list[Call]]:
+    """One place, and for 200 s interactive requests for just as much as it can do, all of which wait for longer than
+    they should: a request takes 0.8 s."""
+    infos = [worker_info(max_num_seqs=1)]
+    mesh, gateway = prepared(infos=infos, step_time=0.1, admission_mode=AdmissionMode.OFF)
+    calls = [mesh.submit(gateway, submission(key)) for key in range(1, 6)]
+    for key in range(6, 256):
+        mesh.at((key - 5) * 0.8, lambda key=key: calls.append(mesh.submit(gateway, submission(key))))
+    return mesh, gateway, calls
+
+
+def test_nothing_starves_where_promises_are_at_stake_all_the_time() -> None:
+    mesh, gateway, flood = flooded()
+    late: list[Call] = []
+    asked = submission(5000, traffic_class="batch", priority=2)
+    mesh.at(3.0, lambda: late.append(mesh.submit(gateway, asked)))
+    mesh.run(until=100.0)
+    # Those who come later are served before it, and no more of them once it has waited for so long.
+    waited = late[0].times[0] - 3.0
+    assert CLASSES["batch"].patience_s < waited < CLASSES["batch"].patience_s + 2 * 0.8
+    settle(mesh)
+    for call in (*late, *flood):
+        judge(call)
+
+
+def test_who_has_waited_long_enough_gets_a_share_and_not_all() -> None:
+    mesh, gateway, flood = flooded()
+    patient: list[Call] = []
+    for key in range(5000, 5040):
+        asked = submission(key, traffic_class="batch")
+        mesh.at(1.0, lambda asked=asked: patient.append(mesh.submit(gateway, asked)))
+    mesh.run(until=61.0 + 0.8 * 90)
+    begun = [call.times[0] for call in patient if call.times]
+    assert min(begun) > 61.0
+    # A ninth of what is served from then on.
+    assert 9 <= len(begun) <= 11
+    settle(mesh)
+    for call in (*patient, *flood):
+        judge(call)
 
 
 def test_the_lower_class_gives_way_though_it_came_first() -> None:
