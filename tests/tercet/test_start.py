@@ -12,7 +12,7 @@ import pytest
 from command_line import ROOT, run, start
 
 from tercet.cli.demo import private, summary
-from tercet.cli.services import is_public
+from tercet.cli.services import is_public, public_note
 from tercet.client import Accepted, Answer, Finished, FleetInfo, OutputEnd
 from tercet.config import load_config
 from tercet.mesh_layout import layout
@@ -21,7 +21,10 @@ from tercet.ports import check_port_free, free_ports
 
 
 def test_the_demo_runs_beside_anything():
-    config = private(load_config(None, None, {"gateway.host": "0.0.0.0", "worker.port": 9}))
+    given = {"gateway.host": "0.0.0.0", "worker.port": 9, "tenants.store": "tenants.db"}
+    config = private(load_config(None, None, given))
+    # It has no key to ask with.
+    assert config.tenants.store == ""
     assert {config.gateway.port, config.scheduler.port, config.worker.port} == {0}
     assert config.gateway.host == "127.0.0.1"
     assert len({member.settings.port for member in layout(config)}) == 3
@@ -115,6 +118,14 @@ def test_a_service_that_others_can_reach_says_so(host):
         process.communicate(timeout=30)
     warnings = [(line["level"], line["host"]) for line in lines if line["event"] == "listens_publicly"]
     assert warnings == ([] if host == "127.0.0.1" else [("warning", host)])
+
+
+def test_what_others_can_do_there_follows_from_the_keys():
+    open_, keyed = load_config(), load_config(None, None, {"tenants.store": "tenants.db"})
+    assert "it asks for no key" in public_note("gateway", open_)
+    assert "keys and texts can be read" in public_note("gateway", keyed)
+    for name in ("scheduler", "worker"):
+        assert "it asks for no key" in public_note(name, keyed)
 
 
 def test_up_says_why_a_service_failed_and_leaves_nothing(tmp_path):
