@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bench.simulated_device import SameToken
-from scheduler.actions import Action, NewSequence, Plan, ToGateway, TokenBatch, ToWorker
+from scheduler.actions import Action, NewSequence, Plan, Refused, ToGateway, TokenBatch, ToWorker
 from scheduler.admission import QueueBounds
 from scheduler.core import CoreSettings
 from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached, WorkerInfo
@@ -64,12 +64,18 @@ class CoreDriver:
     """A core with its flight recorder, workers, and a gateway that only counts."""
 
     def __init__(
-        self, infos: Sequence[WorkerInfo], *, plan_log_rounds: int, num_steps: int = 0, timed: bool = True
+        self,
+        infos: Sequence[WorkerInfo],
+        *,
+        plan_log_rounds: int,
+        num_steps: int = 0,
+        bounds: QueueBounds = _UNBOUNDED,
+        timed: bool = True,
     ) -> None:
         """`num_steps` as the setting scheduler.num_scheduler_steps. Without `timed` no `times` are kept, for who looks
         at memory: they are most of what grows here."""
         addresses = tuple(f"host:{index + 1}" for index in range(len(infos)))
-        settings = CoreSettings(addresses, Policy(num_steps, 0), _UNBOUNDED)
+        settings = CoreSettings(addresses, Policy(num_steps, 0), bounds)
         self.core, self._recorder = recorded_core(settings, plan_log_rounds)
         self.times = RoundTimes()
         self._timed = timed
@@ -97,6 +103,16 @@ class CoreDriver:
             self._last_key += 1
             events.append(Submitted(GATEWAY, submission(self._last_key, (7,) * length, max_tokens)))
         self._round(events)
+
+    def refuse(self, length: int) -> Took:
+        """What it takes to say no to a prompt of so many tokens, where no more may wait."""
+        event = Submitted(GATEWAY, submission(0, (7,) * length))
+        clock = Stopwatch()
+        *_, answer, _ = self.core.apply(event, self.now)
+        clock.lap()
+        assert isinstance(answer, ToGateway)
+        assert isinstance(answer.message, Refused)
+        return clock.laps[0]
 
     def step(self) -> None:
         """Every worker runs a step, if it can; each reports by itself, as on a real clock."""

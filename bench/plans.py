@@ -5,8 +5,8 @@
 
 Parts, each by itself: a. first tokens at low load; b. gaps between tokens; c. throughput, and what workers are idle;
 d. how soon a plan is revoked; e. a round of the core, 1,024 sequences running and 10,000 waiting; f. tokens that one
-scheduler carries; g. memory over a million sequences; h. prefix caching. The model is the embedded one on the CPU;
-simulated workers (bench/simulated_worker.py) have steps of 2 ms, in f of 10 ms.
+scheduler carries; g. memory over a million sequences; h. prefix caching; i. refusals. The model is the embedded one on
+the CPU; simulated workers (bench/simulated_worker.py) have steps of 2 ms, in f of 10 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import uvloop
 
 from bench.plan_mesh import Simulated
 from bench.plan_parts import first_tokens, prefix_caching, revocations, throughput, token_gaps
-from bench.scheduler_cost import SEQUENCES, carried, memory, round_cost
+from bench.scheduler_cost import SEQUENCES, carried, memory, refusals, round_cost
 from tercet.collector import settle
 
 Figures = dict[str, Any]
@@ -87,6 +87,11 @@ def _prefix_caching(seconds: float) -> Iterator[tuple[str, Figures]]:
         yield f"h. prefix caching, {shared} shared", uvloop.run(prefix_caching(hits, pairs))
 
 
+def _refusals(_seconds: float) -> Iterator[tuple[str, Figures]]:
+    for length in (200, 8000):
+        yield f"i. refusals of {length:,} tokens beside 1,024 running", _apart(refusals, length)
+
+
 PARTS: dict[str, Callable[[float], Iterator[tuple[str, Figures]]]] = {
     "a": _first_tokens,
     "b": _token_gaps,
@@ -96,6 +101,7 @@ PARTS: dict[str, Callable[[float], Iterator[tuple[str, Figures]]]] = {
     "f": _carried,
     "g": _memory,
     "h": _prefix_caching,
+    "i": _refusals,
 }
 
 

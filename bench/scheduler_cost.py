@@ -16,6 +16,7 @@ from bench.core_driver import CoreDriver, Took
 from bench.figures import overlap, percentile
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.token_gateway import TokenGateway
+from scheduler.admission import QueueBounds
 from scheduler.events import WorkerInfo
 from scheduler.simulator.small import worker_info
 
@@ -70,6 +71,29 @@ def round_cost(
         for part in ("apply", "plan", "record", "whole"):
             figures |= _milliseconds(f"{name}_{part}", [getattr(each, part) for each in times])
     return figures | _milliseconds("checkpoint", checkpoints)
+
+
+def refusals(length: int, running: int = RUNNING, rounds: int = 500, each: int = 10) -> dict[str, float]:
+    """Milliseconds that the core takes to say no to a prompt of `length` tokens where the queue has no room for it, and
+    those of the rounds beside it, without newcomers: `each` refusals for each step of 10 ms."""
+    driver = CoreDriver(
+        [big_worker(0, running)], plan_log_rounds=PLAN_LOG_ROUNDS, bounds=QueueBounds(2 * running, 10**12)
+    )
+    # They all still run at the end, and one waits.
+    driver.submit([(64, 900)] * (running + 1))
+    for _ in range(100):
+        driver.step()
+    driver.submit([(64, 900)] * (2 * running - 1))
+    gc.collect()
+    gc.freeze()
+    driver.times.clear()
+    took = []
+    for _ in range(rounds):
+        driver.step()
+        took += [driver.refuse(length) for _ in range(each)]
+    gc.unfreeze()
+    whole = [each.whole for each in driver.times.steady]
+    return _milliseconds("refusal", took) | _milliseconds("steady_whole", whole)
 
 
 def _milliseconds(name: str, times: Sequence[Took]) -> dict[str, float]:
