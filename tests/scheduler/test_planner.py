@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hypothesis import given, settings
@@ -83,6 +85,18 @@ def columns(*rows: Row, lone: bool | None = None) -> Running:
     )
 
 
+def in_turn(rows: Sequence[Row], waiting: Sequence[Candidate]) -> list[int]:
+    """The keys of all as they are served: newcomers as given, each other before the first of these that is less urgent."""
+    keys = [each.sequence_id for each in waiting]
+    for row in sorted(rows, key=lambda row: row.key, reverse=True):
+        behind = [index for index, each in enumerate(waiting) if each.urgency > (float(row.key), row.key)]
+        follower = keys.index(waiting[behind[0]].sequence_id) if behind else len(keys)
+        # Those that are less urgent were put in before it, and come behind it.
+        before = [keys.index(other.key) for other in rows if other.key > row.key]
+        keys.insert(min([follower, *before]), row.key)
+    return keys
+
+
 def credits_for(available: int, sequences: int, *, settled: bool = True) -> Credits:
     return Credits(available, sequences, settled)
 
@@ -105,6 +119,41 @@ def test_a_prompt_that_fits_starts_and_joins_and_decodes_in_the_same_plan() -> N
     assert decision.chunks == ((2, 20),)
     assert decision.join == decision.start == (2,)
     assert decision.num_steps == 8
+
+
+def test_newcomers_are_served_as_they_are_given_whatever_their_urgency() -> None:
+    waiting = [candidate(5, 10, 20, 9.0), candidate(4, 10, 20, 1.0), candidate(6, 10, 20, 3.0)]
+    decision = make_plan(columns(prefill(2, 10), prefill(12, 10)), waiting, credits_for(PLENTY, 2), LIMITS, POLICY)
+    # One prefill is more urgent than the first of them, the other than none.
+    assert [key for key, _ in decision.chunks] == [2, 5, 4, 6, 12]
+    assert decision.start == (5, 4, 6)
+
+
+def test_a_class_has_its_part_of_a_step_with_decodes_and_holds_up_nobody() -> None:
+    rag = {"class_name": "rag", "class_tokens": 12}
+    begun = Prefill(2, (2.0, 2), 30, 100, joined=True, class_name="rag", class_tokens=12)
+    waiting = [candidate(4, 8, 20, **rag), candidate(5, 8, 20, **rag), candidate(6, 8, 20)]
+
+    def chunks(*rows: Row, prefills: tuple[Prefill, ...] = (), num_steps: int = 1) -> tuple[tuple[int, int], ...]:
+        running = replace(columns(*rows), prefills=prefills)
+        decision = make_plan(running, waiting, credits_for(PLENTY, 1), LIMITS, Policy(8, 40))
+        assert decision.num_steps == num_steps
+        assert set(decision.start) == set(dict(decision.chunks)) - {2}
+        return decision.chunks
+
+    assert chunks(decoder(1)) == ((4, 8), (5, 4), (6, 8))
+    assert chunks(decoder(1), prefills=(begun,)) == ((2, 12), (6, 8))
+    assert chunks(decoder(1), prefills=(begun._replace(left=9),)) == ((2, 9), (4, 3), (6, 8))
+    # Nobody decodes: there is no gap to keep short.
+    assert chunks(num_steps=8) == ((4, 8), (5, 8), (6, 8))
+
+
+def test_a_plan_is_as_long_as_the_classes_in_it_allow() -> None:
+    running = replace(columns(decoder(1), decoder(2)), max_steps=3)
+    assert make_plan(running, [], credits_for(PLENTY, 2), LIMITS, POLICY).num_steps == 3
+    long_quiet = Forecast(quiet_steps=30, step_seconds=0.001)
+    assert make_plan(running, [], credits_for(PLENTY, 2), LIMITS, ADAPTIVE, long_quiet).num_steps == 3
+    assert make_plan(running, [], credits_for(PLENTY, 2), LIMITS, Policy(2, 0)).num_steps == 2
 
 
 def test_a_prompt_that_does_not_fit_takes_what_is_left_and_keeps_the_plan_short() -> None:
@@ -328,7 +377,7 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         data.draw(st.sampled_from([None, -3, 5, 40])),
         data.draw(st.booleans()),
     )
-    # Prefills have the urgencies 0, 1, 2, ...: newcomers come before, between and behind them.
+    # Prefills have the urgencies 0, 1, 2, ...: newcomers are more urgent than some, and less than others.
     waiting = [
         candidate(
             100 + index,
@@ -339,12 +388,11 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
             swapped=swapped,
         )
         for index, (urgency, tokens, swapped) in enumerate(
-            sorted(
-                data.draw(st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 50), st.booleans()), max_size=4)),
-                key=lambda each: each[0],
-            )
+            data.draw(st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 50), st.booleans()), max_size=4))
         )
     ]
+    # Fairness may have put them in any order.
+    waiting = data.draw(st.permutations(waiting))
     releasing = data.draw(st.integers(0, 2))
     settled = not releasing and data.draw(st.booleans())
     account = Credits(data.draw(st.integers(-5, 120)), count + releasing, settled)
@@ -362,8 +410,9 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     # Each takes its slots when it is its turn; a group that has lent them is not complete before they are free.
     slots = limits.max_running - (account.sequences - lent)
     owed = set()
-    urgency = {row.key: (float(row.key), row.key) for row in rows} | {key: each.urgency for key, each in starts.items()}
-    for key in sorted(urgency, key=urgency.__getitem__):
+    place = {key: index for index, key in enumerate(in_turn(rows, waiting))}
+    served_or_running = [key for key in place if key in by_key or key in starts]
+    for key in served_or_running:
         slots -= by_key[key].lent if key in by_key else starts[key].members
         if key in starts:
             assert slots >= 0
@@ -415,13 +464,13 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         assert all(each.swapped or chunks[key] == each.tokens for key, each in starts.items())
     # Joins: the new ones, and those in doubt that get a chunk.
     assert set(decision.join) == set(starts) | {key for key in chunks if key in by_key and not by_key[key].joined}
-    # Served in order of urgency, and the most urgent of all that has room advances.
-    assert [urgency[key] for key in chunks] == sorted(urgency[key] for key in chunks)
+    # Served in turn, and the first of all that has room advances.
+    assert [place[key] for key in chunks] == sorted(place[key] for key in chunks)
     prefilling = [row.key for row in rows if row.left and (row.key not in owed or row.key in chunks)]
-    served = sorted([*prefilling, *starts], key=urgency.__getitem__)
+    served = sorted([*prefilling, *starts], key=place.__getitem__)
     if served:
         assert served[0] in chunks or starts[served[0]].swapped
-    # Nobody takes what a more urgent one of them still needs.
+    # Nobody takes what one before it still needs.
     missing = [
         key
         for key in served
@@ -432,21 +481,20 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         behind = [each for each in served[served.index(key) + 1 :] if each in chunks]
         assert all(each in by_key and chunks[each] == 1 for each in behind)
     # From the first that is passed by one that gets a token now, prefill is capped; so is what it leaves to newcomers.
-    turns = {key: each for key, each in urgency.items() if key not in by_key or by_key[key].left}
-    turns |= {each.sequence_id: each.urgency for each in waiting}
     newest, before, passed = 0, 0, False
-    for key, (_, arrival) in sorted(turns.items(), key=lambda turn: turn[1]):
-        if arrival < newest:
+    for key in (key for key in place if key not in by_key or by_key[key].left):
+        # Its key is the place in the order of arrival, too.
+        if key < newest:
             passed = True
             assert sum(chunks.values()) <= max(before, cap)
             break
         before += chunks.get(key, 0)
         if key in served and key not in missing and key not in owed:
-            newest = max(newest, arrival)
+            newest = max(newest, key)
     # A newcomer that was left behind lacks a slot, a token of the step, or blocks.
     if len(waiting) > len(starts):
         left_out = waiting[len(starts)]
-        turn = [key for key in urgency if urgency[key] < left_out.urgency]
+        turn = [key for key in served_or_running if place[key] < place[left_out.sequence_id]]
         slots = limits.max_running - (account.sequences - lent)
         slots -= sum(by_key[key].lent if key in by_key else starts[key].members for key in turn)
         size_now = left_out.blocks(1, size) + count + started

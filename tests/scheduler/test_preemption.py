@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.preemption import Holder, choose_victims, prefer_swap
+from scheduler.preemption import Holder, choose_victims, choose_yielding, prefer_swap
 
 
 def holder(key: int, **changes: Any) -> Holder:
@@ -87,6 +87,39 @@ def test_no_victim_too_many_and_never_all(rows: list[tuple[int, int, bool, int, 
         assert all(each.shielded for each in kept)
     for mine, other in ((mine, other) for mine in chosen for other in kept if mine.shielded == other.shielded):
         assert (mine.rank, mine.priority, -mine.lost_tokens) >= (other.rank, other.priority, -other.lost_tokens)
+
+
+def yielding(*holders: Holder, slots: int = 1, blocks: int = 0, rank: int = 0) -> list[int] | None:
+    """Who makes room for one of that rank, whose claim is older than those of holders from 10 on."""
+    chosen = choose_yielding(holders, rank, (0.0, 10), slots, blocks)
+    return None if chosen is None else [each.sequence_ids[0] for each in chosen]
+
+
+def low(key: int, **changes: Any) -> Holder:
+    """One that makes room."""
+    return holder(key, **{"rank": 2, "yields": True, **changes})
+
+
+def test_a_higher_rank_makes_room_for_a_lower_one() -> None:
+    assert yielding(low(11), low(12), low(13)) == [13]
+    assert yielding(low(11), low(12, rank=1)) == [11]
+    assert yielding(low(11), low(12), slots=2) == [12, 11]
+    assert yielding(low(11), slots=0) == []
+    # Each gives its blocks, and the one that it kept to grow by.
+    assert yielding(low(11, blocks=3), low(12), slots=0, blocks=3) == [12, 11]
+    assert yielding(low(11, blocks=3), low(12), slots=0, blocks=2) == [12]
+    group = low(11, sequence_ids=(11, 12, 13))
+    assert yielding(group, slots=3) == [11]
+
+
+def test_who_is_as_important_more_urgent_shielded_or_not_preemptible_stays() -> None:
+    assert yielding(low(11, rank=0)) is None
+    assert yielding(low(11), rank=2) is None
+    assert yielding(low(9)) is None
+    assert yielding(low(11, shielded=True)) is None
+    assert yielding(low(11, yields=False)) is None
+    # Nobody loses anything where that is not enough.
+    assert yielding(low(11), low(12, shielded=True), slots=2) is None
 
 
 def test_blocks_move_to_host_memory_where_that_is_cheaper() -> None:
