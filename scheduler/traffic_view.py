@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import attrgetter
 
-from .sequence import Request, Sequence
+from .sequence import Request
 from .state import MeshState
 from .traffic import Counts, Service
 from .traffic_class import TrafficClass
+from .waiting import Line
+
+_ARRIVED_AT = attrgetter("request.arrived_at")
 
 
 @dataclass(slots=True)
@@ -111,39 +116,45 @@ def _total(mesh: MeshState, tenant: str | None) -> int:
 
 
 def _loads(mesh: MeshState) -> dict[tuple[str | None, str], Load]:
-    """What is there of each tenant and class that has something."""
+    """What is there of each tenant and class that has something. Takes no time for each that waits, but to find the
+    oldest."""
     known = mesh.traffic.tenants
     loads: defaultdict[tuple[str | None, str], Load] = defaultdict(Load)
 
-    def load_of(request: Request) -> Load:
-        tenant = request.tenant.tenant
-        return loads[tenant if tenant in known else None, request.traffic_class.name]
+    def load_of(tenant: str, traffic_class: str) -> Load:
+        return loads[tenant if tenant in known else None, traffic_class]
 
+    def load_for(request: Request) -> Load:
+        return load_of(request.tenant.tenant, request.traffic_class.name)
+
+    # Of these something is on a worker.
     running: dict[Request, None] = {}
     for worker in mesh.fleet.workers.values():
         held = worker.ledger.held_blocks
         for sequence in worker.sequences.values():
             running[sequence.request] = None
-            load_of(sequence.request).blocks += held.get(sequence.sequence_id, 0)
+            load_for(sequence.request).blocks += held.get(sequence.sequence_id, 0)
     started = dict(running)
     for pool in mesh.fleet.pools.values():
-        waiting: dict[Request, None] = {}
-        for sequence in pool.waiting:
-            load = load_of(sequence.request)
-            load.tokens_waiting += len(sequence.token_ids)
-            _note_waiting(load, sequence, waiting, started)
-        for request in waiting:
-            load_of(request).requests_waiting += 1
+        for name, queue in pool.waiting.classes.items():
+            for tenant, line in queue.waiting.items():
+                started.update(_note_line(load_of(tenant, name), line))
     for request in running:
-        load_of(request).requests_running += 1
+        load_for(request).requests_running += 1
     for request in started:
-        load_of(request).generated_tokens += sum(sequence.generated for sequence in request.sequences)
+        load_for(request).generated_tokens += sum(sequence.generated for sequence in request.sequences)
     return dict(loads)
 
 
-def _note_waiting(load: Load, sequence: Sequence, waiting: dict[Request, None], started: dict[Request, None]) -> None:
-    waiting[sequence.request] = None
-    if sequence.placements:
-        started[sequence.request] = None
-    elif load.oldest is None or sequence.request.arrived_at < load.oldest:
-        load.oldest = sequence.request.arrived_at
+def _note_line(load: Load, line: Line) -> dict[Request, None]:
+    """Adds what waits in a line. Returns those that have been on a worker before."""
+    # They come first, and their outputs one by one.
+    back = list(takewhile(lambda sequence: sequence.placements, line.sequences))
+    newcomers = line.sequences[len(back) :]
+    returned = dict.fromkeys(sequence.request for sequence in back)
+    load.requests_waiting += len(returned) + len(newcomers)
+    load.tokens_waiting += line.num_tokens
+    if newcomers:
+        oldest = min(map(_ARRIVED_AT, newcomers))
+        load.oldest = oldest if load.oldest is None else min(load.oldest, oldest)
+    return returned

@@ -17,7 +17,7 @@ from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import ANYONE, TenantPlan
 from scheduler.traffic import RECENT_SPANS, SPAN_SECONDS, Counts, Promise, Traffic
 from scheduler.traffic_class import CLASSES, Target, TrafficClass
-from scheduler.traffic_view import ClassView, TrafficView
+from scheduler.traffic_view import ClassView, Load, TrafficView
 
 CHAT = TrafficClass("chat", 0, 0.0, ttft=Target(1.0), gap=Target(0.1))
 
@@ -163,14 +163,16 @@ def test_tenants_that_are_gone_are_one() -> None:
     assert set(traffic.tenants) == {"acme", None}
 
 
-def total(counts: Counts) -> dict[str, Any]:
+def numbers(counts: Counts) -> Counter[str]:
     """All that can be added, by name."""
-    promises = counts.promises
-    numbers = {
-        name: getattr(counts, name)
-        for name in ("accepted", "served", "cancelled", "generated_tokens", "wasted_tokens", "prompt_tokens")
-    }
-    return {**numbers, "refused": counts.refused, "failed": counts.failed, "request": promises.request.kept}
+    names = ("accepted", "served", "cancelled", "generated_tokens", "wasted_tokens", "prompt_tokens", "cached_tokens")
+    found = Counter({name: getattr(counts, name) for name in names})
+    for kind, by_reason in (("refused", counts.refused), ("failed", counts.failed)):
+        found.update({f"{kind} {reason}": count for reason, count in by_reason.items()})
+    for name in ("ttft", "gap", "request"):
+        promise = getattr(counts.promises, name)
+        found.update({f"{name} kept": promise.kept, f"{name} broken": promise.broken})
+    return +found
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -179,28 +181,21 @@ def test_whatever_happens_every_request_is_counted_once(seed: int) -> None:
     mesh.run()
     calls = [call for gateway in mesh.gateways.values() for call in gateway.calls.values()]
     view = mesh.core.traffic(mesh.now, 10)
-    accepted, refused = Counter[str](), Counter[str]()
-    for call in calls:
-        name = call.submission.traffic_class or "interactive"
-        accepted[name] += call.accepted
-        refused[name] += call.refused is not None
-    for each in view.classes:
-        assert each.traffic_class is not None
-        name, counts = each.traffic_class.name, each.counts
-        assert counts.accepted == accepted[name]
-        assert sum(counts.refused.values()) == refused[name]
+    classes = {"" if each.traffic_class is None else each.traffic_class.name: each.counts for each in view.classes}
+    for name, counts in classes.items():
         assert counts.accepted == counts.served + counts.cancelled + sum(counts.failed.values())
-        of_tenants = [tenant.counts for tenant in view.tenants if tenant.traffic_class == name]
-        assert [total(counts)] == list(map(total, of_tenants)) or counts == Counts()
+        of_tenants = [numbers(each.counts) for each in view.tenants if each.traffic_class == name]
+        assert sum(of_tenants, Counter()) == numbers(counts)
+    assert sum(counts.accepted for counts in classes.values()) == sum(call.accepted for call in calls)
+    assert sum(counts.accepted for counts in classes.values()) == mesh.core.view().requests_finished
+    reasons = Counter(call.refused for call in calls if call.refused is not None)
+    assert sum((Counter(counts.refused) for counts in classes.values()), Counter()) == reasons
     # What was sent is what was counted, but for gateways that went away: they saw less.
     sent = sum(len(output.tokens) for call in calls for output in call.outputs)
-    generated = sum(each.counts.generated_tokens for each in view.classes)
+    generated = sum(counts.generated_tokens for counts in classes.values())
     lost = any(gateway.lost for gateway in mesh.gateways.values())
     assert generated >= sent if lost else generated == sent
-    finished = mesh.core.view().requests_finished
-    assert sum(each.counts.accepted for each in view.classes) == finished
-    assert all(each.load.requests_running == each.load.requests_waiting == 0 for each in view.classes)
-    assert all(each.load.blocks == each.load.generated_tokens == 0 for each in view.classes)
+    assert all(each.load == Load() for each in (*view.classes, *view.tenants))
 
 
 def class_of(view: TrafficView, name: str) -> ClassView:
