@@ -114,6 +114,22 @@ class TenantTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastQuality:
+    """How good the forecasts of first tokens of one pool were lately."""
+
+    model: str
+    model_revision: str
+    # Those that came true; 0: the errors mean nothing.
+    count: int
+    # As parts of the actual time: half were off by less; the median with its sign, above 0 for too much.
+    median_error: float
+    median_bias: float
+    # Requests that were to be refused for it and were let in since the start, and those of them that were in time.
+    tried: int
+    tried_in_time: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficInfo:
     """What classes and tenants ask for and get. Two of one epoch make rates."""
 
@@ -124,6 +140,7 @@ class TrafficInfo:
     tenants: tuple[TenantTraffic, ...]
     # Tenants that are left out.
     tenants_omitted: int
+    forecasts: tuple[ForecastQuality, ...] = ()
 
 
 def from_traffic(traffic: pb.Traffic) -> TrafficInfo:
@@ -153,6 +170,18 @@ def from_traffic(traffic: pb.Traffic) -> TrafficInfo:
             for each in traffic.tenants
         ),
         tenants_omitted=traffic.tenants_omitted,
+        forecasts=tuple(
+            ForecastQuality(
+                model=each.model,
+                model_revision=each.model_revision,
+                count=each.count,
+                median_error=each.median_error,
+                median_bias=each.median_bias,
+                tried=each.tried,
+                tried_in_time=each.tried_in_time,
+            )
+            for each in traffic.forecasts
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from tercet.cli.top_rates import Flow, Moment, Rates
 from tercet.cli.top_words import NOTHING, amount, duration, percent
 from tercet.messages import WorkerInfo
-from tercet.traffic import ClassTraffic, Counts, Load, Promise, TenantTraffic
+from tercet.traffic import ClassTraffic, Counts, ForecastQuality, Load, Promise, TenantTraffic
 
 # Narrower than that, columns that can be done without are left out.
 WIDE = 110
@@ -48,9 +48,10 @@ class Picture:
         workers, classes = self.moment.fleet.workers, self.moment.traffic.classes
         shown = [each for each in classes if each.name]
         tenants = _tenants(self.moment, self.rates)
-        problems = [line for each in classes if (line := _refusals(each, self.rates)) is not None]
+        notes = [line for each in classes if (line := _refusals(each, self.rates)) is not None]
+        notes += [_forecast(each) for each in self.moment.traffic.forecasts if each.count]
         # Title and summary, three gaps, two headings.
-        left = None if self.height is None else self.height - 7 - len(shown) - len(problems)
+        left = None if self.height is None else self.height - 7 - len(shown) - len(notes)
         if left is None:
             num_workers = len(workers)
         else:
@@ -61,7 +62,7 @@ class Picture:
         yield Text()
         with_rates = self.rates is not None
         yield _table(_CLASS_COLUMNS, [_ClassRow.of(each, self.rates) for each in shown], width, rates=with_rates)
-        yield from problems
+        yield from notes
         if tenants:
             yield Text()
             rows = _fitted(tenants, left, self.moment.traffic.tenants_omitted)
@@ -140,6 +141,15 @@ def _refusals(traffic: ClassTraffic, rates: Rates | None) -> Text | None:
     most = sorted(refused.items(), key=lambda item: item[1], reverse=True)
     reasons = ", ".join(f"{reason} {amount(number)}{unit}" for reason, number in most)
     return Text(f"refused {traffic.name or 'of no class'}: {reasons}", "yellow", no_wrap=True, overflow="ellipsis")
+
+
+def _forecast(quality: ForecastQuality) -> Text:
+    high = "high" if quality.median_bias > 0 else "low"
+    words = f"forecast of TTFT for {quality.model}: off by {quality.median_error * 100:.0f} %"
+    words += f", {abs(quality.median_bias) * 100:.0f} % too {high} (medians of {quality.count})"
+    if quality.tried:
+        words += f"; of {quality.tried} to be refused and tried {quality.tried_in_time} were in time"
+    return Text(words, no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from tercet.messages import FleetInfo, WorkerInfo
 from tercet.traffic import (
     ClassTraffic,
     Counts,
+    ForecastQuality,
     Load,
     Promise,
     Promises,
@@ -56,5 +57,8 @@ def moment(
     workers: tuple[WorkerInfo, ...] = (),
     epoch: int = 1,
     tenants_omitted: int = 0,
+    forecasts: tuple[ForecastQuality, ...] = (),
 ) -> Moment:
-    return Moment(FleetInfo(2, 4, 17, 1, workers), TrafficInfo(epoch, uptime_s, classes, tenants, tenants_omitted))
+    return Moment(
+        FleetInfo(2, 4, 17, 1, workers), TrafficInfo(epoch, uptime_s, classes, tenants, tenants_omitted, forecasts)
+    )

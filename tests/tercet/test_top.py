@@ -41,6 +41,9 @@ def traffic(gateway: Any) -> pb.Traffic:
     for tenant in ("acme", None):
         gateway.traffic.tenants.add(tenant_id=tenant, traffic_class="interactive", load=load, counts=counts)
     gateway.traffic.tenants_omitted = 3
+    gateway.traffic.forecasts.add(
+        model="fake", count=9, median_error=0.25, median_bias=-0.125, tried=4, tried_in_time=1
+    )
     return gateway.traffic
 
 
@@ -77,6 +80,8 @@ def test_once_as_json_it_tells_all_that_the_gateway_told(gateway: Any) -> None:
     assert chat["targets"]["ttft_s"] == 1.0
     assert [each["tenant"] for each in told["traffic"]["tenants"]] == ["acme", None]
     assert told["traffic"]["tenants_omitted"] == 3
+    (forecast,) = told["traffic"]["forecasts"]
+    assert (forecast["median_error"], forecast["median_bias"], forecast["tried_in_time"]) == (0.25, -0.125, 1)
 
 
 def test_nothing_to_wait_for_is_a_queue_without_an_oldest(gateway: Any) -> None:

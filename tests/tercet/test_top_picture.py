@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tercet.cli.top_picture import Picture
 from tercet.cli.top_rates import Moment, rates_between
-from tercet.traffic import Load, Promise, Promises, Spread, Targets
+from tercet.traffic import ForecastQuality, Load, Promise, Promises, Spread, Targets
 
 KEPT = Promises(Promise(96, 4), Promise(90, 10), Promise(88, 12))
 
@@ -131,6 +131,18 @@ def test_a_lost_mesh_is_shown_with_what_was_seen_last() -> None:
     lines = drawn(Picture("gate:1", busy(60.0), problem="GATEWAY_LOST: no gateway answers"))
     assert lines[0] == "tercet gate:1  up 60 s  GATEWAY_LOST: no gateway answers"
     assert row(lines, "interactive")
+
+
+def test_how_good_forecasts_are() -> None:
+    known = ForecastQuality("llama", "f00", 256, 0.12, -0.034, 0, 0)
+    tried = ForecastQuality("qwen", "f00", 40, 1.3, 1.2, 5, 1)
+    unknown = ForecastQuality("phi", "f00", 0, 0.0, 0.0, 0, 0)
+    lines = drawn(Picture("gate:1", moment(forecasts=(known, tried, unknown))), width=120)
+    assert lines[-2:] == [
+        "forecast of TTFT for llama: off by 12 %, 3 % too low (medians of 256)",
+        "forecast of TTFT for qwen: off by 130 %, 120 % too high (medians of 40); of 5 to be refused and tried"
+        " 1 were in time",
+    ]
 
 
 def test_a_promise_that_is_broken_too_often_is_red() -> None:
