@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tercet.cli.root import main
+from tercet.class_settings import DEFAULT_CLASSES, class_fields
 from tercet.config import ENV_PREFIX, load_config, setting_keys
 
 if sys.version_info >= (3, 11):
@@ -91,6 +92,18 @@ def test_no_documented_setting_is_gone():
         for name in re.findall(r"^\| `(\w+)` \|", block.split("\n## ")[0], re.MULTILINE)
     }
     assert documented == set(setting_keys())
+
+
+def test_classes_are_documented_with_their_defaults():
+    block = _read("docs/configuration.md").split("## [classes.NAME]")[1].split("\n## ")[0]
+    rows = {line.split("|")[1].strip(): line for line in block.splitlines() if line.startswith("| `")}
+    assert rows.keys() == {f"`{name}`" for name in (*class_fields(), *DEFAULT_CLASSES)}
+    for name, item in class_fields().items():
+        assert f"| `{item.default}` | {item.metadata['help']} |" in rows[f"`{name}`"]
+    for name, settings in DEFAULT_CLASSES.items():
+        for key, item in class_fields().items():
+            value = getattr(settings, key)
+            assert (value == item.default and key != "rank") or f"`{key} = {str(value).lower()}`" in rows[f"`{name}`"]
 
 
 def test_the_example_file_is_valid():
