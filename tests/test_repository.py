@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tercet.cli.root import main
 from tercet.class_settings import DEFAULT_CLASSES, class_fields
+from tercet.cli.root import main
 from tercet.config import ENV_PREFIX, load_config, setting_keys
 
 if sys.version_info >= (3, 11):
@@ -100,9 +100,9 @@ def test_classes_are_documented_with_their_defaults():
     assert rows.keys() == {f"`{name}`" for name in (*class_fields(), *DEFAULT_CLASSES)}
     for name, item in class_fields().items():
         assert f"| `{item.default}` | {item.metadata['help']} |" in rows[f"`{name}`"]
-    for name, settings in DEFAULT_CLASSES.items():
+    for name, made in DEFAULT_CLASSES.items():
         for key, item in class_fields().items():
-            value = getattr(settings, key)
+            value = getattr(made, key)
             assert (value == item.default and key != "rank") or f"`{key} = {str(value).lower()}`" in rows[f"`{name}`"]
 
 
