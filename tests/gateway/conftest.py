@@ -128,6 +128,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.forecast_us: int | None = None
         self.plan_log: list[bytes] = []
         self.plan_log_failure: errors.RequestError | None = None
+        self.traffic_failure: errors.RequestError | None = None
         self.plan_log_left = asyncio.Event()
         self.parts_sent = 0
         self.dump: Callable[[Any, Any], AsyncIterator[operations_pb2.PlanLogPart]] = self.send_plan_log
@@ -198,6 +199,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GetFleet(self, request: Any, context: Any) -> operations_pb2.Fleet:
         return operations_pb2.Fleet(requests_running=len(self.sequences))
+
+    async def GetTraffic(self, request: Any, context: Any) -> operations_pb2.Traffic:
+        if self.traffic_failure is not None:
+            await rpc.abort(context, self.traffic_failure)
+        return operations_pb2.Traffic(epoch=self.epoch, uptime_seconds=2.5, tenants_omitted=request.max_tenants)
 
     async def DumpPlanLog(self, request: Any, context: Any) -> AsyncIterator[operations_pb2.PlanLogPart]:
         try:
