@@ -126,6 +126,7 @@ class Generation:
                 model_revision=model.revision,
                 prompt_token_ids=ids,
                 max_tokens=max_tokens,
+                max_tokens_open=request.stop.max_tokens is None,
                 stop_token_ids=tuple(dict.fromkeys((*ends, *request.stop.token_ids))),
                 temperature=request.sampling.temperature,
                 top_p=request.sampling.top_p,

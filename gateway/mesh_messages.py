@@ -36,6 +36,8 @@ class Submission:
     model_revision: str
     prompt_token_ids: list[int]
     max_tokens: int
+    # The client left it open.
+    max_tokens_open: bool
     stop_token_ids: tuple[int, ...]
     temperature: float
     top_p: float
@@ -78,6 +80,7 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
         model_revision=submission.model_revision,
         prompt_token_ids=submission.prompt_token_ids,
         max_tokens=submission.max_tokens,
+        max_tokens_open=submission.max_tokens_open,
         stop_token_ids=submission.stop_token_ids,
         sampling=sequence_pb2.Sampling(
             temperature=submission.temperature,

@@ -54,7 +54,7 @@ from .fleet_view import FleetView
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request
-from .sizes import check_sizes, check_vocabulary
+from .sizes import check_sizes, check_vocabulary, fit_to_plan
 from .state import MeshState
 from .tenant import TenantPlan
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
@@ -226,6 +226,7 @@ class Core:
         traffic_class = self._class_of(submission, plan)
         submission = clamp_priority(submission, plan)
         pool = find_pool(submission, self._mesh.fleet)
+        submission = fit_to_plan(submission, pool, plan)
         check_sizes(submission, pool, plan)
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise errors.DeadlineError("the deadline had passed when the request arrived")

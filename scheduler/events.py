@@ -68,6 +68,8 @@ class Submission:
     prefix_salt: bytes
     # Sequences to generate; number i draws with seed sampling.seed + i.
     n: int = 1
+    # Whether max_tokens is but what a worker has room for, since the client left it open.
+    max_tokens_open: bool = False
     # Empty: the default class.
     traffic_class: str = ""
     # Lower is served earlier and preempted later.

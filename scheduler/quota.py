@@ -13,6 +13,11 @@ MINUTE_S = 60.0
 DEBT = 0.25
 
 
+def most_at_once(tokens_per_minute: int) -> int:
+    """Tokens that one request may use at worst under that limit."""
+    return int(tokens_per_minute * (1 + DEBT))
+
+
 @dataclass(slots=True, eq=False)
 class Bucket:
     """Holds at most `per_minute`, and gets that much in a minute. `level` was right at `filled_at`, in seconds."""
@@ -71,9 +76,10 @@ class TokenBucket(Bucket):
         """How far below empty it may go at worst."""
         return self.per_minute * DEBT
 
-    def can_ever_hold(self, most: int) -> bool:
-        """Whether a request that may use so much can be let in when nothing else is under way."""
-        return most <= self.per_minute + self.debt
+    @property
+    def most_at_once(self) -> int:
+        """What a request may use at worst to be let in when nothing else is under way."""
+        return most_at_once(self.per_minute)
 
     def expected(self, tokens: int) -> int:
         """What is taken for a request of so many: a full bucket is enough."""

@@ -165,6 +165,7 @@ def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
         model_revision=submit.model_revision,
         prompt_token_ids=tuple(submit.prompt_token_ids),
         max_tokens=submit.max_tokens,
+        max_tokens_open=submit.max_tokens_open,
         stop_token_ids=tuple(submit.stop_token_ids),
         sampling=sampling_from_proto(submit.sampling),
         deadline_s=submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None,

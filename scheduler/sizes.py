@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tercet import errors
 
 from .credits import blocks_for
 from .events import Submission
 from .fleet import Pool, Worker
+from .quota import most_at_once
 from .tenant import TenantPlan
 
 
@@ -92,11 +95,34 @@ def _check_workers(submission: Submission, pool: Pool) -> None:
     )
 
 
+def fit_to_plan(submission: Submission, pool: Pool, plan: TenantPlan) -> Submission:
+    """The request with as many max_tokens as the plan can ever allow, if its client left them open; at least one."""
+    if not submission.max_tokens_open:
+        return submission
+    prompt, room = len(submission.prompt_token_ids), [submission.max_tokens]
+    if plan.max_context:
+        room.append(plan.max_context - prompt)
+    if plan.tokens_per_minute:
+        room.append((most_at_once(plan.tokens_per_minute) - prompt) // max(1, submission.n))
+    if plan.kv_share:
+        room.append(_granted_blocks(pool, plan.kv_share) * _largest(pool).info.block_size - prompt)
+    granted = max(1, min(room))
+    return submission if granted == submission.max_tokens else replace(submission, max_tokens=granted)
+
+
+def _largest(pool: Pool) -> Worker:
+    return max(pool.live, key=lambda worker: worker.info.num_blocks * worker.info.block_size)
+
+
+def _granted_blocks(pool: Pool, share: float) -> int:
+    """The part of the pool's blocks that one tenant may hold."""
+    return int(share * sum(worker.info.num_blocks for worker in pool.live))
+
+
 def _check_share(submission: Submission, pool: Pool, share: float) -> None:
-    """Whether the request fits in the part of the pool's blocks that one tenant may hold."""
+    """Whether the request fits in its tenant's part of the pool's blocks."""
     prompt, n = len(submission.prompt_token_ids), submission.n
-    largest = max(pool.live, key=lambda worker: worker.info.num_blocks * worker.info.block_size)
-    granted = int(share * sum(worker.info.num_blocks for worker in pool.live))
+    largest, granted = _largest(pool), _granted_blocks(pool, share)
     needed = _least_blocks(prompt, prompt + submission.max_tokens, n, largest)
     if needed > granted:
         raise errors.KvNeverFitsError(

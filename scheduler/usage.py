@@ -86,14 +86,14 @@ class Usage:
         self.outputs.setdefault(traffic_class, Mean()).add(length)
 
     def _check_tokens(self, bucket: TokenBucket, demand: Demand, traffic_class: str, now: float) -> None:
-        if not bucket.can_ever_hold(demand.most):
+        if demand.most > bucket.most_at_once:
             raise errors.TenantQuotaError(
                 f"a prompt of {demand.prompt} tokens and {demand.n} x max_tokens {demand.max_tokens} may use"
-                f" {demand.most} tokens; the plan never allows more than {int(bucket.per_minute + bucket.debt)} at once"
+                f" {demand.most} tokens; the plan never allows more than {bucket.most_at_once} at once"
                 f" (tokens_per_minute {bucket.per_minute})",
                 metadata={
                     **self._names("tokens_per_minute", bucket.per_minute),
-                    "tokens_at_most": str(int(bucket.per_minute + bucket.debt)),
+                    "tokens_at_most": str(bucket.most_at_once),
                 },
             )
         level = bucket.level_for(self._expected(demand, traffic_class), demand.most)

@@ -98,7 +98,7 @@ async def test_submit_has_every_parameter_resolved(gateway: Any, scheduler: Any,
     assert (submit.model, submit.model_revision) == ("bytes", model.revision)
     assert submit.request_id.startswith("req-")
     assert (submit.sampling.temperature, submit.sampling.top_k, submit.sampling.top_p) == (0.5, 7, 1.0)
-    assert submit.max_tokens == 256 - 1
+    assert (submit.max_tokens, submit.max_tokens_open) == (256 - 1, True)
     assert list(submit.stop_token_ids) == [261]
     assert not submit.HasField("deadline_ms")
     request = pb.GenerateRequest(
@@ -111,6 +111,7 @@ async def test_submit_has_every_parameter_resolved(gateway: Any, scheduler: Any,
     submit = scheduler.sequences[1].submit
     assert submit.sampling == sequence_pb2.Sampling(temperature=0, top_p=0.5, top_k=3, min_p=0.25, seed=2**64 - 1)
     assert (list(submit.prompt_token_ids), submit.max_tokens, list(submit.stop_token_ids)) == ([1, 2], 2, [9])
+    assert not submit.max_tokens_open
     assert 0 < submit.deadline_ms <= 61_000  # gRPC rounds timeouts up on the wire
     assert token_ids == [1, 2]
     assert finished.outputs[0] == pb.OutputEnd(reason=LENGTH)

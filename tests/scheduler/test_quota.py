@@ -67,7 +67,7 @@ class TokenBucketMachine(RuleBasedStateMachine):
     def ask(self, prompt: int, most: int, expected: float) -> None:
         most += prompt
         tokens = prompt + int(expected * (most - prompt))
-        if not self.bucket.can_ever_hold(most):
+        if most > self.bucket.most_at_once:
             assert most > LIMIT * (1 + DEBT)
             return
         level = self.bucket.level_for(tokens, most)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from fleets import fleet_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.actions import PoolState
-from scheduler.admission import find_pool
+from scheduler.admission import demand_of, find_pool
 from scheduler.events import Submission, WorkerInfo
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.text import VOCAB
-from scheduler.sizes import check_sizes, check_vocabulary
+from scheduler.sizes import check_sizes, check_vocabulary, fit_to_plan
 from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.usage import fresh_usage
 from tercet import errors
 
 
@@ -144,3 +150,48 @@ def test_a_plan_may_want_less_of_the_pool() -> None:
             check_sizes(asked, pool, plan)
         assert caught.value.metadata["blocks_needed"] == "11"
         assert caught.value.retry_after_s is None
+
+
+def test_what_a_client_left_open_is_what_its_plan_allows() -> None:
+    # Two workers of 20 blocks of 4 tokens, with a context of 128.
+    pool = find_pool(submission(1), fleet_of(worker_info(num_blocks=20), worker_info(num_blocks=20)))
+
+    def granted(open_ended: bool = True, n: int = 1, **limits: Any) -> int:
+        asked = submission(1, (1,) * 20, 60, n=n, max_tokens_open=open_ended)
+        return fit_to_plan(asked, pool, TenantPlan("a", **limits)).max_tokens
+
+    assert granted() == 60
+    assert granted(max_context=50) == 30
+    assert granted(open_ended=False, max_context=50) == 60
+    assert granted(kv_share=0.3) == 12 * 4 - 20
+    # With its debt, 60 tokens.
+    assert granted(tokens_per_minute=48) == 40
+    assert granted(tokens_per_minute=48, n=2) == 20
+    assert granted(tokens_per_minute=48, n=2, max_context=60, kv_share=0.4) == 20
+    # What does not fit is refused for what it is.
+    assert granted(max_context=10) == 1
+
+
+@given(
+    prompt=st.integers(1, 40),
+    n=st.integers(1, 4),
+    context=st.integers(0, 130),
+    share=st.floats(0, 0.99),
+    tokens=st.integers(0, 300),
+)
+def test_what_is_granted_fits(prompt: int, n: int, context: int, share: float, tokens: int) -> None:
+    """Whatever the plan, an open request is refused only where one of a single token would be."""
+    pool = find_pool(submission(1), fleet_of(worker_info(num_blocks=24), worker_info(num_blocks=16)))
+    plan = TenantPlan("a", max_context=context, kv_share=share, tokens_per_minute=tokens)
+    room = 96 - prompt
+    granted = fit_to_plan(submission(1, (1,) * prompt, room, n=n, max_tokens_open=True), pool, plan)
+
+    def problem(asked: Submission) -> type[Exception] | None:
+        try:
+            check_sizes(asked, pool, plan)
+            fresh_usage(plan, 0.0).check(demand_of(asked), "rag", 0.0)
+        except errors.RequestError as error:
+            return type(error)
+        return None
+
+    assert problem(granted) == problem(replace(granted, max_tokens=1))
