@@ -58,7 +58,7 @@ def _dispatch_worker(
         running = running_view(worker, revoking=False, max_steps=_most_steps(pool, worker, dealt))
         decision = _decide(pool, worker, running, dealt, policy)
         if decision.shortage:
-            _release(worker, choose_victims(holders(worker, now), decision.shortage), actions)
+            _release(worker, choose_victims(holders(worker), decision.shortage), actions)
         if not decision.num_steps:
             return
         _send(pool, worker, running, dealt, decision, now, actions, revoke=False)

@@ -98,7 +98,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
             room.turn_to(sequence)
         opening = any(room.opens(sequence) for room in rooms.values())
         stake = pressing and order.due and sequence.request.traffic_class.ttft is not None
-        if not opening and not stake:
+        if not opening and (not stake or all(room.shut or room.tokens_left <= 0 for room in rooms.values())):
             order.pass_class()
             continue
         if shares.full(sequence):
@@ -152,7 +152,7 @@ def _make_room(places: list[Room], sequence: Sequence, now: float) -> bool:
     best: tuple[tuple[int, int], Room, tuple[Holder, ...]] | None = None
     if not sequence.suspect:
         for room in places:
-            victims = room.who_yields(sequence, now) if room.tokens_left > 0 and not room.shut else None
+            victims = room.who_yields(sequence, now)
             if victims is not None:
                 loss = sum(len(each.sequence_ids) for each in victims), sum(each.lost_tokens for each in victims)
                 if best is None or loss < best[0]:

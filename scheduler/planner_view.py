@@ -9,7 +9,7 @@ from .credits import blocks_for
 from .fair_order import aged
 from .fleet import Worker
 from .planner import Prefill, Running
-from .preemption import Holder
+from .preemption import Holder, first_to_go
 from .sequence import RUNNING, Sequence, State
 from .window import Expected
 
@@ -136,28 +136,36 @@ def _forking(worker: Worker, running: list[Sequence]) -> bool:
     return len(running) > 1 and worker.window.steps_worst(running[0].join_first) > 0
 
 
-def holders(worker: Worker, now: float) -> list[Holder]:
+def holders(worker: Worker) -> list[Holder]:
     """The worker's running sequences as those of whom some must give way; groups as one."""
+    return [_holder(worker, each) for each in worker.sequences.values() if each.state in RUNNING and not each.leader]
+
+
+def yielders(worker: Worker, now: float) -> list[Holder]:
+    """Those of them that make room for lower ranks, the first to go first. Not one that has waited as long as its class
+    lets others go ahead: it would come straight back, ahead of whom it made room for."""
+    return first_to_go(
+        _holder(worker, each)
+        for each in worker.sequences.values()
+        if each.request.traffic_class.preemptible
+        and each.state in RUNNING
+        and each.leader is None
+        and not aged(each.request, now)
+    )
+
+
+def _holder(worker: Worker, leader: Sequence) -> Holder:
+    length, traffic_class = len(leader.token_ids), leader.request.traffic_class
+    decoding = leader.state is State.DECODE
     size = worker.info.block_size
-    held = []
-    for sequence in worker.sequences.values():
-        if sequence.state not in RUNNING or sequence.leader is not None:
-            continue
-        length = len(sequence.token_ids)
-        decoding = sequence.state is State.DECODE
-        blocks = blocks_for(min(length + 1, sequence.max_length), size)
-        traffic_class = sequence.request.traffic_class
-        held.append(
-            Holder(
-                sequence_ids=tuple(each.sequence_id for each in sequence.group),
-                rank=traffic_class.rank,
-                priority=sequence.request.submission.priority,
-                urgency=sequence.urgency,
-                shielded=sequence.shielded,
-                lost_tokens=length - 1 if decoding else sequence.computed,
-                blocks=blocks + len(sequence.forks) * (blocks - length // size),
-                decoding=decoding,
-                yields=traffic_class.preemptible and not aged(sequence.request, now),
-            )
-        )
-    return held
+    blocks = blocks_for(min(length + 1, leader.max_length), size)
+    return Holder(
+        sequence_ids=tuple(each.sequence_id for each in leader.group),
+        rank=traffic_class.rank,
+        priority=leader.request.submission.priority,
+        urgency=leader.urgency,
+        shielded=leader.shielded,
+        lost_tokens=length - 1 if decoding else leader.computed,
+        blocks=blocks + len(leader.forks) * (blocks - length // size),
+        decoding=decoding,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .step_time import LEAST_SECONDS
@@ -24,23 +24,19 @@ class Holder(NamedTuple):
     blocks: int
     # It decodes, so that host memory can take it.
     decoding: bool
-    # Its class makes room for those of lower ranks, and it has not waited for as long as that class lets others go
-    # ahead.
-    yields: bool = False
 
 
 def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ...]:
     """Those whose going makes up for `shortage` blocks, in order; all but one if that is not enough.
 
-    The most urgent never goes. One that is shielded goes only after all that are not: nobody loses twice without a
-    token between while anybody else can help. Then by class, priority, and the work that would be lost; of equals the
-    latest.
+    The most urgent never goes. The others do in the order of `first_to_go`, so that nobody loses twice without a token
+    between while anybody else can help.
     """
     if not holders:
         return ()
     keep = min(holders, key=lambda each: each.urgency)
     victims = []
-    for each in sorted((each for each in holders if each is not keep), key=_first_to_go):
+    for each in first_to_go(each for each in holders if each is not keep):
         if shortage <= 0:
             break
         victims.append(each)
@@ -49,27 +45,37 @@ def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ..
 
 
 def choose_yielding(
-    holders: Sequence[Holder], rank: int, urgency: tuple[float, int], slots: int, blocks: int
+    yielders: Sequence[Holder], rank: int, urgency: tuple[float, int], slots: int, blocks: int
 ) -> tuple[Holder, ...] | None:
     """Those who make room for one whose promise is at stake: `slots`, and `blocks` besides one to grow by for each that
     stays. None if all that may are not enough: then nobody loses anything.
 
-    Only a higher rank, who is less urgent, makes room for a lower one, so that the most urgent of all never does; and
-    nobody who is shielded. The order is that of `choose_victims`.
+    `yielders` are in the order of `first_to_go`. Only a higher rank that is less urgent makes room for a lower one, so
+    that the most urgent of all never does; and nobody who is shielded.
     """
     victims = []
-    for each in sorted(holders, key=_first_to_go):
+    for each in yielders:
         if slots <= 0 and blocks <= 0:
             break
-        if each.yields and each.rank > rank and each.urgency > urgency and not each.shielded:
+        if each.rank > rank and each.urgency > urgency and not each.shielded:
             victims.append(each)
             slots -= len(each.sequence_ids)
             blocks -= each.blocks + len(each.sequence_ids)
     return tuple(victims) if slots <= 0 and blocks <= 0 else None
 
 
-def _first_to_go(each: Holder) -> tuple[object, ...]:
-    return each.shielded, -each.rank, -each.priority, each.lost_tokens, (-each.urgency[0], -each.urgency[1])
+def first_to_go(holders: Iterable[Holder]) -> list[Holder]:
+    """Those that are shielded last; then by class, priority, and the work that would be lost; of equals the latest."""
+    return sorted(
+        holders,
+        key=lambda each: (
+            each.shielded,
+            -each.rank,
+            -each.priority,
+            each.lost_tokens,
+            (-each.urgency[0], -each.urgency[1]),
+        ),
+    )
 
 
 def prefer_swap(

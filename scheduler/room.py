@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from .credits import blocks_for
 from .fleet import Worker
 from .planner import Policy, prefill_cap
-from .planner_view import holders
+from .planner_view import yielders
 from .preemption import Holder, choose_yielding
 from .sequence import RUNNING, Sequence
 
 # A step's prefill is dealt at most so often: more could not start in the plans that are made now.
 STEPS_DEALT = 2
-# For whom a room is held: those of a lower rank than this may take what is free.
+# Who may take what is free: those of a lower rank than this.
 _ANYBODY, _NOBODY = math.inf, -math.inf
 
 
@@ -49,8 +49,9 @@ class Room:
     class_sizes: dict[str, int] = field(default_factory=dict)
     class_budgets: dict[str, int] = field(default_factory=dict)
     keys: set[int] = field(default_factory=set)
-    # Those that leave, once somebody asked; and who has to besides.
+    # Once somebody needs room: those that leave, those that may have to besides, and those that have to.
     leaving: Leaving | None = None
+    yielders: list[Holder] = field(default_factory=list)
     yielding: list[Holder] = field(default_factory=list)
     # Of those behind, the ones that are served before the sequence whose turn it is: how many, their tokens and slots.
     first: int = 0
@@ -136,33 +137,34 @@ class Room:
 
     def hold(self, sequence: Sequence, *, due: bool) -> None:
         """Keeps what has to become free for the sequence. As long as it is not due, lower ranks may take it."""
-        self.held_for = _NOBODY if due else min(self.held_for, sequence.request.traffic_class.rank)
+        self.shut |= due
+        self.held_for = min(self.held_for, sequence.request.traffic_class.rank)
 
     def who_yields(self, sequence: Sequence, now: float) -> tuple[Holder, ...] | None:
         """Who else has to leave, so that the sequence can start when they and those that leave have gone. None if that
-        would not help."""
+        would not help, or nothing may be dealt to it any more."""
+        if self.shut or self.tokens_left <= 0:
+            return None
         if self.leaving is None:
             told = [each for each in self.worker.sequences.values() if each.state not in RUNNING]
             self.leaving = Leaving(len(told), sum(self.worker.ledger.reserved(each.sequence_id) for each in told))
+            self.yielders = yielders(self.worker, now)
         slots = len(sequence.group) - self._slots - self.leaving.sequences
         staying = self.taken - self.leaving.sequences
         blocks = self.need(sequence) + staying - self.available - self.leaving.blocks if staying > 0 else 0
-        if slots <= 0 and blocks <= 0:
-            return ()
-        gone = {each.sequence_ids for each in self.yielding}
-        others = [each for each in holders(self.worker, now) if each.sequence_ids not in gone]
-        return choose_yielding(others, sequence.request.traffic_class.rank, sequence.urgency, slots, blocks)
+        return choose_yielding(self.yielders, sequence.request.traffic_class.rank, sequence.urgency, slots, blocks)
 
     def make_room(self, sequence: Sequence, victims: tuple[Holder, ...]) -> None:
         """Notes that the sequence starts there as soon as these and those that leave have gone. What is free there now
         is kept for it."""
         assert self.leaving is not None
         self.yielding += victims
+        self.yielders = [each for each in self.yielders if each not in victims]
         self.leaving.sequences += sum(len(each.sequence_ids) for each in victims)
         self.leaving.blocks += sum(each.blocks for each in victims)
         self._count(sequence)
         self.budget -= len(sequence.token_ids)
-        self.hold(sequence, due=True)
+        self.held_for = _NOBODY
 
     @property
     def _slots(self) -> int:

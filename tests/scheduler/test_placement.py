@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-from typing import Any
-
 import pytest
 from outcomes import judge, settle
+from pools import POLICY, dealt, pool_of, put, wait, wait_for, worker
 from sequences import sequence_of
 
 from scheduler.events import BlockCounts
-from scheduler.fleet import Fleet, Pool, Worker
+from scheduler.fleet import Pool, Worker
 from scheduler.placement import (
     COMPUTED_WEIGHT,
     LATE_SECONDS,
@@ -22,43 +20,11 @@ from scheduler.placement import (
 )
 from scheduler.planner import Policy
 from scheduler.prefix_index import chain_keys
-from scheduler.sequence import MAX_LOSSES, Request, Sequence, State
+from scheduler.sequence import MAX_LOSSES, Sequence, State
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 
 PREFIX = list(range(40))
-POLICY = Policy(0, 0)
-
-
-def worker(link: int, **changes: Any) -> Worker:
-    return Worker(link, f"{chr(96 + link)}:1", worker_info(**changes))
-
-
-def pool_of(*workers: Worker) -> Pool:
-    fleet = Fleet(tuple(worker.address for worker in workers))
-    for each in workers:
-        pool = fleet.add(each)
-    return pool
-
-
-def wait_for(pool: Pool, key: int, prompt: SequenceOf[int], **changes: Any) -> Sequence:
-    request = Request(1, submission(key, list(prompt)), 0.0, None)
-    sequence = sequence_of(request, key, list(prompt), len(prompt) + 8, **changes)
-    pool.waiting.add(sequence)
-    return sequence
-
-
-def wait(pool: Pool, *lengths: int) -> list[Sequence]:
-    return [wait_for(pool, key, [1] * length) for key, length in enumerate(lengths, 1)]
-
-
-def put(pool: Pool, link: int, sequence: Sequence) -> None:
-    """As dispatch does when the planner starts it."""
-    pool.waiting.remove(sequence)
-    target = pool.workers[link]
-    target.expect(sequence)
-    sequence.place(link, 0.0)
-    target.put(sequence)
 
 
 # The one that came first.
@@ -68,12 +34,6 @@ EARLIEST = 0
 def busy(pool: Pool, link: int, tokens: int) -> None:
     """Prefill of that many tokens is there, more urgent than all that wait."""
     put(pool, link, wait_for(pool, EARLIEST, [9] * tokens))
-
-
-def dealt(pool: Pool, now: float = 0.0) -> dict[int, list[int]]:
-    return {
-        link: [sequence.sequence_id for sequence in each] for link, each in deal(pool, POLICY, now).newcomers.items()
-    }
 
 
 def test_load_evens_out() -> None:

@@ -86,7 +86,7 @@ def columns(*rows: Row, lone: bool | None = None) -> Running:
 
 
 def in_turn(rows: Sequence[Row], waiting: Sequence[Candidate]) -> list[int]:
-    """The keys of all as they are served: newcomers as given, each other before the first of these that is less urgent."""
+    """The keys of all as they are served: newcomers as given, others before the first of these that is less urgent."""
     keys = [each.sequence_id for each in waiting]
     for row in sorted(rows, key=lambda row: row.key, reverse=True):
         behind = [index for index, each in enumerate(waiting) if each.urgency > (float(row.key), row.key)]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.preemption import Holder, choose_victims, choose_yielding, prefer_swap
+from scheduler.preemption import Holder, choose_victims, choose_yielding, first_to_go, prefer_swap
 
 
 def holder(key: int, **changes: Any) -> Holder:
@@ -91,13 +91,13 @@ def test_no_victim_too_many_and_never_all(rows: list[tuple[int, int, bool, int, 
 
 def yielding(*holders: Holder, slots: int = 1, blocks: int = 0, rank: int = 0) -> list[int] | None:
     """Who makes room for one of that rank, whose claim is older than those of holders from 10 on."""
-    chosen = choose_yielding(holders, rank, (0.0, 10), slots, blocks)
+    chosen = choose_yielding(first_to_go(holders), rank, (0.0, 10), slots, blocks)
     return None if chosen is None else [each.sequence_ids[0] for each in chosen]
 
 
 def low(key: int, **changes: Any) -> Holder:
     """One that makes room."""
-    return holder(key, **{"rank": 2, "yields": True, **changes})
+    return holder(key, **{"rank": 2, **changes})
 
 
 def test_a_higher_rank_makes_room_for_a_lower_one() -> None:
@@ -112,12 +112,11 @@ def test_a_higher_rank_makes_room_for_a_lower_one() -> None:
     assert yielding(group, slots=3) == [11]
 
 
-def test_who_is_as_important_more_urgent_shielded_or_not_preemptible_stays() -> None:
+def test_who_is_as_important_more_urgent_or_shielded_stays() -> None:
     assert yielding(low(11, rank=0)) is None
     assert yielding(low(11), rank=2) is None
     assert yielding(low(9)) is None
     assert yielding(low(11, shielded=True)) is None
-    assert yielding(low(11, yields=False)) is None
     # Nobody loses anything where that is not enough.
     assert yielding(low(11), low(12, shielded=True), slots=2) is None
 

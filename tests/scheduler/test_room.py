@@ -1,0 +1,155 @@
+"""What classes may have on a worker, for whom its places are held, and who makes room there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
+
+from scheduler.fleet import Pool
+from scheduler.placement import deal
+from scheduler.sequence import Sequence, State
+from scheduler.traffic_class import CLASSES, TrafficClass
+
+INTERACTIVE, RAG, BATCH = (CLASSES[name] for name in ("interactive", "rag", "batch"))
+# When an interactive request that came at 0 is due.
+DUE = 0.5
+
+
+def yielding(pool: Pool, now: float = DUE) -> dict[int, list[int]]:
+    """Who makes room, by the link of the worker."""
+    found = deal(pool, POLICY, now).yielding
+    return {link: [key for each in holders for key in each.sequence_ids] for link, holders in found.items()}
+
+
+def full_of_batch(pool: Pool, link: int, count: int) -> list[Sequence]:
+    """Batch sequences that run there, of ids from 10 times the link on."""
+    keys = range(10 * link, 10 * link + count)
+    return [decode(pool, link, wait_for(pool, key, [9] * 4, traffic_class=BATCH)) for key in keys]
+
+
+def test_a_class_has_no_more_sequences_on_a_worker_than_it_may_and_nobody_waits_for_it() -> None:
+    few = replace(BATCH, max_running=2)
+    pool = pool_of(worker(1), worker(2))
+    for key in (1, 2, 3, 4, 5):
+        wait_for(pool, key, [1], traffic_class=few)
+    wait_for(pool, 6, [1], traffic_class=RAG)
+    assert dealt(pool) == {1: [6, 2, 4], 2: [1, 3]}
+    # What runs there counts.
+    pool = pool_of(worker(1))
+    decode(pool, 1, wait_for(pool, 9, [1], traffic_class=few))
+    for key in (1, 2):
+        wait_for(pool, key, [1], traffic_class=few)
+    wait_for(pool, 3, [1], traffic_class=RAG)
+    assert dealt(pool) == {1: [3, 1]}
+
+
+def test_a_group_that_is_more_than_its_class_may_have_runs_when_nothing_else_of_it_does() -> None:
+    few = replace(BATCH, max_running=1)
+    pool = pool_of(worker(1))
+    leader, fork = (wait_for(pool, key, [1], traffic_class=few) for key in (1, 2))
+    pool.waiting.remove(fork)
+    pool.waiting.remove(leader)
+    leader.forks, fork.leader = (fork,), leader
+    pool.waiting.add(leader)
+    assert dealt(pool) == {1: [1]}
+    decode(pool, 1, wait_for(pool, 9, [1], traffic_class=few))
+    assert dealt(pool) == {}
+
+
+def test_no_more_of_a_class_is_dealt_than_it_may_have_of_steps_with_decodes() -> None:
+    little = replace(RAG, max_prefill_tokens=6)
+    pool = pool_of(worker(1))
+    for key in (1, 2, 3, 4):
+        wait_for(pool, key, [1] * 5, traffic_class=little)
+    wait_for(pool, 5, [1] * 2, traffic_class=BATCH)
+    assert len(dealt(pool)[1]) == 5
+    decode(pool, 1, wait_for(pool, 9, [1]))
+    # Of two steps; the third is one that begins within them.
+    assert dealt(pool) == {1: [1, 5, 2, 3]}
+    # What has begun takes its part.
+    begun = wait_for(pool, 8, [1] * 11, traffic_class=little, at=-5.0)
+    put(pool, 1, begun)
+    assert dealt(pool) == {1: [1, 5]}
+    begun.computed = 5
+    assert dealt(pool) == {1: [1, 5, 2]}
+
+
+def test_who_is_not_due_holds_nothing_from_lower_ranks() -> None:
+    pool = pool_of(worker(1, num_blocks=10))
+    decode(pool, 1, wait_for(pool, 9, [1] * 20))
+    wait_for(pool, 1, [1] * 12, traffic_class=BATCH)
+    wait_for(pool, 2, [1], traffic_class=BATCH)
+    wait_for(pool, 3, [1], at=1.0)
+    # Nor does it get lost among its own.
+    assert dealt(pool) == {1: [3]}
+    # When it has waited for long it holds up all: it would get its share, and the turn is its own.
+    pool.waiting.classes["batch"].share.served = pool.waiting.classes["interactive"].share.served - 1
+    assert dealt(pool, 1.0) == {1: [3]}
+    assert dealt(pool, 60.0) == {}
+
+
+def test_a_promise_at_stake_gets_a_place_from_a_higher_rank() -> None:
+    pool = pool_of(worker(1, max_num_seqs=2))
+    full_of_batch(pool, 1, 2)
+    wait_for(pool, 1, [1])
+    assert yielding(pool, DUE - 0.01) == {}
+    assert yielding(pool) == {1: [11]}
+    # Nobody else has to while that one leaves.
+    pool.workers[1].sequences[11].become(State.PREEMPTED)
+    assert yielding(pool) == {}
+    assert dealt(pool, DUE) == {}
+    # Another one needs another place.
+    wait_for(pool, 2, [1])
+    assert yielding(pool) == {1: [10]}
+    # One of the same class does not get it, nor does one without a promise.
+    pool = pool_of(worker(1, max_num_seqs=1))
+    decode(pool, 1, wait_for(pool, 9, [1], traffic_class=BATCH, at=50.0))
+    wait_for(pool, 1, [1], traffic_class=BATCH)
+    assert yielding(pool, 70.0) == {}
+
+
+def test_room_is_made_for_blocks_too_where_the_least_is_lost_and_only_if_it_helps() -> None:
+    # Each that runs has one block, and credit for a second.
+    pool = pool_of(worker(1, num_blocks=8), worker(2, num_blocks=6))
+    full_of_batch(pool, 1, 3)
+    full_of_batch(pool, 2, 2)
+    assert [each.ledger.available for each in pool.workers.values()] == [2, 2]
+    # It needs three, and one for each that stays; two and the one to grow by come free with each that leaves.
+    waits = wait_for(pool, 1, [1] * 9)
+    assert yielding(pool) == {2: [21]}
+    running = {key: each for worker in pool.workers.values() for key, each in worker.sequences.items()}
+    running[21].length_at_preemption = 5
+    assert yielding(pool) == {2: [20]}
+    running[20].length_at_preemption = 5
+    assert yielding(pool) == {1: [12, 11]}
+    # Nobody leaves where it would not be enough.
+    pool.waiting.remove(waits)
+    wait_for(pool, 2, [1] * 20)
+    assert yielding(pool) == {1: [12, 11, 10]}
+    running[10].length_at_preemption = 5
+    assert yielding(pool) == {}
+
+
+def test_who_has_waited_for_its_patience_or_came_long_before_makes_no_room() -> None:
+    def makes_room(traffic_class: TrafficClass, came: float) -> bool:
+        pool = pool_of(worker(1, max_num_seqs=1))
+        decode(pool, 1, wait_for(pool, 9, [1], traffic_class=traffic_class, at=came))
+        wait_for(pool, 1, [1], at=100.0)
+        return yielding(pool, 100.5) == {1: [9]}
+
+    assert makes_room(BATCH, 99.0)
+    assert makes_room(BATCH, 40.6)
+    assert not makes_room(BATCH, 40.5)
+    assert not makes_room(replace(BATCH, preemptible=False), 99.0)
+    assert makes_room(RAG, 98.1)
+    assert not makes_room(RAG, 97.9)
+
+
+def test_no_more_make_room_than_prompts_can_start() -> None:
+    pool = pool_of(worker(1, max_num_seqs=8, num_blocks=400, max_num_batched_tokens=20))
+    full_of_batch(pool, 1, 8)
+    for key in range(1, 7):
+        wait_for(pool, key, [1] * 15)
+    # Two steps of twenty.
+    assert yielding(pool) == {1: [17, 16, 15]}
