@@ -65,7 +65,7 @@ class IdleSteps:
 
     def run(self, num_steps: int) -> None:
         """Begins a run."""
-        self.loop.run(self.step, num_steps, self.stream.cuda_stream)
+        self.loop.run(self.step, num_steps, self.stream.cuda_stream, True)
 
     def back_to_back_us(self, num_steps: int) -> float:
         """Microseconds a step of replays that all wait in the stream. The loop is of no use afterwards."""

@@ -105,6 +105,12 @@ def commit_step(
 ) -> None:  # fmt: skip
     """cpp/cuda/commit.h. ValueError if `num_rows` is above the loop's `max_rows`."""
 
+def follow_step(
+    follows: int, query_starts: int, stop_ids: int, token_ids: int, slots: int, context_lens: int, status: int,
+    num_rows: int, loop: StepLoop, stream: int, /,
+) -> None:  # fmt: skip
+    """cpp/cuda/follow.h. ValueError if `num_rows` is above the loop's `max_rows`."""
+
 class StepGraph:
     """A captured step, ready to be launched (cpp/cuda/step_graph.h). The caller keeps what it works on."""
 
@@ -122,31 +128,40 @@ class StepLoop:
     def __init__(self, num_records: int, max_rows: int, lead_us: int = 100, /) -> None:
         """For the current device. So many records may wait for `next` (at least 2) before launching waits for it;
         the next step is launched `lead_us` before the one that runs is expected to end."""
-    def run(self, graph: StepGraph, num_steps: int, stream: int, /) -> None:
-        """Begins a run and launches its first step, behind whatever `stream` has to do.
+    def run(self, graph: StepGraph, num_steps: int, stream: int, stops: bool, /) -> None:
+        """Begins a run, behind those that are on: its first step is launched shortly before theirs are expected to end,
+        or at once; in any case behind what `stream` has to do by now.
 
-        The run before must be over. A `stop` that came before is forgotten: look for its cause once more after this.
-        Keep `graph` until the run after this one has begun. RuntimeError if the device has failed, a run is on, or the
-        loop is closed; ValueError if `num_steps` is below 1.
+        The run before must have nothing left to launch: see `settle`. A `stop` that came before is forgotten: look for
+        its cause once more after this. One that comes later is not for this run if not `stops`. Keep `graph` until the
+        run after this one has begun. RuntimeError if the device has failed, the run before goes on, or the loop is
+        closed; ValueError if `num_steps` is below 1.
         """
+    def settle(self) -> int:
+        """Launches nothing more of the last run, or all that is left of it if it does not stop. How many of its steps
+        `next` has not handed out yet. What the stream is given from now on comes behind them."""
     def extend(self, num_steps: int, /) -> bool:
-        """Adds steps to the run that is on; False if there is none or it will launch no more.
+        """Adds steps to the last run; False if there is none or it will launch no more.
 
         Rows take their next slot from the block table when a step is committed: the first added step's must be there
         when the last one of the run so far ends.
         """
+    def wait(self) -> bool:
+        """Waits, without the GIL, until `next` need not, or until `wake`; whether the former."""
+    def wake(self) -> None:
+        """Lets whoever is in `wait`, or comes next, go. From any thread."""
     def next(self) -> tuple[npt.NDArray[np.int32], int, int] | None:
-        """Waits, without the GIL, for the run's next step: each row's token (worker/ops/commit.py), the time the step
-        took in microseconds, and when it ended in nanoseconds of the GPU's clock. None: the run is over.
+        """Waits, without the GIL, for the oldest run's next step: each row's token (worker/ops/commit.py), the time the
+        step took in microseconds, and when it ended in nanoseconds of the GPU's clock. None, once: that run is over.
+        None as well if there is no run.
 
         RuntimeError if the device has failed, or if the loop is closed; the loop is of no use afterwards.
         """
     def stop(self) -> None:
-        """Launches no further step of this run. From any thread; takes no lock. What is launched is still handed out.
-
-        A run may so end without its second step, never without its first."""
+        """Launches no further step of the last run. From any thread; takes no lock. What is launched is still handed
+        out. A run may so end without any step."""
     def close(self) -> None:
-        """Stops the run, waits for what is launched, and ends the thread. A `next` that waits raises RuntimeError."""
+        """Drops what is not launched, waits for the rest, ends the thread. A `next` that waits raises RuntimeError."""
 
 def penalize(logits: int, num_rows: int, vocab_size: int, rows: int, tokens: int, masks: int, stream: int, /) -> None:
     """cpp/cuda/penalties.h. Changes the logits in place."""

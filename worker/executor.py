@@ -28,12 +28,10 @@ from .messages import (
     Shutdown,
     StepResult,
 )
-from .mixed_step import MixedStep, missing_chunks
 from .outbox import Outbox
 from .outcome import Outcome
+from .pipeline import Pipeline
 from .plan_queue import PlanQueue
-from .run import Run
-from .sequence import Sequence
 from .sequences import Sequences
 from .steps import Steps
 from .swap_space import SwapSpace
@@ -72,8 +70,12 @@ class Executor:
         self._stopped = False
         self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
         self._sequences = Sequences(kv_cache, self.swap_space)
+        self._works = Pipeline(steps, kv_cache, self._sequences)
         self._plans = PlanQueue()
-        self._run: Run | None = None
+        # Waits in the mailbox until what comes before is told, while its first step is on its way.
+        self._announced: Plan | None = None
+        self._may_grow = False  # the run, since plans came that only go on
+        self._since = 0.0  # what the next outcome has taken, if the device does not know
         self._outbox = Outbox()
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
 
@@ -108,6 +110,7 @@ class Executor:
         if not only_more:
             # A guess: what it disturbs is known to the executor's thread alone. A run that ends in vain begins again.
             self._steps.stop()
+            self._steps.wake()
 
     def obey(self) -> None:
         """Obeys all commands that wait. Never blocks. Like `step`, for the thread, or instead of it where none runs.
@@ -125,7 +128,7 @@ class Executor:
     def _live(self) -> None:
         try:
             while not self._stopped:
-                if not self._plans:
+                if not (self._plans or self._works):
                     self._wait()
                 self._obey_all()
                 self._step()
@@ -134,6 +137,8 @@ class Executor:
             # State that a bug has touched is not to be computed with.
             log.exception("executor_died")
             self._on_death()
+        finally:
+            self._steps.close()
 
     def _wait(self) -> None:
         self._outbox.flush()
@@ -143,13 +148,29 @@ class Executor:
 
     def _obey_all(self) -> None:
         while not self._stopped and (command := self._mailbox.first()) is not None:
-            if self._disturbs(command):
-                self._end_run()
+            if command is self._announced:
+                if len(self._works) > 1:
+                    return
+                self._announced = None
+            elif self._works and self._disturbs(command):
+                if self._announce(command):
+                    return
+                self._end_works()
             self._obey(command)
             self._mailbox.take()
 
+    @torch.inference_mode()
+    def _announce(self, command: Command) -> bool:
+        """Begins the first step of a plan that comes instead of all others, behind what is being computed."""
+        if not isinstance(command, Plan) or not self._plans.are_revoked_by(command):
+            return False
+        if not self._works.follow(command, command.num_steps):
+            return False
+        self._announced = command
+        return True
+
     def _disturbs(self, command: Command) -> bool:
-        """Whether a run must end before a command is obeyed."""
+        """Whether what is computed must end before a command is obeyed."""
         match command:
             case NewSequence():
                 return self._sequences.knows(command)
@@ -184,10 +205,8 @@ class Executor:
     def _accept(self, plan: Plan) -> None:
         while self._plans.is_revoked_by(plan):
             self._finish_plan(revoked=True)
-        # A run that reaches to the end of all plans goes on into this one.
-        if self._run is not None and plan.goes_on and self._run.num_left == self._plans.num_steps:
-            self._run.extend(plan.num_steps)
         self._plans.append(plan)
+        self._may_grow |= plan.goes_on
 
     def _forget_all(self) -> None:
         self._sequences.clear()
@@ -195,81 +214,88 @@ class Executor:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        if not self._plans:
+        if self._announced is not None and len(self._works) == 1:
+            return  # its plan is to be obeyed first
+        if self._works:
+            self._look_ahead()
+        elif not self._begin():
             return
-        started = self._clock()
-        outcome = self._next_of_run() if self._run is not None else self._next()
-        if outcome is None:
-            return
-        self._report(outcome, started)
-        if self._run is not None and self._run.over:
-            self._end_run()
+        self._outbox.flush()
+        # Woken by what is obeyed already, it waits on.
+        while not self._steps.wait():
+            if len(self._mailbox):
+                return
+        head = self._works.head
+        outcome = head.next()
+        if outcome is not None:
+            self._report(outcome)
+        if outcome is None or head.over:
+            self._end_head()
         # Last: whoever waits for the tokens need not wait for these.
         self._outbox.put(self._kv_cache.changes())
 
-    def _next(self) -> Outcome | None:
-        """The step at the head, where no run is on its way; None if there is none to report."""
-        chunks: list[tuple[Sequence, int]] = []
-        if self._plans.step == 0:
-            # Not when it is read: for what comes back from host memory the plans before have neither tokens nor blocks.
-            self._sequences.join(self._plans.head.join)
-            chunks = missing_chunks(self._sequences, self._plans.head.chunks)
-        rows = list(self._sequences.decoding())
-        needs_host = any(row.needs_host for row in rows)
-        if rows and not chunks and not needs_host and self._begin_run(rows):
-            return self._next_of_run()
-        if rows or chunks:
-            wanted = [*((row, 1) for row in rows), *chunks]
-            mixed = MixedStep(self._steps, self._kv_cache, self._sequences, wanted)
-            mixed.begin()
-            self._outbox.flush()
-            return mixed.finish()
-        if self._sequences.has_untold:
-            return Outcome()
-        self._finish_plan(revoked=False)
-        return None
-
-    def _begin_run(self, rows: list[Sequence]) -> bool:
-        """Begins a run to the end of the plan, and of those behind it that only go on; False if it has no room."""
-        num_steps = self._plans.num_steps_alike
-        try:
-            self._run = Run(self._steps, self._kv_cache, self._sequences, rows, num_steps)
-        except _core.OutOfBlocks:
+    def _begin(self) -> bool:
+        """Begins the step at the head of the plans, and in a run those behind; False if there is none to wait for."""
+        if not self._plans:
             return False
-        self._run.begin()
-        # What was submitted in between found no run to stop, and is looked at first.
+        self._since = self._clock()
+        plan = self._plans.head if self._plans.step == 0 else None
+        if self._works.begin(plan, self._plans.num_steps_alike):
+            self._look_at_mailbox()
+            self._look_ahead()
+            return True
+        if self._sequences.has_untold:
+            self._report(Outcome())
+            self._outbox.put(self._kv_cache.changes())
+        else:
+            self._finish_plan(revoked=False)
+        return False
+
+    def _look_ahead(self) -> None:
+        """Begins what the plans have behind the step that is computed, or makes the run longer that is on."""
+        if self._announced is not None or len(self._works) > 1 or not self._plans:
+            return
+        run, num_steps = self._works.run, self._plans.num_steps_alike
+        if run is not None:
+            if self._may_grow and num_steps > run.num_left:
+                run.extend(num_steps - run.num_left)
+            self._may_grow = False
+        elif num_steps > 1:
+            self._works.follow(None, num_steps - 1)
+            self._look_at_mailbox()
+        elif (behind := self._plans.behind) is not None:
+            self._works.follow(*behind)
+            self._look_at_mailbox()
+
+    def _look_at_mailbox(self) -> None:
+        # What was submitted before a run began found none to stop.
         if len(self._mailbox):
-            self._run.stop()
-        return True
+            self._steps.stop()
 
-    def _next_of_run(self) -> Outcome | None:
-        assert self._run is not None
-        self._outbox.flush()
-        outcome = self._run.next()
-        if outcome is None:
-            self._end_run()
-        return outcome
-
-    def _end_run(self) -> None:
-        """Stops the run, if there is one, and reports what is computed until it has ended.
+    def _end_works(self) -> None:
+        """Stops what is computed, if anything is, and reports it.
 
         What is told leaves with the next step: that of who stopped it should not wait for others' news.
         """
-        if self._run is None:
-            return
-        self._run.stop()
-        while (outcome := self._run.next()) is not None:
-            self._report(outcome, self._clock())
-        self._run.close()
-        self._run = None
+        while self._works:
+            self._end_head()
         self._outbox.put(self._kv_cache.changes())
 
-    def _report(self, outcome: Outcome, started: float) -> None:
+    def _end_head(self) -> None:
+        if len(self._works) == 1:
+            self._steps.stop()
+        while (outcome := self._works.head.next()) is not None:
+            self._report(outcome)
+        self._works.end_head()
+
+    def _report(self, outcome: Outcome) -> None:
         plan_seq, step = self._plans.head.plan_seq, self._plans.step
         ended = (*self._sequences.take_untold(), *outcome.ended)
         if self._check_every_step:
             self._sequences.check()
-        took_us = int((self._clock() - started) * 1e6) if outcome.step_us is None else outcome.step_us
+        now = self._clock()
+        took_us = int((now - self._since) * 1e6) if outcome.step_us is None else outcome.step_us
+        self._since = now
         result = StepResult(
             plan_seq=plan_seq,
             step=step,
@@ -289,8 +315,7 @@ class Executor:
 
     def _counts(self) -> BlockCounts:
         """The pool, as if nothing were reserved ahead: those who lend blocks count what is in use."""
-        counts, run = self._kv_cache.counts(), self._run
-        return counts if run is None else counts.without(run.num_ahead)
+        return self._kv_cache.counts().without(self._works.num_ahead)
 
     def _finish_plan(self, *, revoked: bool) -> None:
         self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,7 @@ from .host_steps import HostSteps
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.dtypes import KERNELS_BUILT
-from .sequence import Sequence
+from .ops.follow import NONE
 from .step_graphs import CapturedStep, StepGraphs
 from .step_rows import StepRows, StepShape
 from .step_sizes import MAX_TOKENS
@@ -25,6 +27,21 @@ if KERNELS_BUILT:
 
 # Steps that may wait to be read before the loop waits in its turn.
 _NUM_RECORDS = 64
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A step or a run that is not over."""
+
+    captured: CapturedStep | None  # None: the host computes it
+    rows: Seq[Row]
+    num_draws: int = 0
+    num_taken: int = 0
+    is_run: bool = False
+    is_behind: bool = False  # another one
+    # Of a run.
+    num_live: int = 0
+    total_context: int = 0
 
 
 class GraphSteps:
@@ -39,66 +56,105 @@ class GraphSteps:
         self._graphs = graphs
         self._loop = loop
         self._stream = stream
-        # Of what was begun: nothing if the host computes it.
-        self._captured: CapturedStep | None = None
-        self._num_draws = 0
-        self._is_first = False
-        # Of the run.
-        self._sequences: Seq[Sequence] = ()
-        self._num_live = 0
-        self._total_context = 0
+        self._begun: deque[_Begun] = deque()
 
-    def begin_step(self, rows: Seq[Row]) -> None:
+    def begin_step(self, rows: Seq[Row]) -> bool:
         """See Steps."""
         with self._device_errors():
             needs_host = any(row.sequence.needs_host for row in rows)
-            self._captured = None if needs_host else self._graphs.find_mixed(_shape_of(rows))
-            if self._captured is None:
-                self._host.begin_step(rows)
-                return
-            self._launch(self._captured, self._rows.fill(rows), 1)
+            captured = None if needs_host else self._graphs.find_mixed(_shape_of(rows))
+            if captured is not None:
+                self._launch(_Begun(captured, rows), self._rows.fill(rows), 1)
+                return True
+            if self._begun:
+                return False
+            self._host.begin_step(rows)
+            self._begun.append(_Begun(None, rows))
+            return True
 
-    def begin_run(self, sequences: Seq[Sequence], num_steps: int) -> None:
+    def begin_run(self, rows: Seq[Row], num_steps: int) -> bool:
         """See Steps."""
         with self._device_errors():
-            count = len(sequences)
-            self._total_context = sum(each.num_computed + min(num_steps, each.num_remaining) for each in sequences)
-            self._captured = self._graphs.find_run(StepShape(count, count, count, self._total_context))
-            if self._captured is None:
-                self._host.begin_run(sequences, num_steps)
-                return
-            self._sequences, self._num_live = sequences, count
-            self._launch(self._captured, self._rows.fill_run(sequences), num_steps)
+            count = len(rows)
+            total_context = sum(min(row.first + num_steps, row.sequence.spec.max_length - 1) for row in rows)
+            captured = self._graphs.find_run(StepShape(count, count, count, total_context))
+            if captured is not None:
+                begun = _Begun(captured, rows, is_run=True, num_live=count, total_context=total_context)
+                self._launch(begun, self._rows.fill_run(rows), num_steps)
+                return True
+            if self._begun:
+                return False
+            self._host.begin_run(rows, num_steps)
+            self._begun.append(_Begun(None, rows, is_run=True))
+            return True
+
+    def settle(self) -> int | None:
+        """See Steps."""
+        with self._device_errors():
+            if not self._begun or self._begun[-1].captured is None:
+                return None
+            try:
+                return self._loop.settle()
+            except RuntimeError as error:
+                raise DeviceLost(str(error)) from error
+
+    def wait(self) -> bool:
+        """See Steps."""
+        if not self._begun or self._begun[0].captured is None:
+            return True
+        return self._loop.wait()
+
+    def wake(self) -> None:
+        """See Steps."""
+        self._loop.wake()
 
     def next(self) -> Computed | None:
         """See Steps."""
         with self._device_errors():
-            if self._captured is None:
-                return self._host.next()
-            record = self._next_record()
-            if record is None:
+            if not self._begun:
                 return None
-            tokens, step_us, _ = record
-            self._num_live = int((tokens >= 0).sum())
-            # Of the first the device knows when it ended, and not since when it was waited for.
-            is_first, self._is_first = self._is_first, False
-            return Computed(tokens[: self._num_draws].tolist(), None if is_first else step_us)
+            begun = self._begun[0]
+            computed = self._next_of_host() if begun.captured is None else self._next_of_loop(begun)
+            if computed is None or not begun.is_run:
+                self._begun.popleft()
+            return computed
+
+    def _next_of_host(self) -> Computed | None:
+        try:
+            return self._host.next()
+        except Exception:
+            self._begun.popleft()
+            raise
+
+    def _next_of_loop(self, begun: _Begun) -> Computed | None:
+        record = self._next_record()
+        if record is None:
+            return None
+        if not begun.is_run:
+            self._next_record()  # none: it is over
+        tokens, step_us, _ = record
+        # When it began the device knows of each that another one was before.
+        knows_time = begun.is_behind or begun.num_taken > 0
+        begun.num_taken += 1
+        begun.num_live = int((tokens >= 0).sum())
+        return Computed(tokens[: begun.num_draws].tolist(), step_us if knows_time else None)
 
     def extend(self, num_steps: int) -> bool:
         """See Steps. Not where a smaller graph would do by now."""
         with self._device_errors():
-            if self._captured is None:
+            run = self._begun[-1]
+            if run.captured is None:
                 return self._host.extend(num_steps)
-            total_context = self._total_context + len(self._sequences) * num_steps
-            live = StepShape(self._num_live, self._num_live, self._num_live, total_context)
-            if self._graphs.find_run(live) is not self._captured:
+            total_context = run.total_context + len(run.rows) * num_steps
+            live = StepShape(run.num_live, run.num_live, run.num_live, total_context)
+            if self._graphs.find_run(live) is not run.captured:
                 return False
-            self._rows.fill_tables(self._sequences)
+            self._rows.fill_tables(run.rows)
             # Before the steps that need them, which are launched later on the same stream.
-            self._rows.upload_tables(len(self._sequences))
+            self._rows.upload_tables(len(run.rows))
             if not self._loop.extend(num_steps):
                 return False
-            self._total_context = total_context
+            run.total_context = total_context
             return True
 
     def stop(self) -> None:
@@ -106,14 +162,24 @@ class GraphSteps:
         self._loop.stop()
         self._host.stop()
 
-    def _launch(self, captured: CapturedStep, shape: StepShape, num_steps: int) -> None:
-        self._num_draws, self._is_first = shape.num_draws, True
-        self._rows.pad(shape, captured.shape.num_tokens, captured.shape.num_rows)
-        self._rows.upload(captured.shape.num_rows)
+    def close(self) -> None:
+        """See Steps."""
+        self._loop.close()
+
+    def _launch(self, begun: _Begun, shape: StepShape, num_steps: int) -> None:
+        captured = begun.captured
+        assert captured is not None
+        begun.num_draws, begun.is_behind = shape.num_draws, bool(self._begun)
+        num_rows = captured.shape.num_rows
+        self._rows.pad(shape, captured.shape.num_tokens, num_rows)
+        self._rows.upload(num_rows)
+        if any(row.follows != NONE for row in begun.rows):
+            self._graphs.follow(num_rows)
         try:
-            self._loop.run(captured.graph, num_steps, self._stream)
+            self._loop.run(captured.graph, num_steps, self._stream, begun.is_run)
         except RuntimeError as error:
             raise DeviceLost(str(error)) from error
+        self._begun.append(begun)
 
     def _next_record(self) -> tuple[npt.NDArray[np.int32], int, int] | None:
         try:
@@ -157,5 +223,5 @@ def _shape_of(rows: Seq[Row]) -> StepShape:
         sum(row.count for row in rows),
         len(rows),
         sum(row.num_draws for row in rows),
-        sum(row.sequence.num_computed + row.count for row in rows),
+        sum(row.first + row.count for row in rows),
     )

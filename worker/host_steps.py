@@ -12,7 +12,6 @@ from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.commit import LIVE, NO_TOKEN, commit_reference
 from .ops.sampler import sample_packed
-from .sequence import Sequence
 from .step_rows import StepRows, StepShape
 from .steps import Computed, Row
 
@@ -32,26 +31,38 @@ class HostSteps:
         self._rows = self._new_rows(_FEW, _FEW)
         self._begun: tuple[Seq[Row], StepShape] | None = None  # a step that is to be computed
         # Of the run, if there is one: where its rows were that are still live.
-        self._sequences: Seq[Sequence] = ()
+        self._run_rows: Seq[Row] = ()
         self._places = torch.empty(0, dtype=torch.int64)
         self._num_left = 0
         self._stopped = False
 
-    def begin_step(self, rows: Seq[Row]) -> None:
+    def begin_step(self, rows: Seq[Row]) -> bool:
         """See Steps."""
         num_draws = sum(row.num_draws for row in rows)
         self._make_room(sum(row.count for row in rows), max(len(rows), num_draws))
         self._begun = rows, self._rows.fill(rows)
         self._num_left = 0
+        return True
 
-    def begin_run(self, sequences: Seq[Sequence], num_steps: int) -> None:
+    def begin_run(self, rows: Seq[Row], num_steps: int) -> bool:
         """See Steps."""
-        self._make_room(len(sequences), len(sequences))
-        self._rows.fill_run(sequences)
-        self._sequences = sequences
-        self._places = torch.arange(len(sequences))
+        self._make_room(len(rows), len(rows))
+        self._rows.fill_run(rows)
+        self._run_rows = rows
+        self._places = torch.arange(len(rows))
         self._num_left = num_steps
         self._stopped = False
+        return True
+
+    def settle(self) -> None:
+        """See Steps. A step is computed when it is waited for."""
+
+    def wait(self) -> bool:
+        """See Steps."""
+        return True
+
+    def wake(self) -> None:
+        """See Steps. Nobody waits."""
 
     def next(self) -> Computed | None:
         """See Steps. A step is computed here."""
@@ -78,7 +89,7 @@ class HostSteps:
         rows = self._rows.host.commit_rows(num_live)
         shape = StepShape(num_live, num_live, num_live, int(rows.context_lens.sum()))
         recorded = commit_reference(self._draw(self._forward(shape)), rows, self._block_size)
-        tokens = torch.full((len(self._sequences),), NO_TOKEN, dtype=torch.int32)
+        tokens = torch.full((len(self._run_rows),), NO_TOKEN, dtype=torch.int32)
         tokens[self._places] = recorded
         live = rows.status == LIVE
         if not live.all():
@@ -91,13 +102,16 @@ class HostSteps:
         """See Steps. After the last step the next position has been looked up in the tables as they were."""
         if self._stopped or self._num_left == 0:
             return False
-        self._rows.fill_tables([self._sequences[place] for place in self._places.tolist()])
+        self._rows.fill_tables([self._run_rows[place] for place in self._places.tolist()])
         self._num_left += num_steps
         return True
 
     def stop(self) -> None:
         """See Steps. At once."""
         self._stopped = True
+
+    def close(self) -> None:
+        """See Steps. Nothing is on its way."""
 
     def _forward(self, shape: StepShape) -> Tensor:
         """The logits [D, V] of the first rows."""

@@ -2,110 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Mapping
 from itertools import islice, repeat
-
-import structlog
 
 from . import _core
 from .kv_cache import KVCache
-from .messages import Chunk, EndReason, PrefillProgress
+from .messages import Chunk, Ended, EndReason, PrefillProgress
 from .outcome import Outcome
 from .sequence import Sequence
 from .sequences import Sequences
-from .steps import Computed, DeviceLost, Row, Steps
+from .steps import Computed, Row, Steps
+from .work import Work
 
-log = structlog.get_logger()
 
+def missing_chunks(sequences: Sequences, chunks: Iterable[Chunk], places: Mapping[Sequence, Row]) -> list[Row]:
+    """Whose prompts to compute, and how many tokens of each. Takes what the prefix cache has of those that begin.
 
-def missing_chunks(sequences: Sequences, chunks: Iterable[Chunk]) -> list[tuple[Sequence, int]]:
-    """Whose prompts to compute, and how many tokens of each. Takes what the prefix cache has of those that begin."""
+    `places` has those that are in steps on their way, as these leave them.
+    """
     wanted = []
     for chunk in chunks:
         sequence = sequences.get(chunk.sequence_id)
         # A prefix hit may have completed the prefill earlier than the scheduler could know.
         if sequence is None or sequence.prefill_complete or chunk.num_tokens == 0:
             continue
-        if sequence.num_computed == 0:
-            sequence.find_prefix()
-        wanted.append((sequence, min(chunk.num_tokens, sequence.num_missing)))
+        if sequence in places:
+            first = places[sequence].first
+        else:
+            # Not again after a step that was to begin and did not.
+            if sequence.num_computed == 0 and sequence.table.num_blocks == 0:
+                sequence.find_prefix()
+            first = sequence.num_computed
+        if (missing := len(sequence.token_ids) - first) > 0:
+            wanted.append(Row(sequence, min(chunk.num_tokens, missing), first))
     return wanted
 
 
-class MixedStep:
-    """So many tokens of each sequence, computed together. One without room ends; if the step fails, all of them do."""
+class MixedStep(Work):
+    """So many tokens of each sequence, computed together. One without room ends."""
 
     def __init__(
-        self, steps: Steps, kv_cache: KVCache, sequences: Sequences, wanted: Iterable[tuple[Sequence, int]]
+        self, steps: Steps, kv_cache: KVCache, sequences: Sequences, wanted: Iterable[Row], *, alone: bool
     ) -> None:
-        """Reserves their blocks."""
-        self._steps = steps
-        self._sequences = sequences
-        self._outcome = Outcome()
-        self._rows: list[Row] = []
-        self._failed: Exception | None = None  # to begin
-        for sequence, count in wanted:
+        """Reserves their blocks. Unless `alone`, while others are on their way, raises _core.OutOfBlocks if the pool
+        has too few."""
+        rows, self._ended = [], list[Ended]()
+        for row in wanted:
             try:
-                kv_cache.reserve(sequence.table, sequence.num_computed + count)
+                kv_cache.reserve(row.sequence.table, row.first + row.count)
             except _core.OutOfBlocks as error:
+                if not alone:
+                    raise
                 # Credits make this impossible; a scheduler that breaks them must not take the others down.
-                self._outcome.ended.extend(sequences.fail(sequence, str(error)))
+                self._ended += sequences.fail(row.sequence, str(error))
                 continue
-            self._rows.append(Row(sequence, count))
+            rows.append(row)
+        super().__init__(steps, kv_cache, sequences, rows)
+        self._num_draws = [row.num_draws for row in rows]
 
-    def begin(self) -> None:
-        """Lets the device begin. A failure shows at the end."""
-        try:
-            if self._rows:
-                self._steps.begin_step(self._rows)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            self._failed = error
+    @property
+    def over(self) -> bool:
+        """See Work."""
+        return self.num_taken > 0
 
-    def finish(self) -> Outcome:
-        """Waits for the step."""
-        if not self._rows:
-            return self._outcome
-        try:
-            if self._failed is not None:
-                raise self._failed
-            computed = self._steps.next()
-        except DeviceLost:
-            raise
-        except Exception as error:  # a fault of the device or a bug: the batch fails, the worker lives
-            log.exception("step_failed", sequences=len(self._rows))
-            problem = f"the step failed: {type(error).__name__}"
-            for row in self._rows:
-                self._outcome.ended.extend(self._sequences.fail(row.sequence, problem))
-            return self._outcome
-        assert computed is not None, "a step that was begun is computed"
-        _take(self._rows, computed, self._sequences, self._outcome)
-        return self._outcome
+    def after(self, num_steps: int) -> list[Row] | None:
+        """See Work. Forks begin on the host."""
+        assert num_steps == 1, "it is a single step"
+        places = []
+        draw = 0
+        for row, num_draws in zip(self.rows, self._num_draws, strict=True):
+            sequence, first = row.sequence, row.first + row.count
+            if sequence.forks or not sequence.stops_on_device:
+                return None
+            if num_draws == 0:
+                places.append(Row(sequence, 0, first))
+                continue
+            if sequence.in_decode_set and first + 1 < sequence.spec.max_length:
+                places.append(Row(sequence, 1, first, draw))
+            draw += 1
+        return places
 
+    def next(self) -> Outcome | None:
+        """See Work."""
+        if self.over:
+            return None
+        outcome = super().next() if self.rows else Outcome()
+        assert outcome is not None, "a step that was begun is computed"
+        self.num_taken = 1
+        return dataclasses.replace(outcome, ended=[*self._ended, *outcome.ended]) if self._ended else outcome
 
-def _take(rows: list[Row], computed: Computed, sequences: Sequences, outcome: Outcome) -> None:
-    next_token, next_logprobs = iter(computed.tokens), iter(computed.logprobs or repeat(None))
-    for row in rows:
-        sequence, in_prefill = row.sequence, not row.sequence.prefill_complete
-        drawn = list(islice(next_token, row.num_draws))
-        logprobs = list(islice(next_logprobs, row.num_draws))
-        if drawn and min(drawn) < 0:
-            # Before its blocks are published: what made the logits so must not be found by the next prompt.
-            outcome.ended.extend(sequences.fail(sequence, "the model's logits are not finite"))
-            continue
-        sequence.advance(row.count)
-        if in_prefill:
-            progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
-            outcome.prefills.append(progress)
-        if not drawn:
-            continue
-        members = [sequence, *sequences.begin_forks(sequence)] if sequence.forks else [sequence]
-        for member, token_id, of_token in zip(members, drawn, logprobs, strict=True):
-            outcome.sequence_ids.append(member.spec.sequence_id)
-            outcome.token_ids.append(token_id)
-            if of_token is not None:
-                outcome.logprobs.append((member.spec.sequence_id, of_token))
-            if reason := member.append(token_id):
-                stop_token_id = token_id if reason is EndReason.STOP else 0
-                outcome.ended.append(sequences.end(member, reason, stop_token_id=stop_token_id))
+    def _begin(self) -> bool:
+        return not self.rows or self._steps.begin_step(self.rows)
+
+    def _take(self, computed: Computed) -> Outcome:
+        outcome, sequences = Outcome(step_us=computed.step_us), self._sequences
+        next_token, next_logprobs = iter(computed.tokens), iter(computed.logprobs or repeat(None))
+        for row, num_draws in zip(self.rows, self._num_draws, strict=True):
+            sequence, in_prefill = row.sequence, not row.sequence.prefill_complete
+            drawn = list(islice(next_token, num_draws))
+            logprobs = list(islice(next_logprobs, num_draws))
+            if not sequences.runs(sequence):  # it has ended with a step before
+                continue
+            if drawn and min(drawn) < 0:
+                # Before its blocks are published: what made the logits so must not be found by the next prompt.
+                outcome.ended.extend(sequences.fail(sequence, "the model's logits are not finite"))
+                continue
+            sequence.advance(row.count)
+            if in_prefill:
+                progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
+                outcome.prefills.append(progress)
+            if not drawn:
+                continue
+            members = [sequence, *sequences.begin_forks(sequence)] if sequence.forks else [sequence]
+            for member, token_id, of_token in zip(members, drawn, logprobs, strict=True):
+                outcome.sequence_ids.append(member.spec.sequence_id)
+                outcome.token_ids.append(token_id)
+                if of_token is not None:
+                    outcome.logprobs.append((member.spec.sequence_id, of_token))
+                if reason := member.append(token_id):
+                    stop_token_id = token_id if reason is EndReason.STOP else 0
+                    outcome.ended.append(sequences.end(member, reason, stop_token_id=stop_token_id))
+        return outcome

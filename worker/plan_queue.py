@@ -34,15 +34,22 @@ class PlanQueue:
         return self.step >= self.head.num_steps
 
     @property
-    def num_steps(self) -> int:
-        """Steps that all plans have left, 0 without one."""
-        return sum(plan.num_steps for plan in self._plans) - self.step
-
-    @property
     def num_steps_alike(self) -> int:
         """Steps that it has left, and those of the plans behind it that only go on with what it does."""
-        behind = takewhile(lambda plan: plan.goes_on, islice(self._plans, 1, None))
-        return self.head.num_steps - self.step + sum(plan.num_steps for plan in behind)
+        return self._num_steps_alike(0) - self.step
+
+    @property
+    def behind(self) -> tuple[Plan, int] | None:
+        """The plan that comes next, if there is one, and its steps, counted in the same way."""
+        return (self._plans[1], self._num_steps_alike(1)) if len(self._plans) > 1 else None
+
+    def _num_steps_alike(self, index: int) -> int:
+        behind = takewhile(lambda plan: plan.goes_on, islice(self._plans, index + 1, None))
+        return self._plans[index].num_steps + sum(plan.num_steps for plan in behind)
+
+    def are_revoked_by(self, plan: Plan) -> bool:
+        """Whether all must end for `plan`."""
+        return all(each.plan_seq <= plan.revoke_through for each in self._plans)
 
     def is_revoked_by(self, plan: Plan) -> bool:
         """Whether the head, if there is one, must end for `plan`."""

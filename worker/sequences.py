@@ -45,6 +45,10 @@ class Sequences:
         """One that runs; None also for a fork that has not begun, and for a swapped one."""
         return self._running.get(sequence_id)
 
+    def runs(self, sequence: Sequence) -> bool:
+        """Whether it is one that runs: not if it has ended, or went and came back."""
+        return self._running.get(sequence.spec.sequence_id) is sequence
+
     def knows(self, spec: NewSequence) -> bool:
         """Whether the sequence's id, or that of one of its forks, is taken."""
         members = {spec.sequence_id, *(fork.sequence_id for fork in spec.forks)}

@@ -16,6 +16,7 @@ from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.commit import commit
 from .ops.dtypes import KERNELS_BUILT
+from .ops.follow import follow
 from .ops.sampler import sample_packed
 from .ops.step_attention import attention_workspace
 from .step_rows import StepRows, StepShape
@@ -38,7 +39,8 @@ class CapturedStep:
 class StepGraphs:
     """Every graph computes the model, draws tokens, and commits them into `loop`, on the columns of `rows`.
 
-    They share one memory, so that no two may be on their way at once. Raises RuntimeError if the GPU has too little.
+    They share one memory and follow each other on one stream. Raises torch.OutOfMemoryError if the GPU has too little,
+    or RuntimeError if it is the driver that refuses it.
     """
 
     def __init__(
@@ -74,6 +76,10 @@ class StepGraphs:
     def find_mixed(self, shape: StepShape) -> CapturedStep | None:
         """The smallest that takes such a step, if there is one."""
         return next((step for step in self._mixed if step.shape.takes(shape)), None)
+
+    def follow(self, num_rows: int) -> None:
+        """Between two steps, in the order of the current stream: gives the first rows what the one before drew."""
+        follow(self._rows.device.follow_rows(num_rows), self._loop)
 
     def _shape(self, num_tokens: int, num_rows: int) -> StepShape:
         most = max_context(num_rows, self._model.config.max_model_len, self._num_cache_tokens)

@@ -5,9 +5,12 @@ Knows no model and no order of steps. Dim letters: T tokens, R rows, D draws (to
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +20,15 @@ from torch import Tensor
 from . import _core
 from .ops.attention import AttentionBatch
 from .ops.commit import EMPTY, LIVE, NUM_STOP_IDS, CommitRows
+from .ops.follow import NONE, FollowRows
 from .ops.sampler import PARAMS_BYTES, POSITION_OFFSET
-from .sequence import Sequence, packed_params
+from .sequence import packed_params
 from .steps import Row
 
 _Column = npt.NDArray[np.int64]
 _ALIGNMENT = 256  # of each column, in bytes
+# Of a device with memory of its own: what steps on their way are still to be filled with, and what is filled next.
+_NUM_STAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Columns:
     slots: Tensor  # int64 [T], block * S + offset; -1: nowhere
     query_starts: Tensor  # int32 [R + 1]
     context_lens: Tensor  # int32 [R]
+    follows: Tensor  # int32 [R], the draw of the step before whose token is the row's first; NONE: it is known
     logit_rows: Tensor  # int64 [D]
     params: Tensor  # uint8 [D, PARAMS_BYTES]
     status: Tensor  # int32 [D], LIVE or EMPTY
@@ -47,6 +54,13 @@ class Columns:
         return CommitRows(
             self.token_ids, self.positions, self.slots, self.context_lens[:num_rows], self.block_tables[:num_rows],
             self.params[:num_rows], self.status[:num_rows], self.remaining[:num_rows], self.stop_ids[:num_rows],
+        )  # fmt: skip
+
+    def follow_rows(self, num_rows: int) -> FollowRows:
+        """The first rows of a step, as `follow` completes them. Of those that follow, row r has draw r."""
+        return FollowRows(
+            self.follows[:num_rows], self.query_starts[: num_rows + 1], self.stop_ids[:num_rows], self.token_ids,
+            self.slots, self.context_lens[:num_rows], self.status[:num_rows],
         )  # fmt: skip
 
 
@@ -69,11 +83,22 @@ class StepShape:
         )
 
 
+class _Stage:
+    """Columns on the host."""
+
+    def __init__(self, memory: Tensor, columns: Columns, copied: torch.cuda.Event | None) -> None:
+        self.memory = memory
+        self.columns = columns
+        self.copied = copied  # to the device; None: it has the same memory
+        # Numpy is quicker for what is small.
+        self.arrays = {field.name: getattr(columns, field.name).numpy() for field in dataclasses.fields(Columns)}
+
+
 class StepRows:
     """Columns for so many tokens and rows (and as many draws), filled on the host; `upload` gives them to the device.
 
-    On a CPU both are the same memory. On a GPU the host's is pinned: what fills it waits for the copy before, nothing
-    else does.
+    On a CPU both are the same memory. On a GPU the host's is pinned, and there are several, so that the columns of a
+    step are filled while those of others wait to be copied: what fills them waits for the copy of the oldest.
     """
 
     def __init__(self, max_tokens: int, max_rows: int, table_width: int, device: torch.device) -> None:
@@ -83,13 +108,6 @@ class StepRows:
         shapes = _shapes(max_tokens, max_rows, table_width)
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes.values()]
         offsets = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
-        on_gpu = device.type == "cuda"
-        self._host = torch.zeros(offsets[-1], dtype=torch.uint8, pin_memory=on_gpu)
-        self._device = torch.zeros(offsets[-1], dtype=torch.uint8, device=device) if on_gpu else self._host
-        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        # A copy does not wait there for the step that runs.
-        self._aside = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._tables_offset, self._row_bytes = offsets[-2], table_width * 4
 
         def columns(memory: Tensor) -> Columns:
             views = zip(shapes.items(), sizes, offsets, strict=False)
@@ -100,28 +118,37 @@ class StepRows:
                 }
             )
 
-        self.host = columns(self._host)
+        on_gpu = device.type == "cuda"
+        self._device = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
         self.device = columns(self._device)
-        # Numpy is quicker for what is small.
-        self._arrays = {name: getattr(self.host, name).numpy() for name in shapes}
+        # A copy does not wait there for the step that runs.
+        self._aside = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._tables_offset, self._row_bytes = offsets[-2], table_width * 4
+        self._stages: deque[_Stage] = deque()
+        for _ in range(_NUM_STAGES if on_gpu else 1):
+            memory = torch.zeros(offsets[-1], dtype=torch.uint8, pin_memory=True) if on_gpu else self._device
+            copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+            self._stages.append(_Stage(memory, columns(memory), copied))
+
+    @property
+    def host(self) -> Columns:
+        """The columns that were filled last."""
+        return self._stages[0].columns
 
     def fill(self, rows: Seq[Row]) -> StepShape:
-        """A step of any rows. They must not be empty, and every row's table must have room for its tokens."""
-        self._wait()
-        arrays, num_rows = self._arrays, len(rows)
-        firsts = np.array([row.sequence.num_computed for row in rows], np.int64)  # [R]
-        counts = np.array([row.count for row in rows], np.int64)  # [R]
+        """A step of any rows, those that follow before others. They must not be empty, and every row's table must have
+        room for its tokens."""
+        arrays, num_rows = self._next_stage(), len(rows)
+        firsts, counts = self._fill_rows(rows)
         query_starts = arrays["query_starts"][: num_rows + 1]
         query_starts[0] = 0
         np.cumsum(counts, out=query_starts[1:])
         num_tokens = int(query_starts[-1])
-        self._place([row.sequence for row in rows], firsts, counts, num_tokens)
-        arrays["token_ids"][:num_tokens] = [
-            token_id
-            for row, first in zip(rows, firsts.tolist(), strict=True)
-            for token_id in row.sequence.token_ids[first : first + row.count]
-        ]
-        arrays["context_lens"][:num_rows] = contexts = firsts + counts
+        self._place(rows, firsts, counts, num_tokens)
+        token_ids: list[int] = []
+        for row in rows:
+            token_ids += _first_tokens(row)
+        arrays["token_ids"][:num_tokens] = token_ids
         logit_rows: list[int] = []
         params: list[bytes] = []
         positions: list[int] = []
@@ -129,7 +156,7 @@ class StepRows:
             if num_draws := row.num_draws:
                 sequence = row.sequence
                 logit_rows += [end - 1] * num_draws
-                positions += [len(sequence.token_ids)] * num_draws
+                positions += [row.num_known] * num_draws
                 params.append(sequence.params)
                 params += (packed_params(sequence.spec.sampling, fork.seed) for fork in sequence.forks)
         num_draws = len(logit_rows)
@@ -138,40 +165,36 @@ class StepRows:
         # Each draw is the last one here: nothing moves on.
         arrays["status"][:num_draws] = LIVE
         arrays["remaining"][:num_draws] = 1
-        return StepShape(num_tokens, num_rows, num_draws, int(contexts.sum()))
+        self._fill_stop_ids([row for row in rows if row.follows != NONE])
+        return StepShape(num_tokens, num_rows, num_draws, int((firsts + counts).sum()))
 
-    def fill_run(self, sequences: Seq[Sequence]) -> StepShape:
+    def fill_run(self, rows: Seq[Row]) -> StepShape:
         """The first step of a run. Its rows must not be empty, and each has one token to compute."""
-        self._wait()
-        arrays, num_rows = self._arrays, len(sequences)
-        firsts = np.array([sequence.num_computed for sequence in sequences], np.int64)  # [R]
+        arrays, num_rows = self._next_stage(), len(rows)
+        firsts, counts = self._fill_rows(rows)
         arrays["query_starts"][: num_rows + 1] = np.arange(num_rows + 1)
-        self._place(sequences, firsts, np.ones(num_rows, np.int64), num_rows)
-        arrays["token_ids"][:num_rows] = [sequence.token_ids[-1] for sequence in sequences]
-        arrays["context_lens"][:num_rows] = firsts + 1
+        self._place(rows, firsts, counts, num_rows)
+        arrays["token_ids"][:num_rows] = [0 if row.follows != NONE else row.sequence.token_ids[-1] for row in rows]
         arrays["logit_rows"][:num_rows] = np.arange(num_rows)
-        self._fill_params(
-            [sequence.params for sequence in sequences], [len(sequence.token_ids) for sequence in sequences]
-        )
+        self._fill_params([row.sequence.params for row in rows], firsts + 1)
         arrays["status"][:num_rows] = LIVE
-        arrays["remaining"][:num_rows] = [sequence.num_remaining for sequence in sequences]
-        stop_ids = np.frombuffer(b"".join([sequence.stop_ids for sequence in sequences]), np.int32)
-        arrays["stop_ids"][:num_rows] = stop_ids.reshape(num_rows, NUM_STOP_IDS)
+        arrays["remaining"][:num_rows] = [row.sequence.spec.max_length - row.first - 1 for row in rows]
+        self._fill_stop_ids(rows)
         return StepShape(num_rows, num_rows, num_rows, int(firsts.sum()) + num_rows)
 
-    def fill_tables(self, sequences: Seq[Sequence]) -> None:
-        """The tables of a run's rows once more, for they have grown."""
-        self._wait()
-        tables = [sequence.table for sequence in sequences]
+    def fill_tables(self, rows: Seq[Row]) -> None:
+        """The tables of the run that was filled last once more, for they have grown."""
+        self._wait(self._stages[0])
+        tables = [row.sequence.table for row in rows]
         nothing, empty = np.zeros(len(tables), np.int64), np.empty(0, np.int64)
-        _core.place_rows(tables, nothing, nothing, empty, empty, self._arrays["block_tables"][: len(tables)])
+        _core.place_rows(tables, nothing, nothing, empty, empty, self._stages[0].arrays["block_tables"][: len(tables)])
 
     def pad(self, shape: StepShape, num_tokens: int, num_rows: int) -> None:
         """Fills up to `num_tokens` tokens of no sequence, and `num_rows` rows and draws that are empty.
 
         As many tokens as rows make a run, more another step: attention looks at these numbers, too.
         """
-        arrays = self._arrays
+        arrays = self._stages[0].arrays
         arrays["token_ids"][shape.num_tokens : num_tokens] = 0
         arrays["positions"][shape.num_tokens : num_tokens] = 0
         arrays["slots"][shape.num_tokens : num_tokens] = -1
@@ -180,6 +203,7 @@ class StepRows:
         in_run = num_tokens == num_rows
         arrays["query_starts"][behind] = np.arange(behind.start, behind.stop) if in_run else shape.num_tokens
         arrays["context_lens"][shape.num_rows : num_rows] = 0
+        arrays["follows"][shape.num_rows : num_rows] = NONE
         draws = slice(shape.num_draws, num_rows)
         arrays["logit_rows"][draws] = np.arange(draws.start, draws.stop) if in_run else 0
         arrays["params"][draws] = 0
@@ -187,27 +211,29 @@ class StepRows:
 
     def keep(self, live: Tensor) -> None:
         """Of a run's first rows those that `live` bool [R] names, moved to the front. On the host."""
-        for name, column in self._arrays.items():
+        for name, column in self._stages[0].arrays.items():
             if name != "query_starts" and name != "logit_rows":
                 kept = column[: len(live)][live.numpy()]
                 column[: len(kept)] = kept
 
     def upload(self, num_rows: int) -> None:
         """Copies the columns, and the tables of the first rows, to the device: in the order of the current stream."""
-        if self._copied is not None:
+        stage = self._stages[0]
+        if stage.copied is not None:
             size = self._tables_offset + num_rows * self._row_bytes
-            self._device[:size].copy_(self._host[:size], non_blocking=True)
-            self._copied.record()
+            self._device[:size].copy_(stage.memory[:size], non_blocking=True)
+            stage.copied.record()
 
     def upload_tables(self, num_rows: int) -> None:
         """The tables alone, at once: a step that runs finds what it knows of them unchanged. What the current stream is
         given from now on waits for them."""
-        if self._copied is not None:
+        stage = self._stages[0]
+        if stage.copied is not None:
             used = slice(self._tables_offset, self._tables_offset + num_rows * self._row_bytes)
             with torch.cuda.stream(self._aside):
-                self._device[used].copy_(self._host[used], non_blocking=True)
-                self._copied.record()
-            self._copied.wait()
+                self._device[used].copy_(stage.memory[used], non_blocking=True)
+                stage.copied.record()
+            stage.copied.wait()
 
     def attention(self, shape: StepShape, workspace: Tensor | None = None) -> AttentionBatch:
         """Where the tokens stand, on the device; see AttentionBatch."""
@@ -223,22 +249,46 @@ class StepRows:
             workspace=workspace,
         )
 
-    def _place(self, sequences: Seq[Sequence], firsts: _Column, counts: _Column, num_tokens: int) -> None:
-        arrays = self._arrays
+    def _next_stage(self) -> dict[str, npt.NDArray[Any]]:
+        self._stages.rotate(1)
+        self._wait(self._stages[0])
+        return self._stages[0].arrays
+
+    def _fill_rows(self, rows: Seq[Row]) -> tuple[_Column, _Column]:
+        """First positions and counts [R], and what rows of any step have."""
+        arrays, num_rows = self._stages[0].arrays, len(rows)
+        firsts = np.array([row.first for row in rows], np.int64)  # [R]
+        counts = np.array([row.count for row in rows], np.int64)  # [R]
+        arrays["context_lens"][:num_rows] = firsts + counts
+        arrays["follows"][:num_rows] = [row.follows for row in rows]
+        return firsts, counts
+
+    def _place(self, rows: Seq[Row], firsts: _Column, counts: _Column, num_tokens: int) -> None:
+        arrays = self._stages[0].arrays
         _core.place_rows(
-            [sequence.table for sequence in sequences], firsts, counts, arrays["positions"][:num_tokens],
-            arrays["slots"][:num_tokens], arrays["block_tables"][: len(sequences)],
+            [row.sequence.table for row in rows], firsts, counts, arrays["positions"][:num_tokens],
+            arrays["slots"][:num_tokens], arrays["block_tables"][: len(rows)],
         )  # fmt: skip
 
-    def _fill_params(self, params: list[bytes], positions: list[int]) -> None:
-        column = self._arrays["params"][: len(params)]
+    def _fill_params(self, params: list[bytes], positions: list[int] | _Column) -> None:
+        column = self._stages[0].arrays["params"][: len(params)]
         column[:] = np.frombuffer(b"".join(params), np.uint8).reshape(-1, PARAMS_BYTES)
         column.view(np.int64)[:, POSITION_OFFSET // 8] = positions
 
-    def _wait(self) -> None:
+    def _fill_stop_ids(self, rows: Seq[Row]) -> None:
+        if rows:
+            stop_ids = np.frombuffer(b"".join([row.sequence.stop_ids for row in rows]), np.int32)
+            self._stages[0].arrays["stop_ids"][: len(rows)] = stop_ids.reshape(-1, NUM_STOP_IDS)
+
+    def _wait(self, stage: _Stage) -> None:
         # Who waits gives the interpreter away, and gets it back later than that.
-        if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
-            self._copied.synchronize()
+        if stage.copied is not None and not stage.copied.query():  # type: ignore[no-untyped-call]
+            stage.copied.synchronize()
+
+
+def _first_tokens(row: Row) -> list[int]:
+    """The tokens of a row, 0 in place of one that is not known yet."""
+    return [0] if row.follows != NONE else row.sequence.token_ids[row.first : row.first + row.count]
 
 
 def _shapes(max_tokens: int, max_rows: int, table_width: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -248,6 +298,7 @@ def _shapes(max_tokens: int, max_rows: int, table_width: int) -> dict[str, tuple
         "slots": (torch.int64, (max_tokens,)),
         "query_starts": (torch.int32, (max_rows + 1,)),
         "context_lens": (torch.int32, (max_rows,)),
+        "follows": (torch.int32, (max_rows,)),
         "logit_rows": (torch.int64, (max_rows,)),
         "params": (torch.uint8, (max_rows, PARAMS_BYTES)),
         "status": (torch.int32, (max_rows,)),

@@ -9,7 +9,9 @@ from .model.tensors import workspace_bytes
 
 # Larger steps keep a GPU busy for longer than their operations take to be launched one by one.
 MAX_TOKENS = 1024
-_MIXED_TOKENS = (*range(32, 129, 32), *range(192, 513, 64), *range(640, MAX_TOKENS + 1, 128))
+# Close to each other where an arrival's prompt lies beside those that decode. None from 384 to 512, since what the
+# libraries multiply there takes longer than 512 tokens do.
+_MIXED_TOKENS = (*range(32, 385, 32), 512, 576, *range(640, MAX_TOKENS + 1, 128))
 _MIXED_ROWS = (8, 32, 128, 256, 512)
 # Tokens that attention merges at a time (cpp/cuda/attention_plan.cuh).
 _CHUNK_TOKENS = 256

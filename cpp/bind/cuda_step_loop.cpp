@@ -4,6 +4,7 @@
 
 #include "commit.h"
 #include "cuda_bind.h"
+#include "follow.h"
 #include "step_device.h"
 #include "step_loop.h"
 
@@ -47,11 +48,18 @@ void bind_step_loop(py::module_& m) {
            py::arg("num_records"), py::arg("max_rows"), py::arg("lead_us") = 100)
       .def(
           "run",
-          [](CudaStepLoop& self, std::shared_ptr<StepGraph> graph, int num_steps, uintptr_t stream) {
-            self.loop.run(std::move(graph), stream_of(stream), num_steps);
+          [](CudaStepLoop& self, std::shared_ptr<StepGraph> graph, int num_steps, uintptr_t stream, bool stops) {
+            self.loop.run(std::move(graph), stream_of(stream), num_steps, stops);
           },
           WithoutGil())
-      .def("extend", [](CudaStepLoop& self, int num_steps) { return self.loop.extend(num_steps); })
+      .def(
+          "settle", [](CudaStepLoop& self) { return self.loop.settle(); }, WithoutGil())
+      .def(
+          "extend", [](CudaStepLoop& self, int num_steps) { return self.loop.extend(num_steps); }, WithoutGil())
+      .def(
+          "wait", [](CudaStepLoop& self) { return self.loop.wait(); }, WithoutGil())
+      .def(
+          "wake", [](CudaStepLoop& self) { self.loop.wake(); }, WithoutGil())
       .def("next", &next)
       .def("stop", [](CudaStepLoop& self) { self.loop.stop(); })
       .def("close", [](CudaStepLoop& self) { self.loop.close(); }, WithoutGil());
@@ -64,6 +72,14 @@ void bind_step_loop(py::module_& m) {
                        address<int64_t>(slots), address<int>(context_lens), address<const int>(block_tables),
                        address<SamplingParams>(params), address<int>(status), address<int>(remaining),
                        address<const int>(stop_ids), num_rows, table_width, block_size},
+                      loop.ring, stream_of(stream));
+        });
+  m.def("follow_step",
+        [](uintptr_t follows, uintptr_t query_starts, uintptr_t stop_ids, uintptr_t token_ids, uintptr_t slots,
+           uintptr_t context_lens, uintptr_t status, int num_rows, const CudaStepLoop& loop, uintptr_t stream) {
+          follow_step({address<const int>(follows), address<const int>(query_starts), address<const int>(stop_ids),
+                       address<int64_t>(token_ids), address<int64_t>(slots), address<int>(context_lens),
+                       address<int>(status), num_rows},
                       loop.ring, stream_of(stream));
         });
 }

@@ -17,6 +17,7 @@ struct Commit {
   std::int64_t record_stride;
   int num_records;
   std::uint64_t* num_committed;
+  std::int32_t* last_tokens;
 };
 
 __device__ std::int64_t gpu_time_ns() {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kMaxThreads) commit_kernel(__grid_constant__ c
   for (int first = 0; first < rows.num_rows; first += blockDim.x) {
     const int r = first + static_cast<int>(threadIdx.x);
     bool goes_on = false;
-    if (r < rows.num_rows) tokens[r] = commit_row(rows, r, goes_on);
+    if (r < rows.num_rows) tokens[r] = commit.last_tokens[r] = commit_row(rows, r, goes_on);
     num_live += __syncthreads_count(goes_on);
   }
   if (threadIdx.x != 0) return;
@@ -94,7 +95,8 @@ void commit_step(const CommitRows& rows, const RecordRing& ring, Stream stream) 
   }
   const int num_threads = std::clamp((rows.num_rows + kWarp - 1) / kWarp * kWarp, kWarp, kMaxThreads);
   launch_behind(commit_kernel, dim3(1), num_threads, 0, stream,
-                Commit{rows, ring.records, ring.stride(), ring.num_records, ring.num_committed}, "commit_step");
+                Commit{rows, ring.records, ring.stride(), ring.num_records, ring.num_committed, ring.last_tokens},
+                "commit_step");
 }
 
 }  // namespace tercet::cuda

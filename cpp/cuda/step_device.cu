@@ -20,7 +20,8 @@ std::shared_ptr<StepGraph> make_step_graph(CUgraph_st* graph, Stream stream) {
   return made;
 }
 
-CudaStepDevice::CudaStepDevice(int num_records, int max_rows) : ring_{nullptr, nullptr, num_records, max_rows} {
+CudaStepDevice::CudaStepDevice(int num_records, int max_rows)
+    : ring_{nullptr, nullptr, nullptr, num_records, max_rows} {
   if (num_records < 2 || max_rows < 1) {
     throw std::invalid_argument(std::to_string(num_records) + " records of " + std::to_string(max_rows) +
                                 " rows are too few");
@@ -32,6 +33,9 @@ CudaStepDevice::CudaStepDevice(int num_records, int max_rows) : ring_{nullptr, n
   try {
     check(cudaMalloc(reinterpret_cast<void**>(&ring_.num_committed), sizeof(std::uint64_t)), "step records");
     check(cudaMemset(ring_.num_committed, 0, sizeof(std::uint64_t)), "step records");
+    const auto token_bytes = static_cast<std::size_t>(max_rows) * sizeof(std::int32_t);
+    check(cudaMalloc(reinterpret_cast<void**>(&ring_.last_tokens), token_bytes), "step records");
+    check(cudaMemset(ring_.last_tokens, 0xff, token_bytes), "step records");
     check(cudaDeviceSynchronize(), "step records");
   } catch (...) {
     free();
@@ -46,6 +50,7 @@ CudaStepDevice::~CudaStepDevice() {
 
 void CudaStepDevice::free() {
   cudaFree(ring_.num_committed);
+  cudaFree(ring_.last_tokens);
   cudaFreeHost(ring_.records);
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "step_pacer.h"
 
 namespace tercet::cuda {

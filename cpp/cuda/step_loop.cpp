@@ -15,43 +15,71 @@ void StepLoop::check_usable() const {
   if (closed_) throw std::logic_error("the step loop is closed");
 }
 
-void StepLoop::run(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps) {
+void StepLoop::run(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps, bool stops) {
   if (num_steps < 1) throw std::invalid_argument("a run has at least one step, not " + std::to_string(num_steps));
   const std::lock_guard lock(mutex_);
   check_usable();
-  if (running_ || !untaken_.empty()) throw std::logic_error("the run before is not over");
+  if (!runs_.empty() && runs_.back()->num_to_launch > 0) throw std::logic_error("the run before goes on");
   stopped_.store(false, std::memory_order_relaxed);
-  num_added_ = 0;
   // Here and not in the thread, whose waking would take longer than all the rest.
-  pacer_.begin(std::move(graph), stream, num_steps);
-  running_ = true;
+  runs_.push_back(pacer_.begin(std::move(graph), stream, num_steps, stops));
   changed_.notify_all();
+}
+
+int StepLoop::settle() {
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  if (runs_.empty()) return 0;
+  pacer_.settle();
+  const StepRun& last = *runs_.back();
+  return last.num_on_their_way + static_cast<int>(last.untaken.size());
 }
 
 bool StepLoop::extend(int num_steps) {
   const std::lock_guard lock(mutex_);
-  if (!running_ || closed_ || stopped_.load(std::memory_order_relaxed)) return false;
-  num_added_ += num_steps;
+  if (closed_ || runs_.empty() || runs_.back()->is_over() || stopped_.load(std::memory_order_relaxed)) return false;
+  pacer_.extend(num_steps);
+  changed_.notify_all();
   return true;
+}
+
+bool StepLoop::has_news() const {
+  return closed_ || !failure_.empty() || runs_.empty() || !runs_.front()->untaken.empty() || runs_.front()->is_over();
+}
+
+bool StepLoop::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return woken_ || has_news(); });
+  woken_ = false;
+  return has_news();
+}
+
+void StepLoop::wake() {
+  const std::lock_guard lock(mutex_);
+  woken_ = true;
+  changed_.notify_all();
 }
 
 std::optional<Step> StepLoop::next() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return closed_ || !running_ || !untaken_.empty(); });
-  if (closed_ || untaken_.empty()) {
-    check_usable();
-    return std::nullopt;
+  changed_.wait(lock, [this] { return has_news(); });
+  if (closed_) check_usable();
+  if (!runs_.empty() && !runs_.front()->untaken.empty()) {
+    std::deque<Step>& untaken = runs_.front()->untaken;
+    Step step = std::move(untaken.front());
+    untaken.pop_front();
+    return step;
   }
-  Step step = std::move(untaken_.front());
-  untaken_.pop_front();
-  return step;
+  check_usable();
+  if (!runs_.empty()) runs_.pop_front();
+  return std::nullopt;
 }
 
 void StepLoop::close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    stop();
+    pacer_.drop();
     changed_.notify_all();
   }
   std::call_once(joined_, [this] { thread_.join(); });
@@ -62,39 +90,25 @@ void StepLoop::work() {
   try {
     device_->begin_thread();
     for (;;) {
-      changed_.wait(lock, [this] { return running_ || closed_; });
+      changed_.wait(lock, [this] { return !pacer_.is_idle() || closed_; });
       // After a close as well: what was launched uses memory that goes with the device.
-      if (!running_ && pacer_.num_on_their_way() == 0) return;
-      look(lock);
+      if (pacer_.is_idle()) return;
+      if (stopped_.load(std::memory_order_relaxed) && pacer_.stop()) changed_.notify_all();
+      const bool may_launch = runs_.empty() || runs_.back()->untaken.size() < max_untaken_;
+      if (pacer_.look(may_launch)) {
+        changed_.notify_all();
+        continue;
+      }
+      const std::int64_t nap_ns = pacer_.nap_ns(may_launch);
+      lock.unlock();
+      device_->sleep(nap_ns);
+      lock.lock();
     }
   } catch (const std::exception& error) {
     if (!lock.owns_lock()) lock.lock();
     failure_ = error.what();
-    running_ = false;
     changed_.notify_all();
   }
-}
-
-void StepLoop::look(std::unique_lock<std::mutex>& lock) {
-  const bool may_launch = untaken_.size() < max_untaken_ && !stopped_.load(std::memory_order_relaxed);
-  lock.unlock();
-  std::optional<Step> step = pacer_.look(may_launch);
-  lock.lock();
-  const bool was_running = running_, has_step = step.has_value();
-  if (has_step) untaken_.push_back(*std::move(step));
-  pacer_.extend(std::exchange(num_added_, 0));
-  if (stopped_.load(std::memory_order_relaxed)) pacer_.stop();
-  running_ = running_ && !pacer_.is_over();
-  const bool news = has_step || running_ != was_running;
-  const std::int64_t nap_ns = news ? 0 : pacer_.nap_ns(may_launch);
-  lock.unlock();
-  // After the run's end the device is no longer the thread's.
-  if (news) {
-    changed_.notify_all();
-  } else {
-    device_->sleep(nap_ns);
-  }
-  lock.lock();
 }
 
 }  // namespace tercet::cuda

@@ -14,7 +14,7 @@
 
 namespace tercet::cuda {
 
-// One thread begins runs and takes their steps; any may stop and close.
+// One thread begins runs and takes their steps; any may stop, wake and close.
 class StepLoop {
  public:
   // So many steps may wait to be taken before no more are launched. Throws std::system_error if there is no thread.
@@ -23,42 +23,49 @@ class StepLoop {
   StepLoop(const StepLoop&) = delete;
   StepLoop& operator=(const StepLoop&) = delete;
 
-  // Begins a run and launches its first step. A stop that came before is forgotten. Throws std::invalid_argument if
-  // `num_steps` is below 1, std::logic_error if a run is on or the loop is closed, std::runtime_error if the device has
-  // failed.
-  void run(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps);
+  // Begins a run, behind those that are on: its first step is launched when theirs are about to end, or at once. A stop
+  // that came before is forgotten; if not `stops`, later ones are not for this run. Throws std::invalid_argument if
+  // `num_steps` is below 1, std::logic_error if the run before would launch more or the loop is closed,
+  // std::runtime_error if the device has failed.
+  void run(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps, bool stops);
+
+  // Launches nothing more of the last run, or all of it if it does not stop. Returns how many of its steps are still to
+  // be taken, one of empty rows included. What the caller gives the stream now comes behind them.
+  int settle();
 
   // Adds steps to the run that is on. False if there is none, or it was stopped. It may still end earlier by itself.
   bool extend(int num_steps);
 
-  // Waits for the run's next step; nothing if it is over. Throws std::runtime_error if the device has failed, after the
-  // steps that were done, and std::logic_error if the loop is closed.
+  // Waits until `next` need not, or for `wake`; whether the former.
+  bool wait();
+  void wake();
+
+  // Waits for the next step of the oldest run; nothing, once, when that is over, and where there is no run. Throws
+  // std::runtime_error if the device has failed, after the steps that were done, std::logic_error if the loop is
+  // closed.
   std::optional<Step> next();
 
-  // No further launches in this run. Takes no lock.
+  // No further launches in the last run. Takes no lock.
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
-  // Stops the run, waits for what was launched and ends the thread. Whoever waits in `next` is told.
+  // Drops what is not launched, waits for the rest and ends the thread. Whoever waits in `next` is told.
   void close();
 
  private:
   void work();
-  void look(std::unique_lock<std::mutex>& lock);
   void check_usable() const;
+  bool has_news() const;
 
   std::unique_ptr<StepDevice> device_;
   const std::size_t max_untaken_;
   std::atomic<bool> stopped_{false};
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
-  // While a run is on the thread alone uses it, without the mutex; else whoever has the mutex.
   StepPacer pacer_;
-  // The rest is guarded by the mutex.
-  bool running_ = false;
+  std::deque<std::shared_ptr<StepRun>> runs_;  // until it was told that they are over
   bool closed_ = false;
-  int num_added_ = 0;  // steps to add to the run
-  std::deque<Step> untaken_;
+  bool woken_ = false;
   std::string failure_;
 
   std::once_flag joined_;

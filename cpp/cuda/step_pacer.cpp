@@ -21,48 +21,59 @@ constexpr std::int64_t kLongestStep = 60 * kSecond;
 
 }  // namespace
 
-void StepPacer::begin(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps) {
-  if (device_.find(num_launched_ + 1) != nullptr) {
+std::shared_ptr<StepRun> StepPacer::begin(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps, bool stops) {
+  if (device_.find(next_record() + on_their_way_.size()) != nullptr) {
     throw std::runtime_error("a step was committed that this loop did not launch");
   }
-  graph_ = std::move(graph);
-  stream_ = stream;
-  first_ = num_launched_ + 1;
-  all_ended_ = false;
-  num_to_launch_ = num_steps;
-  launch();
+  run_ = std::make_shared<StepRun>();
+  run_->graph = std::move(graph);
+  run_->stream = stream;
+  run_->num_to_launch = num_steps;
+  run_->stops = stops;
+  if (on_their_way_.empty()) launch();
+  return run_;
 }
 
-std::optional<Step> StepPacer::look(bool may_launch) {
-  std::optional<Step> step;
-  if (num_on_their_way() > 0) {
-    if (const StepRecord* record = device_.find(num_done_ + 1)) {
-      step = take(*record);
-    } else {
-      look_at_the_device(device_.now_ns());
-    }
+bool StepPacer::stop() { return run_ != nullptr && run_->stops && std::exchange(run_->num_to_launch, 0) > 0; }
+
+void StepPacer::settle() {
+  stop();
+  while (run_ != nullptr && run_->num_to_launch > 0) launch();
+}
+
+void StepPacer::drop() {
+  if (run_ != nullptr) run_->num_to_launch = 0;
+}
+
+bool StepPacer::look(bool may_launch) {
+  const StepRecord* record = on_their_way_.empty() ? nullptr : device_.find(next_record());
+  if (record != nullptr) {
+    take(*record);
+  } else if (!on_their_way_.empty()) {
+    look_at_the_device(device_.now_ns());
   }
   if (may_launch && launch_is_due(device_.now_ns())) launch();
-  return step;
+  return record != nullptr;
 }
 
 bool StepPacer::launch_is_due(std::int64_t now) const {
-  if (num_to_launch_ == 0) return false;
-  if (num_on_their_way() == 0) return true;
-  return num_on_their_way() == 1 && graph_->step_ns > 0 && now >= expected_end() - lead_ns_;
+  if (run_ == nullptr || run_->num_to_launch == 0) return false;
+  if (on_their_way_.empty()) return true;
+  return on_their_way_.size() == 1 && running().step_ns > 0 && now >= expected_end() - lead_ns_;
 }
 
 void StepPacer::launch() {
-  device_.launch(*graph_, stream_);
-  if (num_on_their_way() == 0) {
+  device_.launch(*run_->graph, run_->stream);
+  if (on_their_way_.empty()) {
     began_ns_ = device_seen_ns_ = device_.now_ns();
     device_waited_ = true;
   }
-  ++num_launched_;
-  --num_to_launch_;
+  on_their_way_.push_back(run_);
+  ++run_->num_on_their_way;
+  --run_->num_to_launch;
 }
 
-std::optional<Step> StepPacer::take(const StepRecord& record) {
+void StepPacer::take(const StepRecord& record) {
   const std::int64_t ended = on_host_clock(record.time_ns);
   std::int64_t took_ns = record.time_ns - last_ended_ns_;
   if (device_waited_) took_ns = std::min(took_ns, ended - began_ns_);
@@ -70,18 +81,22 @@ std::optional<Step> StepPacer::take(const StepRecord& record) {
   last_ended_ns_ = record.time_ns;
   began_ns_ = ended;
   device_seen_ns_ = device_.now_ns();
+  const std::shared_ptr<StepRun> run = on_their_way_.front();
+  on_their_way_.pop_front();
+  --run->num_on_their_way;
   ++num_done_;
+  ++run->num_done;
   // The first ones were launched as soon as could be.
-  const bool launched_late = std::exchange(device_waited_, false) && num_done_ > first_ + 1;
-  if (num_done_ < first_) return std::nullopt;
+  const bool launched_late = std::exchange(device_waited_, false) && run->num_done > 2;
+  if (run->all_ended) return;
 
   // After a launch that came too late the next one aims earlier.
-  graph_->step_ns = std::max<std::int64_t>(took_ns - (launched_late ? lead_ns_ : 0), 1);
+  run->graph->step_ns = std::max<std::int64_t>(took_ns - (launched_late ? lead_ns_ : 0), 1);
   if (record.num_live == 0) {
-    all_ended_ = true;
-    num_to_launch_ = 0;
+    run->all_ended = true;
+    run->num_to_launch = 0;
   }
-  return Step{{record.tokens(), record.tokens() + record.num_rows}, took_ns, record.time_ns};
+  run->untaken.push_back({{record.tokens(), record.tokens() + record.num_rows}, took_ns, record.time_ns});
 }
 
 // A record is seen as late as the thread wakes up; how far apart the clocks are, the promptest of late says.
@@ -95,7 +110,7 @@ std::int64_t StepPacer::on_host_clock(std::int64_t gpu_ns) {
 void StepPacer::look_at_the_device(std::int64_t now) {
   if (now - device_seen_ns_ < kCheckDeviceEvery) return;
   device_seen_ns_ = now;
-  if (device_.is_idle() && device_.find(num_done_ + 1) == nullptr) {
+  if (device_.is_idle() && device_.find(next_record()) == nullptr) {
     throw std::runtime_error("a step has ended without leaving its record");
   }
   if (now - began_ns_ > kLongestStep) {
@@ -107,9 +122,9 @@ void StepPacer::look_at_the_device(std::int64_t now) {
 // looked for ever more seldom.
 std::int64_t StepPacer::nap_ns(bool may_launch) {
   std::int64_t moment = began_ns_, awake = kAwake;
-  if (num_on_their_way() > 0 && graph_->step_ns > 0) {
+  if (!on_their_way_.empty() && running().step_ns > 0) {
     moment = expected_end();
-    if (may_launch && num_to_launch_ > 0 && num_on_their_way() == 1) {
+    if (may_launch && run_->num_to_launch > 0 && on_their_way_.size() == 1) {
       moment -= lead_ns_;
       awake = 0;
     }

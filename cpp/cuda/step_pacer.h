@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "dtype.h"
@@ -42,54 +42,70 @@ struct Step {
   std::int64_t ended_ns;  // of the GPU's clock
 };
 
-// A run is a number of launches of one graph. The next step is launched a little before the one that runs is expected
-// to end, and in no case when two are on their way: early enough that the GPU does not wait, late enough that a step
-// nobody wants any more is seldom among them.
+// A number of launches of one graph, and what has come of them.
+struct StepRun {
+  std::shared_ptr<StepGraph> graph;
+  Stream stream;
+  std::int64_t num_to_launch;
+  bool stops;  // at the next boundary if it is told to; else it runs to its end whatever happens
+  std::int64_t num_done = 0;
+  int num_on_their_way = 0;
+  bool all_ended = false;  // no row goes on
+  std::deque<Step> untaken;
+
+  // Whether all its steps are done, or no row goes on: then one more may be on its way, of empty rows, which nobody is
+  // told of.
+  bool is_over() const { return num_to_launch == 0 && (all_ended || num_on_their_way == 0); }
+};
+
+// A step is launched a little before the one that runs is expected to end, and in no case when two are on their way:
+// early enough that the GPU does not wait, late enough that a step nobody wants any more is seldom among them. Runs
+// follow each other in the same way.
 class StepPacer {
  public:
   StepPacer(StepDevice& device, std::int64_t lead_ns) : device_(device), lead_ns_(lead_ns) {}
 
-  // Begins a run and launches its first step. Not before the last one is over.
-  void begin(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps);
-  // Adds steps, unless no row goes on.
-  void extend(int num_steps) { num_to_launch_ += all_ended_ ? 0 : num_steps; }
+  // Begins a run, behind what is on its way. The run before must have nothing left to launch.
+  std::shared_ptr<StepRun> begin(std::shared_ptr<StepGraph> graph, Stream stream, int num_steps, bool stops);
+  // Adds steps to the last run, unless no row goes on.
+  void extend(int num_steps) { run_->num_to_launch += run_->all_ended ? 0 : num_steps; }
+  // No further launches of the last run, if it stops; whether there were to be some.
+  bool stop();
+  // The same, and a run that does not stop is launched to its end.
+  void settle();
   // No further launches.
-  void stop() { num_to_launch_ = 0; }
+  void drop();
 
-  // Takes the next record if it is there and launches a step if that is due and `may_launch`. Throws std::runtime_error
-  // if the device fails, or if a step takes longer than any can.
-  std::optional<Step> look(bool may_launch);
+  // Takes the next record if it is there, and launches a step if that is due and `may_launch`. Returns whether there
+  // was one. Throws std::runtime_error if the device fails, or if a step takes longer than any can.
+  bool look(bool may_launch);
   // How long to sleep before the next look.
   std::int64_t nap_ns(bool may_launch);
 
-  // Whether all steps of the run are done, or no row goes on: then one more may be on its way, of empty rows, which
-  // nobody is told of.
-  bool is_over() const { return num_to_launch_ == 0 && (all_ended_ || num_on_their_way() == 0); }
-  int num_on_their_way() const { return static_cast<int>(num_launched_ - num_done_); }
+  bool is_idle() const { return on_their_way_.empty() && (run_ == nullptr || run_->num_to_launch == 0); }
+  int num_on_their_way() const { return static_cast<int>(on_their_way_.size()); }
 
  private:
   bool launch_is_due(std::int64_t now) const;
-  std::int64_t expected_end() const { return began_ns_ + graph_->step_ns; }
+  const StepGraph& running() const { return *on_their_way_.front()->graph; }
+  std::int64_t expected_end() const { return began_ns_ + running().step_ns; }
+  std::uint64_t next_record() const { return num_done_ + 1; }
   void launch();
-  std::optional<Step> take(const StepRecord& record);
+  void take(const StepRecord& record);
   std::int64_t on_host_clock(std::int64_t gpu_ns);
   void look_at_the_device(std::int64_t now);
 
   StepDevice& device_;
   std::int64_t lead_ns_;
-  std::shared_ptr<StepGraph> graph_;
-  Stream stream_ = nullptr;
-  std::int64_t num_to_launch_ = 0;
-  bool all_ended_ = false;          // no row of the run goes on
-  std::uint64_t num_launched_ = 0;  // ever
-  std::uint64_t num_done_ = 0;
-  std::uint64_t first_ = 1;           // the run's first step; those before are of no interest
-  std::int64_t began_ns_ = 0;         // the oldest step on its way, by the host's clock
-  bool device_waited_ = false;        // for the launch of that step
-  std::int64_t clocks_apart_ns_ = 0;  // the host's minus the GPU's,
-  std::int64_t compared_ns_ = 0;      // as of this moment
-  std::int64_t last_ended_ns_ = 0;    // by the GPU's clock
-  std::int64_t device_seen_ns_ = 0;   // when it was last known to be well
+  std::shared_ptr<StepRun> run_;                       // the last that was begun
+  std::deque<std::shared_ptr<StepRun>> on_their_way_;  // of each step that was launched and is not done
+  std::uint64_t num_done_ = 0;                         // steps, ever
+  std::int64_t began_ns_ = 0;                          // the oldest step on its way, by the host's clock
+  bool device_waited_ = false;                         // for the launch of that step
+  std::int64_t clocks_apart_ns_ = 0;                   // the host's minus the GPU's,
+  std::int64_t compared_ns_ = 0;                       // as of this moment
+  std::int64_t last_ended_ns_ = 0;                     // by the GPU's clock
+  std::int64_t device_seen_ns_ = 0;                    // when it was last known to be well
 };
 
 }  // namespace tercet::cuda

@@ -20,7 +20,8 @@ constexpr int kNotFinite = -1, kNoToken = -2;  // in place of a token
 // Record s is at (s - 1) % num_records.
 struct RecordRing {
   char* records;                 // on the host, reached from the GPU
-  std::uint64_t* num_committed;  // on the GPU
+  std::uint64_t* num_committed;  // on the GPU,
+  std::int32_t* last_tokens;     // and there, [max_rows], those of the last record
   int num_records, max_rows;
 
   std::int64_t stride() const {

@@ -36,17 +36,17 @@ class FakeGpu : public StepDevice {
   bool loses_records = false;
   std::vector<Launched> steps;
   std::atomic<int> num_launched{0};
-  std::int64_t now = kSecond;
-  std::int64_t awake_ns = 0;       // that the thread was
-  std::int64_t oversleeps_ns = 0;  // when it is to sleep
+  std::atomic<std::int64_t> now{kSecond};
+  std::atomic<std::int64_t> awake_ns{0};  // that the thread was
+  std::int64_t oversleeps_ns = 0;         // when it is to sleep
 
   void begin_thread() override {}
   void launch(const StepGraph&, Stream) override {
     if (broken) throw std::runtime_error("the fake GPU is broken");
-    const std::int64_t free = steps.empty() ? 0 : steps.back().ends, starts = std::max(now + kLaunchTakes, free);
+    const std::int64_t free = steps.empty() ? 0 : steps.back().ends, starts = std::max(now.load() + kLaunchTakes, free);
     expect(num_unfinished() < 2, "three steps on their way");
     const std::int64_t took = duration(steps.size());
-    steps.push_back({now, starts, starts + took});
+    steps.push_back({now.load(), starts, starts + took});
     ++num_launched;
   }
   const StepRecord* find(std::uint64_t sequence) override {

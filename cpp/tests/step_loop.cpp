@@ -24,19 +24,19 @@ void expect_throws(F&& f, const std::string& what) {
   expect(false, what + " was not refused");
 }
 
-// What the loop's thread does with a run, on the caller's; returns the first token of each step that came.
-std::vector<int> drive(StepPacer& pacer, FakeGpu& gpu, const std::function<bool()>& may_launch,
-                       const std::function<bool()>& stops) {
-  std::vector<int> tokens;
-  while (!pacer.is_over()) {
+// What the loop's thread does, on the caller's; returns the first token of each step of `run` that came.
+std::vector<int> drive(StepPacer& pacer, const std::shared_ptr<StepRun>& run, FakeGpu& gpu,
+                       const std::function<bool()>& may_launch, const std::function<bool()>& stops) {
+  while (!run->is_over()) {
     if (stops()) pacer.stop();
     const bool may = may_launch();
-    if (const std::optional<Step> step = pacer.look(may)) {
-      expect(step->tokens.size() == 2 && step->tokens[1] == step->tokens[0] + 1, "a record is not its step's");
-      tokens.push_back(step->tokens[0]);
-    } else if (!pacer.is_over()) {
-      gpu.sleep(pacer.nap_ns(may));
-    }
+    if (!pacer.look(may) && !run->is_over()) gpu.sleep(pacer.nap_ns(may));
+  }
+  std::vector<int> tokens;
+  for (; !run->untaken.empty(); run->untaken.pop_front()) {
+    const std::vector<std::int32_t>& both = run->untaken.front().tokens;
+    expect(both.size() == 2 && both[1] == both[0] + 1, "a record is not its step's");
+    tokens.push_back(both[0]);
   }
   return tokens;
 }
@@ -58,8 +58,8 @@ void launches_late(std::int64_t step_ns) {
   gpu.duration = [=](std::size_t) { return step_ns; };
   gpu.oversleeps_ns = 20 * kMicrosecond;
   StepPacer pacer(gpu, kLead);
-  pacer.begin(graph(), nullptr, 50);
-  expect_in_order(drive(pacer, gpu, always, never), 0, 50);
+  const auto run = pacer.begin(graph(), nullptr, 50, true);
+  expect_in_order(drive(pacer, run, gpu, always, never), 0, 50);
   for (std::size_t s = 3; s < 50; ++s) {
     const std::int64_t lead = gpu.steps[s - 1].ends - gpu.steps[s].at;
     expect(gpu.steps[s].starts == gpu.steps[s - 1].ends, "the GPU waited before step " + std::to_string(s));
@@ -74,8 +74,8 @@ void wakes_up_later_than_the_lead() {
   FakeGpu gpu;
   gpu.oversleeps_ns = kLead + 50 * kMicrosecond;
   StepPacer pacer(gpu, kLead);
-  pacer.begin(graph(), nullptr, 50);
-  expect_in_order(drive(pacer, gpu, always, never), 0, 50);
+  const auto run = pacer.begin(graph(), nullptr, 50, true);
+  expect_in_order(drive(pacer, run, gpu, always, never), 0, 50);
   const std::int64_t busy = 40 * kMillisecond, took = gpu.steps[49].ends - gpu.steps[9].ends;
   expect(took - busy < 40 * 60 * kMicrosecond, std::to_string((took - busy) / 40000) + " us waited for each launch");
 }
@@ -86,8 +86,8 @@ void second_run_knows_its_steps() {
   StepPacer pacer(gpu, kLead);
   const std::shared_ptr<StepGraph> same = graph();
   for (const int first : {0, 5}) {
-    pacer.begin(same, nullptr, 5);
-    expect_in_order(drive(pacer, gpu, always, never), first, 5);
+    const auto run = pacer.begin(same, nullptr, 5, true);
+    expect_in_order(drive(pacer, run, gpu, always, never), first, 5);
     gpu.now += kSecond;
   }
   const std::int64_t lead = gpu.steps[5].ends - gpu.steps[6].at;
@@ -101,8 +101,8 @@ void is_soon_seen_if_it_was_expected_later() {
   StepPacer pacer(gpu, kLead);
   const std::shared_ptr<StepGraph> same = graph();
   for (const int first : {0, 1}) {
-    pacer.begin(same, nullptr, 1);
-    expect_in_order(drive(pacer, gpu, always, never), first, 1);
+    const auto run = pacer.begin(same, nullptr, 1, true);
+    expect_in_order(drive(pacer, run, gpu, always, never), first, 1);
   }
   expect(gpu.now - gpu.steps[1].ends < 250 * kMicrosecond, "a short step was seen late");
 }
@@ -114,11 +114,11 @@ void any_durations(std::uint64_t seed) {
   gpu.oversleeps_ns = static_cast<std::int64_t>(random() % (100 * kMicrosecond));
   StepPacer pacer(gpu, static_cast<std::int64_t>(random() % (300 * kMicrosecond)));
   int first = 0;
-  for (int run = 0; run < 20; ++run) {
+  for (int time = 0; time < 20; ++time) {
     const int num_steps = 1 + static_cast<int>(random() % 40);
-    pacer.begin(graph(), nullptr, num_steps);
+    const auto run = pacer.begin(graph(), nullptr, num_steps, true);
     expect_in_order(
-        drive(pacer, gpu, [&] { return random() % 4 != 0; }, never), first, static_cast<std::size_t>(num_steps));
+        drive(pacer, run, gpu, [&] { return random() % 4 != 0; }, never), first, static_cast<std::size_t>(num_steps));
     first += num_steps;
   }
 }
@@ -128,14 +128,14 @@ void stops_at_a_boundary(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   FakeGpu gpu;
   StepPacer pacer(gpu, kLead);
-  pacer.begin(graph(), nullptr, 1000);
+  const auto run = pacer.begin(graph(), nullptr, 1000, true);
   const std::int64_t stop_at = gpu.now + static_cast<std::int64_t>(random() % (20 * kMillisecond));
   std::size_t launched_before = 0;
   const auto stops = [&] {
     if (gpu.now < stop_at) launched_before = gpu.steps.size();
     return gpu.now >= stop_at;
   };
-  const std::vector<int> tokens = drive(pacer, gpu, [&] { return gpu.now < stop_at; }, stops);
+  const std::vector<int> tokens = drive(pacer, run, gpu, [&] { return gpu.now < stop_at; }, stops);
   expect_in_order(tokens, 0, gpu.steps.size());
   expect(gpu.steps.size() <= std::max<std::size_t>(launched_before + 1, 1), "a step was launched after the stop");
   const std::int64_t late = gpu.steps.back().ends - stop_at;
@@ -148,20 +148,40 @@ void ends_with_the_last_row(bool at_once) {
   gpu.num_live = [](std::size_t step) { return step == 7 ? 0 : 2; };
   StepPacer pacer(gpu, kLead);
   const std::shared_ptr<StepGraph> same = graph();
-  pacer.begin(same, nullptr, 100);
-  expect_in_order(drive(pacer, gpu, always, never), 0, 8);
+  const auto run = pacer.begin(same, nullptr, 100, true);
+  expect_in_order(drive(pacer, run, gpu, always, never), 0, 8);
   expect(gpu.steps.size() == 9 && pacer.num_on_their_way() == 1, "one step was to be on its way");
   pacer.extend(5);
-  expect(pacer.is_over(), "a run was extended that no row was left of");
+  expect(run->is_over(), "a run was extended that no row was left of");
   if (!at_once) gpu.now += kSecond;
-  pacer.begin(same, nullptr, 3);
-  expect_in_order(drive(pacer, gpu, always, never), 9, 3);
+  const auto behind = pacer.begin(same, nullptr, 3, true);
+  expect_in_order(drive(pacer, behind, gpu, always, never), 9, 3);
+}
+
+// A run that begins while another is on: the GPU goes from one to the other as from step to step, whenever that is.
+void follows_another_run(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  FakeGpu gpu;
+  StepPacer pacer(gpu, kLead);
+  const auto first = pacer.begin(graph(), nullptr, 1000, true);
+  const std::int64_t at = gpu.now + 3 * kMillisecond + static_cast<std::int64_t>(random() % (4 * kMillisecond));
+  while (gpu.now < at) {
+    if (!pacer.look(true)) gpu.sleep(std::min(pacer.nap_ns(true), at - gpu.now));
+  }
+  pacer.settle();
+  const std::size_t before = gpu.steps.size();
+  const auto second = pacer.begin(graph(), nullptr, 1, false);
+  const std::vector<int> tokens = drive(pacer, second, gpu, always, [&] { return pacer.stop(); });
+  expect(first->is_over(), "a run was over before the one that it follows");
+  expect(first->untaken.size() == before, "a step is missing");
+  expect_in_order(tokens, static_cast<int>(before), 1);
+  expect(gpu.steps[before].starts - gpu.steps[before - 1].ends <= 20 * kMicrosecond, "the GPU waited between two runs");
 }
 
 void is_extended() {
   FakeGpu gpu;
   StepPacer pacer(gpu, kLead);
-  pacer.begin(graph(), nullptr, 4);
+  const auto run = pacer.begin(graph(), nullptr, 4, true);
   bool extended = false;
   const auto extend = [&] {
     if (!extended && gpu.steps.size() == 4) {
@@ -170,7 +190,7 @@ void is_extended() {
     }
     return false;
   };
-  expect_in_order(drive(pacer, gpu, always, extend), 0, 7);
+  expect_in_order(drive(pacer, run, gpu, always, extend), 0, 7);
   for (std::size_t s = 3; s < 7; ++s) expect(gpu.steps[s].starts == gpu.steps[s - 1].ends, "the GPU waited");
 }
 
@@ -178,10 +198,10 @@ void a_device_that_fails_is_noticed() {
   const auto fails_after = [](const std::function<void(FakeGpu&)>& harm) {
     FakeGpu gpu;
     StepPacer pacer(gpu, kLead);
-    pacer.begin(graph(), nullptr, 10);
+    const auto run = pacer.begin(graph(), nullptr, 10, true);
     harm(gpu);
     const std::int64_t began = gpu.now;
-    expect_throws<std::runtime_error>([&] { drive(pacer, gpu, always, never); }, "a device that fails");
+    expect_throws<std::runtime_error>([&] { drive(pacer, run, gpu, always, never); }, "a device that fails");
     return gpu.now - began;
   };
   const auto hang = [](std::size_t) { return 1000 * kSecond; };
@@ -193,7 +213,7 @@ void a_device_that_fails_is_noticed() {
   StepPacer pacer(gpu, kLead);
   gpu.launch({}, nullptr);  // by somebody else
   gpu.now += kSecond;
-  expect_throws<std::runtime_error>([&] { pacer.begin(graph(), nullptr, 1); }, "a step of somebody else's");
+  expect_throws<std::runtime_error>([&] { pacer.begin(graph(), nullptr, 1, true); }, "a step of somebody else's");
 }
 
 // --- with the thread
@@ -230,27 +250,62 @@ void runs_stop_and_go_on(std::uint64_t seed) {
     for (std::mt19937_64 when(seed + 1); !done;) {
       std::this_thread::sleep_for(std::chrono::microseconds(when() % 300));
       with.loop.stop();
+      with.loop.wake();
     }
   });
   int next_token = 0;
   for (int run = 0; run < 300; ++run) {
     const int num_steps = 1 + static_cast<int>(random() % 20);
-    with.loop.run(same, nullptr, num_steps);
-    if (random() % 8 == 0) expect_throws<std::logic_error>([&] { with.loop.run(same, nullptr, 1); }, "a second run");
+    with.loop.run(same, nullptr, num_steps, true);
     const bool extended = random() % 2 == 0 && with.loop.extend(5);
     if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+    while (!with.loop.wait()) {
+    }
     const int taken = take_all(with.loop, next_token);
-    expect(taken >= 1 && taken <= num_steps + (extended ? 5 : 0), std::to_string(taken) + " steps came");
+    expect(taken <= num_steps + (extended ? 5 : 0), std::to_string(taken) + " steps came");
     expect(!with.loop.next() && !with.loop.extend(1), "a run that was over went on");
   }
   done = true;
   stopper.join();
 }
 
+// Each has its own steps, and what was to come of the one before is known when the next one begins.
+void runs_follow_runs(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Threaded with;
+  const std::shared_ptr<StepGraph> graphs[] = {graph(), graph()};
+  int next_token = 0;
+  const auto take = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      const std::optional<Step> step = with.loop.next();
+      expect(step && step->tokens[0] == next_token++, "a step is missing");
+    }
+  };
+  for (int time = 0; time < 200; ++time) {
+    with.loop.run(graphs[0], nullptr, 1 << 20, true);
+    expect_throws<std::logic_error>([&] { with.loop.run(graphs[0], nullptr, 1, true); },
+                                    "a run before one that goes on");
+    take(static_cast<int>(random() % 4));
+    if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
+    const int left = with.loop.settle();
+    with.loop.run(graphs[1], nullptr, 1, false);
+    with.loop.stop();
+    take(left);
+    expect(!with.loop.next(), "more steps came than were to come");
+    expect(with.loop.settle() == 1, "a step that does not stop was not to come");
+    with.loop.run(graphs[0], nullptr, 5, true);
+    const int of_last = random() % 2 == 0 ? 5 : with.loop.settle();
+    take(1);
+    expect(!with.loop.next(), "a single step was two");
+    take(of_last);
+    expect(!with.loop.next() && !with.loop.next(), "the last run went on");
+  }
+}
+
 // While steps are not taken, no more are launched than there is room for; nothing is lost.
 void waits_for_the_taker() {
   Threaded with;
-  with.loop.run(graph(), nullptr, 100);
+  with.loop.run(graph(), nullptr, 100, true);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   expect(with.gpu->num_launched <= FakeGpu::kNumRecords + 2, "steps were launched for which there is no room");
   int next_token = 0;
@@ -260,7 +315,7 @@ void waits_for_the_taker() {
 
 void closes_in_the_middle(std::uint64_t seed) {
   Threaded with;
-  with.loop.run(graph(), nullptr, 1000000);
+  with.loop.run(graph(), nullptr, 1000000, true);
   std::thread taker([&] {
     expect_throws<std::logic_error>(
         [&] {
@@ -275,7 +330,7 @@ void closes_in_the_middle(std::uint64_t seed) {
   with.loop.close();
   taker.join();
   expect(with.gpu->num_unfinished() == 0, "the loop was closed before its steps were done");
-  expect_throws<std::logic_error>([&] { with.loop.run(graph(), nullptr, 1); }, "a run after the close");
+  expect_throws<std::logic_error>([&] { with.loop.run(graph(), nullptr, 1, true); }, "a run after the close");
 }
 
 void a_failure_reaches_the_taker() {
@@ -285,11 +340,11 @@ void a_failure_reaches_the_taker() {
     return step == 5 ? 1000 * kSecond : kMillisecond;
   };
   Threaded with(std::move(gpu));
-  with.loop.run(graph(), nullptr, 10);
+  with.loop.run(graph(), nullptr, 10, true);
   for (int step = 0; step < 5; ++step) expect(with.loop.next()->tokens[0] == step, "a step before the failure is gone");
   for (int again = 0; again < 2; ++again) {
     expect_throws<std::runtime_error>([&] { with.loop.next(); }, "taking from a loop that failed");
-    expect_throws<std::runtime_error>([&] { with.loop.run(graph(), nullptr, 1); }, "a run after the failure");
+    expect_throws<std::runtime_error>([&] { with.loop.run(graph(), nullptr, 1, true); }, "a run after the failure");
   }
 }
 
@@ -304,14 +359,16 @@ void check_all() {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     any_durations(seed);
     stops_at_a_boundary(seed);
+    follows_another_run(seed);
   }
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     runs_stop_and_go_on(seed);
+    runs_follow_runs(seed);
     closes_in_the_middle(seed);
   }
   waits_for_the_taker();
   a_failure_reaches_the_taker();
-  expect_throws<std::invalid_argument>([] { Threaded().loop.run(graph(), nullptr, 0); }, "a run of no steps");
+  expect_throws<std::invalid_argument>([] { Threaded().loop.run(graph(), nullptr, 0, true); }, "a run of no steps");
 }
 
 }  // namespace

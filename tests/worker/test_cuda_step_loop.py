@@ -18,8 +18,10 @@ from torch import Tensor
 
 from tests.worker.cuda import needs_cuda
 from tests.worker.test_commit import VOCAB, random_rows
+from tests.worker.test_follow import random_followers
 from worker.ops.commit import NO_TOKEN, CommitRows, commit, commit_reference
 from worker.ops.dtypes import KERNELS_BUILT
+from worker.ops.follow import FollowRows, follow, follow_reference
 
 if KERNELS_BUILT:
     from worker import _kernels
@@ -64,8 +66,8 @@ class ScriptedSteps:
         positions = self.rows.positions[: len(self.script)]
         return self.script.gather(1, positions[:, None].clamp(max=self.script.shape[1] - 1))[:, 0].contiguous()
 
-    def run(self, num_steps: int) -> None:
-        self.loop.run(self.step_graph, num_steps, self.stream.cuda_stream)
+    def run(self, num_steps: int, stops: bool = True) -> None:
+        self.loop.run(self.step_graph, num_steps, self.stream.cuda_stream, stops)
 
 
 def take_all(loop: StepLoop) -> list[np.ndarray]:
@@ -163,6 +165,57 @@ def test_a_stop_ends_the_run_at_a_boundary(loop: StepLoop) -> None:
         assert steps.rows.positions[0] == taken, "steps were computed that nobody was told of"
 
 
+def test_a_run_begins_behind_another_and_knows_how_many_steps_are_to_come(loop: StepLoop) -> None:
+    script = torch.arange(60_000).expand(3, -1).contiguous()
+    steps = ScriptedSteps(loop, endless_rows(), script, 16, spin_cycles=500_000)
+    pick = random.Random(5)
+    expected = 0
+
+    def take(count: int) -> None:
+        nonlocal expected
+        for _ in range(count):
+            while not loop.wait():
+                pass
+            step = loop.next()
+            assert step is not None
+            assert step[0].tolist() == [expected] * 3
+            expected += 1
+
+    for _ in range(50):
+        steps.run(1_000_000)
+        take(pick.randrange(4))
+        time.sleep(pick.random() * 1e-3)
+        loop.wake()
+        num_steps_to_come = loop.settle()
+        steps.run(1, stops=False)
+        loop.stop()
+        take(num_steps_to_come)
+        assert loop.next() is None
+        take(1)
+        assert loop.next() is None
+        assert loop.next() is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_follow_equal_the_twins(loop: StepLoop, seed: int) -> None:
+    pick = random.Random(seed)
+    torch.manual_seed(seed)
+    num_before, num_rows = pick.choice([1, 33, MAX_ROWS]), pick.choice([1, 2, 127, 129, MAX_ROWS])
+    before = endless_rows(num_before)
+    before.status[:] = torch.randint(0, 2, (num_before,), dtype=torch.int32)
+    script = torch.randint(-1, VOCAB, (num_before, 9))
+    ScriptedSteps(loop, before, script, 16).run(1)
+    (tokens,) = take_all(loop)
+    counts = torch.randint(0, 4, (num_rows,))
+    rows = random_followers(num_before, counts)
+    on_device = FollowRows(**{field.name: getattr(rows, field.name).cuda() for field in dataclasses.fields(rows)})
+    follow(on_device, loop)
+    follow_reference(rows, torch.from_numpy(tokens))
+    torch.cuda.synchronize()
+    for field in dataclasses.fields(rows):
+        assert torch.equal(getattr(on_device, field.name).cpu(), getattr(rows, field.name)), field.name
+
+
 def test_steps_wait_for_the_taker(loop: StepLoop) -> None:
     steps = ScriptedSteps(loop, endless_rows(), torch.arange(200).expand(3, -1).contiguous(), 16)
     steps.run(100)
@@ -178,10 +231,11 @@ def test_what_does_not_fit_is_refused(loop: StepLoop) -> None:
     steps = ScriptedSteps(loop, endless_rows(), torch.zeros(3, 9, dtype=torch.int64), 16)
     with pytest.raises(ValueError, match="at least one step"):
         steps.run(0)
-    steps.run(2)
-    with pytest.raises(RuntimeError, match="not over"):
+    steps.run(1_000_000)
+    with pytest.raises(RuntimeError, match="goes on"):
         steps.run(2)
-    assert len(take_all(loop)) == 2
+    loop.stop()
+    assert take_all(loop)
     with pytest.raises(ValueError, match="do not fit into a record"):
         ScriptedSteps(loop, endless_rows(MAX_ROWS + 1), torch.zeros(MAX_ROWS + 1, 9, dtype=torch.int64), 16)
     torch.cuda.synchronize()
@@ -204,7 +258,7 @@ def test_a_step_without_its_record_is_an_error(loop: StepLoop) -> None:
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph, stream=stream):
         torch.cuda._sleep(1000)
-    loop.run(_kernels.StepGraph(graph.raw_cuda_graph(), stream.cuda_stream), 3, stream.cuda_stream)
+    loop.run(_kernels.StepGraph(graph.raw_cuda_graph(), stream.cuda_stream), 3, stream.cuda_stream, True)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="without leaving its record"):
             loop.next()

@@ -28,7 +28,6 @@ from worker.messages import (
     ReleaseCause,
     Released,
 )
-from worker.sequence import Sequence
 from worker.steps import DeviceLost, Row
 
 S = 8
@@ -101,9 +100,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     begin = GraphSteps.begin_run
 
-    def noted(self: GraphSteps, sequences: Seq[Sequence], num_steps: int) -> None:
-        found.append((len(sequences), num_steps))
-        begin(self, sequences, num_steps)
+    def noted(self: GraphSteps, rows: Seq[Row], num_steps: int) -> bool:
+        found.append((len(rows), num_steps))
+        return begin(self, rows, num_steps)
 
     monkeypatch.setattr(GraphSteps, "begin_run", noted)
     return found
@@ -234,7 +233,7 @@ def test_a_captured_step_that_fails_ends_the_executor() -> None:
 class LostSteps(HostSteps):
     """A device that is gone."""
 
-    def begin_step(self, rows: Seq[Row]) -> None:
+    def begin_step(self, rows: Seq[Row]) -> bool:
         raise DeviceLost("gone")
 
 

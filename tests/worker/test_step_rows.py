@@ -14,7 +14,7 @@ from worker.ops.sampler import SamplingRows
 from worker.sequence import Sequence
 from worker.sequence_group import SequenceGroup
 from worker.step_rows import StepRows, StepShape
-from worker.steps import Row
+from worker.steps import next_row
 
 S = 4
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_rows_of_a_step() -> None:
     chunk = bench.sequence(list(range(10, 30)), 3, 10)  # not to its end: no token is drawn
     leader = bench.sequence([7, 8], 0, 2, sampling=Sampling(0.5, seed=3), forks=(Fork(2, 5), Fork(3, 6)))
     decoding = bench.sequence([1, 2, 3], 2, 3, sampling=Sampling(seed=9))
-    shape = bench.rows.fill([Row(chunk, 4), Row(leader, 2), Row(decoding, 1)])
+    shape = bench.rows.fill([next_row(chunk, 4), next_row(leader, 2), next_row(decoding, 1)])
     assert shape == StepShape(7, 3, 4, 7 + 2 + 3)
     host = bench.rows.host
     assert numbers(host.token_ids[:7]) == [13, 14, 15, 16, 7, 8, 3]
@@ -71,7 +71,7 @@ def test_rows_of_a_step() -> None:
 
 def test_padding_of_a_step_is_of_no_sequence() -> None:
     bench = Bench()
-    shape = bench.rows.fill([Row(bench.sequence([5, 6, 7], 0, 3), 3)])
+    shape = bench.rows.fill([next_row(bench.sequence([5, 6, 7], 0, 3), 3)])
     bench.rows.pad(shape, 8, 4)
     host = bench.rows.host
     assert numbers(host.slots[3:8]) == [-1] * 5
@@ -90,7 +90,7 @@ def test_a_run_and_its_padding() -> None:
         bench.sequence([1, 2, 3], 2, 9, stop_token_ids=stops, sampling=Sampling(0.7, seed=1)),
         bench.sequence([6] * 9, 8, 9),
     ]
-    shape = bench.rows.fill_run(sequences)
+    shape = bench.rows.fill_run([next_row(each) for each in sequences])
     assert shape == StepShape(2, 2, 2, 3 + 9)
     bench.rows.pad(shape, 4, 4)
     host = bench.rows.host
@@ -113,12 +113,12 @@ def test_a_run_and_its_padding() -> None:
 def test_tables_that_have_grown() -> None:
     bench = Bench()
     sequences = [bench.sequence([1, 2, 3], 2, 3), bench.sequence([6] * 9, 8, 9)]
-    bench.rows.fill_run(sequences)
+    bench.rows.fill_run([next_row(each) for each in sequences])
     for sequence in sequences:
         bench.kv_cache.reserve(sequence.table, 14)
     gone = sequences[0].table.blocks()
     sequences[0].table.release()
-    bench.rows.fill_tables(sequences)
+    bench.rows.fill_tables([next_row(each) for each in sequences])
     assert numbers(bench.rows.host.block_tables[1, :4]) == sequences[1].table.blocks()
     assert numbers(bench.rows.host.block_tables[0, :1]) == gone[:1]
     assert numbers(bench.rows.host.positions[:2]) == [2, 8]
@@ -130,5 +130,5 @@ def test_columns_are_aligned() -> None:
         assert getattr(rows.host, name).data_ptr() % 16 == 0
     assert rows.device is not None
     with pytest.raises(ValueError, match=r"place_rows|broadcast|shape"):
-        rows.fill_run([Bench().sequence([1], 0, 1)] * 8)
+        rows.fill_run([next_row(Bench().sequence([1], 0, 1))] * 8)
     assert np.shares_memory(rows.host.slots.numpy(), rows.device.slots.numpy())

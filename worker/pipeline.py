@@ -1,0 +1,129 @@
+"""The works that a device was given, in the order in which it computes them. Knows plans only by what they ask for."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from . import _core
+from .kv_cache import KVCache
+from .messages import Plan
+from .mixed_step import MixedStep, missing_chunks
+from .ops.follow import NONE
+from .run import Run
+from .sequence import Sequence
+from .sequences import Sequences
+from .steps import Row, Steps, next_row
+from .work import Work
+
+# What is computed, a run that was begun behind it and has come as far as its first step, and who came after that.
+_MOST = 3
+
+
+class Pipeline:
+    """True while there are works. The next outcome is that of the head, which must be there to be asked for.
+
+    Whoever begins a work behind others builds on what they will leave: where their sequences stand by then is known,
+    their last tokens only to the device, and so is who ended with a stop id and is an empty row from then on.
+    """
+
+    def __init__(self, steps: Steps, kv_cache: KVCache, sequences: Sequences) -> None:
+        self._steps = steps
+        self._kv_cache = kv_cache
+        self._sequences = sequences
+        self._works: deque[Work] = deque()
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    @property
+    def head(self) -> Work:
+        """What is computed now."""
+        return self._works[0]
+
+    @property
+    def run(self) -> Run | None:
+        """The head, if it is a run with nothing behind it."""
+        head = self._works[0] if len(self._works) == 1 else None
+        return head if isinstance(head, Run) else None
+
+    @property
+    def num_ahead(self) -> int:
+        """Blocks that are reserved and hold nothing yet.
+
+        Who spends blocks by what is reported of them need not know of these: they are no more than what was given leave
+        to take.
+        """
+        size = self._kv_cache.pool.block_size
+        return sum(each.table.num_blocks - -(-each.num_computed // size) for each in self._on_their_way())
+
+    def begin(self, plan: Plan | None, num_steps: int) -> bool:
+        """Where nothing is computed: begins the first step of `plan`, or one that only goes on with what decodes, and
+        up to `num_steps` of that kind. False if there is nothing to compute."""
+        rows, chunks = self._rows(plan, {})
+        if not (rows or chunks):
+            return False
+        work: Work | None = None
+        if not chunks and not any(row.sequence.needs_host for row in rows):
+            work = self._make_run(rows, num_steps)
+        if work is None:
+            work = MixedStep(self._steps, self._kv_cache, self._sequences, [*rows, *chunks], alone=True)
+        begun = work.begin()
+        assert begun, "there is nothing to wait for"
+        self._works.append(work)
+        return True
+
+    def follow(self, plan: Plan | None, num_steps: int) -> bool:
+        """The same behind what is computed, which ends with the steps that are on their way. False if that has to be
+        waited for; then it may have been ended early, and what begins in `plan` have taken its blocks."""
+        last = self._works[-1]
+        if len(self._works) == _MOST or not last.can_be_followed:
+            return False
+        num_steps_to_come = self._steps.settle()
+        if num_steps_to_come is None:
+            return False
+        if plan is not None:
+            self._sequences.join(plan.join)
+        places = last.after(num_steps_to_come)
+        if places is None:
+            return False
+        rows, chunks = self._rows(plan, {row.sequence: row for row in places})
+        if not (rows or chunks):
+            return False
+        work = self._make_run(rows, num_steps) if not chunks else self._make_step([*rows, *chunks])
+        if work is None or not work.begin():
+            return False
+        self._works.append(work)
+        return True
+
+    def end_head(self) -> None:
+        """The head has no further outcome."""
+        head = self._works.popleft()
+        head.close(self._on_their_way())
+
+    def _rows(self, plan: Plan | None, places: dict[Sequence, Row]) -> tuple[list[Row], list[Row]]:
+        """Who decodes in the next step, those that follow first, and what it computes of prompts. `places` as in
+        `missing_chunks`."""
+        chunks: list[Row] = []
+        if plan is not None:
+            # Not when it is read: for what comes back from host memory the plans before have neither tokens nor blocks.
+            self._sequences.join(plan.join)
+            chunks = missing_chunks(self._sequences, plan.chunks, places)
+        on_their_way = self._on_their_way()
+        rows = sorted((row for row in places.values() if row.count), key=lambda row: row.follows == NONE)
+        rows += (next_row(each) for each in self._sequences.decoding() if each not in on_their_way)
+        return rows, chunks
+
+    def _make_run(self, rows: list[Row], num_steps: int) -> Run | None:
+        try:
+            return Run(self._steps, self._kv_cache, self._sequences, rows, num_steps)
+        except _core.OutOfBlocks:
+            return None
+
+    def _make_step(self, rows: list[Row]) -> MixedStep | None:
+        try:
+            return MixedStep(self._steps, self._kv_cache, self._sequences, rows, alone=False)
+        except _core.OutOfBlocks:
+            return None
+
+    def _on_their_way(self) -> set[Sequence]:
+        return {sequence for work in self._works for sequence in work.live}
