@@ -1,0 +1,121 @@
+"""Who is let in, with three real processes: quotas that hold under concurrency, and queues that end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tercet.client import Client
+from tercet.errors import PermissionDeniedError, QueueExpiredError, QueueFullError, TenantQuotaError
+
+from .conftest import ROOT, Mesh
+
+pytestmark = pytest.mark.e2e
+
+TOKENS_PER_MINUTE = 100
+SETTINGS = {
+    "TERCET_WORKER_MAX_NUM_SEQS": "1",
+    "TERCET_SCHEDULER_ADMISSION_MODE": "off",
+    "TERCET_CLASSES_BATCH_MAX_QUEUED_REQUESTS": "1",
+    "TERCET_CLASSES_BATCH_MAX_QUEUE_SECONDS": "1.5",
+}
+PLANS = {
+    "metered": ("--tokens-per-minute", str(TOKENS_PER_MINUTE)),
+    "chatty": ("--class", "interactive"),
+    "free": (),
+}
+
+
+class Door:
+    """A mesh that runs one request at a time, and the keys of its tenants."""
+
+    def __init__(self, mesh: Mesh, keys: dict[str, str]) -> None:
+        self.mesh = mesh
+        self._keys = keys
+
+    def client(self, tenant: str) -> Client:
+        """A client of that tenant."""
+        return Client(self.mesh.address, api_key=self._keys[tenant])
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """One mesh for all tests here."""
+    folder = tmp_path_factory.mktemp("admission")
+    store = str(folder / "tenants.db")
+
+    def add(name: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", "tercet", "tenant", "add", name, *arguments, "--tenants-store", store]
+        done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    mesh = Mesh(Path(folder), {**SETTINGS, "TERCET_TENANTS_STORE": store})
+    keys = {name: add(name, *arguments) for name, arguments in PLANS.items()}
+    try:
+        mesh.start()
+        yield Door(mesh, keys)
+    finally:
+        mesh.stop()
+
+
+async def ask(client: Client, max_tokens: int, **options: Any) -> int:
+    """A request with that many tokens of output; the tokens that it used."""
+    answer = await client.generate_once("Once upon a time", max_tokens=max_tokens, ignore_eos=True, **options)
+    usage = answer.finished.usage
+    return usage.prompt_tokens + usage.completion_tokens
+
+
+async def test_fifty_at_once_never_use_more_than_the_limit_and_its_debt(door: Door) -> None:
+    begun = time.monotonic()
+    async with door.client("metered") as client:
+        answers = await asyncio.gather(*(ask(client, 10) for _ in range(50)), return_exceptions=True)
+        passed = time.monotonic() - begun
+        used = [answer for answer in answers if isinstance(answer, int)]
+        refused = [answer for answer in answers if isinstance(answer, TenantQuotaError)]
+        assert len(used) + len(refused) == 50
+        assert 0 < sum(used) <= TOKENS_PER_MINUTE * (1 + 1 / 4 + passed / 60)
+        assert len(refused) >= 40
+        for error in refused:
+            assert isinstance(error, TenantQuotaError)
+            assert error.metadata["quota"] == "tokens_per_minute"
+            assert error.retry_after_s
+            assert error.retry_after_s <= 60
+        # What is short of a few tokens has them in a few seconds.
+        await asyncio.sleep(
+            max(float(error.retry_after_s or 0) for error in refused if isinstance(error, RequestError))
+        )
+        assert await ask(client, 10) > 10
+
+
+async def test_a_plan_says_which_classes_there_are(door: Door) -> None:
+    async with door.client("chatty") as client:
+        with pytest.raises(PermissionDeniedError, match="includes interactive"):
+            await ask(client, 1, traffic_class="batch")
+        assert await ask(client, 1)
+
+
+async def test_a_class_has_a_queue_of_its_own_that_ends(door: Door) -> None:
+    async with door.client("free") as client:
+        running = asyncio.ensure_future(ask(client, 400))
+        await asyncio.sleep(0.3)
+        waiting = asyncio.ensure_future(ask(client, 1, traffic_class="batch"))
+        await asyncio.sleep(0.3)
+        with pytest.raises(QueueFullError, match=r"classes\.batch\.max_queued_requests") as full:
+            await ask(client, 1, traffic_class="batch")
+        assert full.value.retry_after_s
+        with pytest.raises(QueueExpiredError, match=r"classes\.batch\.max_queue_seconds") as expired:
+            await waiting
+        assert expired.value.retry_after_s
+        assert not running.done()
+        running.cancel()
+    async with door.client("free") as client:
+        assert await ask(client, 1, traffic_class="batch")
