@@ -84,15 +84,11 @@ async def test_fifty_at_once_never_use_more_than_the_limit_and_its_debt(door: Do
         assert len(used) + len(refused) == 50
         assert 0 < sum(used) <= TOKENS_PER_MINUTE * (1 + 1 / 4 + passed / 60)
         assert len(refused) >= 40
-        for error in refused:
-            assert isinstance(error, TenantQuotaError)
-            assert error.metadata["quota"] == "tokens_per_minute"
-            assert error.retry_after_s
-            assert error.retry_after_s <= 60
+        assert {error.metadata["quota"] for error in refused} == {"tokens_per_minute"}
+        waits = [error.retry_after_s or 0.0 for error in refused]
         # What is short of a few tokens has them in a few seconds.
-        await asyncio.sleep(
-            max(float(error.retry_after_s or 0) for error in refused if isinstance(error, RequestError))
-        )
+        assert 0 < min(waits) <= max(waits) < 20
+        await asyncio.sleep(max(waits))
         assert await ask(client, 10) > 10
 
 
