@@ -38,6 +38,7 @@ An error that cannot be expressed by one of these is a bug and surfaces as Engin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, TypeAlias
 
@@ -103,6 +104,11 @@ class RequestError(TercetError):
         self.message = message
         self.metadata = dict(metadata or {})
         self.retry_after_s = retry_after_s
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """Rounded up, so that who asks then is not too early. Below a millionth of a millisecond is no part of one."""
+        return None if self.retry_after_s is None else max(0, math.ceil(self.retry_after_s * 1000 - 1e-6))
 
     def details(self) -> list[Detail]:
         """Further google.rpc details besides ErrorInfo and RetryInfo; each type at most once."""
@@ -330,9 +336,9 @@ def to_status(error: RequestError) -> status_pb2.Status:
     for key, value in error.metadata.items():
         info.metadata[_clip(key, _MAX_VARIABLE_BYTES)] = _clip(value, _MAX_VARIABLE_BYTES)
     details = [_pack(info)]
-    if error.retry_after_s is not None:
+    if error.retry_after_ms is not None:
         delay = duration_pb2.Duration()
-        delay.FromMilliseconds(max(0, int(error.retry_after_s * 1000)))
+        delay.FromMilliseconds(error.retry_after_ms)
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     details += [_pack(detail) for detail in error.details()]
     status = status_pb2.Status(code=error.code.value[0], message=message, details=details)

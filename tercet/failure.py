@@ -8,9 +8,8 @@ from tercet.mesh.v1 import sequence_pb2
 
 def failure_to_proto(error: errors.RequestError) -> sequence_pb2.Failure:
     """The message of a typed error."""
-    retry = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
     return sequence_pb2.Failure(
-        reason=error.reason, message=error.message, metadata=error.metadata, retry_after_ms=retry
+        reason=error.reason, message=error.message, metadata=error.metadata, retry_after_ms=error.retry_after_ms
     )
 
 

@@ -101,3 +101,12 @@ def test_config_error_names_its_key():
     error = errors.ConfigError("worker.port", "is odd")
     assert error.key == "worker.port"
     assert str(error) == "worker.port: is odd"
+
+
+@pytest.mark.parametrize(("seconds", "milliseconds"), [(0.0, 0), (-1.0, 0), (2.251, 2251), (0.0000001, 1), (0.0011, 2)])
+def test_nobody_is_told_to_come_back_too_early(seconds, milliseconds):
+    error = errors.QueueFullError("full", retry_after_s=seconds)
+    assert error.retry_after_ms == milliseconds
+    back = errors.from_status(errors.to_status(error))
+    assert back.retry_after_s == milliseconds / 1000
+    assert back.retry_after_ms == milliseconds
