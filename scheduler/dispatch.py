@@ -33,7 +33,7 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     for worker in pool.workers.values():
         newcomers = dealt.newcomers.get(worker.link, [])
         if worker.link in dealt.yielding:
-            _release(worker, dealt.yielding[worker.link], actions)
+            _release(worker, dealt.yielding[worker.link], actions, made_room=True)
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
         if (newcomers or wanting) and not worker.dropped:
             _dispatch_worker(pool, worker, newcomers, policy, now, actions)
@@ -58,7 +58,7 @@ def _dispatch_worker(
         running = running_view(worker, revoking=False, max_steps=_most_steps(pool, worker, dealt))
         decision = _decide(pool, worker, running, dealt, policy)
         if decision.shortage:
-            _release(worker, choose_victims(holders(worker), decision.shortage), actions)
+            _release(worker, choose_victims(holders(worker), decision.shortage), actions, made_room=False)
         if not decision.num_steps:
             return
         _send(pool, worker, running, dealt, decision, now, actions, revoke=False)
@@ -185,8 +185,8 @@ def reserve(worker: Worker) -> None:
     worker.ledger.reserve_each([sequence.sequence_id for sequence in running], tokens)
 
 
-def _release(worker: Worker, victims: SequenceOf[Holder], actions: list[Action]) -> None:
-    """Tells them to give way."""
+def _release(worker: Worker, victims: SequenceOf[Holder], actions: list[Action], *, made_room: bool) -> None:
+    """Tells them to give way: to one whose promise is at stake, if `made_room`, else for want of blocks."""
     leaving: dict[ReleaseCause, list[int]] = {ReleaseCause.PREEMPT: [], ReleaseCause.SWAP: []}
     host_blocks = worker.info.num_swap_blocks - worker.swap_blocks_used
     for victim in victims:
@@ -206,7 +206,7 @@ def _release(worker: Worker, victims: SequenceOf[Holder], actions: list[Action])
             sequence.preemptions += 1
             sequence.length_at_preemption = len(sequence.token_ids)
             request_id = sequence.request.submission.request_id
-            fields = {"request_id": request_id, "sequence_id": sequence_id, "swap": swap}
+            fields = {"request_id": request_id, "sequence_id": sequence_id, "swap": swap, "made_room": made_room}
             actions.append(Log("preempted", fields))
     worker.pace.disturb()
     actions += [ToWorker(worker.link, Release(tuple(ids), cause)) for cause, ids in leaving.items() if ids]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hasty import PARTIAL, TENANTS, hasty_classes, unequal_tenants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outcomes import judge, prepared, refusals_for, settle
 
-from scheduler.events import EndReason
-from scheduler.fleet_view import FleetView
+from scheduler.admission import AdmissionMode
+from scheduler.events import EndReason, TenantsChanged
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
@@ -20,14 +22,20 @@ from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import GREEDY, submission, worker_info
 from scheduler.simulator.text import VOCAB
 from scheduler.simulator.worker import Habits
+from scheduler.traffic_class import CLASSES
 
 
 class Story:
     """Random moves of one mesh: arrivals, stops, cancels, workers that drain or crash."""
 
-    def __init__(self, mesh: VirtualMesh, num_gateways: int, most_outputs: int, *, plain: bool) -> None:
+    def __init__(
+        self, mesh: VirtualMesh, num_gateways: int, most_outputs: int, *, plain: bool, tenants: Sequence[str] = ("",)
+    ) -> None:
         self.mesh = mesh
         self.rng = mesh.rng
+        # Of its own numbers, so that a life is otherwise the same with tenants and without.
+        self._whose = random.Random(mesh.rng.randrange(2**16))
+        self._tenants = tenants
         self.gateways = [mesh.attach_gateway(number) for number in range(1, 1 + num_gateways)]
         self.calls: list[tuple[VirtualGateway, Call]] = []
         self._shared = [self.rng.randrange(VOCAB) for _ in range(24)]
@@ -56,6 +64,7 @@ class Story:
             deadline_s=rng.random() * 0.5 if rng.random() < 0.2 else None,
             prefix_salt=rng.choice([b"", b"tenant"]),
             n=rng.randint(1, self._most_outputs),
+            tenant=self._whose.choice(self._tenants),
             **ranks,
         )
         call = mesh.submit(gateway, asked)
@@ -95,6 +104,8 @@ class Story:
         for gateway, call in self.calls:
             if not gateway.lost:
                 refusals = refusals_for(call.submission, self.mesh.infos[0])
+                if call.submission.tenant == PARTIAL:
+                    refusals |= {"KV_NEVER_FITS"}
                 judge(
                     call,
                     failures={"WORKER_LOST", "NO_WORKER"} if lost else (),
@@ -121,8 +132,8 @@ class Story:
         self._deserted_at = None if live else now if self._deserted_at is None else self._deserted_at
 
 
-def random_story(rng: random.Random) -> Story:
-    """A mesh of tiny pools and all that will happen to it."""
+def random_story(rng: random.Random, *, hasty: bool = False) -> Story:
+    """A mesh of tiny pools and all that will happen to it. `hasty`: tenants compete, and promises are at stake."""
     block_size = rng.choice([1, 2, 4, 8])
     info = worker_info(
         block_size=block_size,
@@ -148,8 +159,13 @@ def random_story(rng: random.Random) -> Story:
         batching=rng.random() < 0.5,
         caching=rng.random() < 0.5,
         habits=Habits(eager_revoke=rng.random() < 0.5, reserve_ahead=rng.random() < 0.5),
+        admission_mode=AdmissionMode.OFF,
+        classes=hasty_classes(rng) if hasty else tuple(CLASSES.values()),
     )
-    story = Story(mesh, 2, rng.choice([1, 2, 4]), plain=rng.random() < 0.5)
+    tenants = TENANTS if hasty else ("",)
+    story = Story(mesh, 2, rng.choice([1, 2, 4]), plain=not hasty and rng.random() < 0.5, tenants=tenants)
+    if hasty:
+        mesh.post(TenantsChanged(1, 1, unequal_tenants(rng)))
     for index in range(len(infos)):
         mesh.attach_worker(index)
     burst = rng.random() < 0.5
@@ -164,10 +180,10 @@ def random_story(rng: random.Random) -> Story:
     return story
 
 
-def live(rng: random.Random) -> FleetView:
+def live(rng: random.Random, *, hasty: bool = False) -> VirtualMesh:
     """The books balance after every event, each request has one end, and each text is the one that it would be
     alone."""
-    story = random_story(rng)
+    story = random_story(rng, hasty=hasty)
     mesh = story.mesh
     settle(mesh)
     story.judge()
@@ -176,7 +192,7 @@ def live(rng: random.Random) -> FleetView:
     view = mesh.core.view()
     assert view.requests_finished == sum(log.event == "request_finished" for log in mesh.logs)
     assert view.swaps <= view.preemptions
-    return view
+    return mesh
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
@@ -187,9 +203,24 @@ def test_random_lives(rng: random.Random) -> None:
 
 
 def test_random_lives_know_both_ways_of_giving_way() -> None:
-    views = [live(random.Random(seed)) for seed in range(100)]
+    views = [live(random.Random(seed)).core.view() for seed in range(100)]
     assert sum(view.swaps > 0 for view in views) >= 6
     assert sum(view.preemptions > view.swaps for view in views) >= 10
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False))
+def test_random_lives_of_tenants_and_classes_that_compete(rng: random.Random) -> None:
+    """Shares of blocks, limits of classes, promises that get room from others."""
+    live(rng, hasty=True)
+
+
+def test_those_lives_know_who_makes_room_and_who_falls_short_of_blocks() -> None:
+    causes = Counter[bool]()
+    for seed in range(100):
+        mesh = live(random.Random(seed), hasty=True)
+        causes.update({log.fields["made_room"] for log in mesh.logs if log.event == "preempted"})
+    assert min(causes[True], causes[False]) >= 10
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
@@ -213,6 +244,7 @@ def test_credits_hold_to_the_last_block(data: st.DataObject) -> None:
         wake=draw(st.sampled_from([0.0, 0.05])),
         habits=Habits(eager_revoke=draw(st.booleans()), reserve_ahead=draw(st.booleans())),
         caching=draw(st.booleans()),
+        admission_mode=AdmissionMode.OFF,
     )
     rng = mesh.rng
     most_outputs = draw(st.sampled_from([1, 3]))
