@@ -236,11 +236,29 @@ def block_copy(device: Device) -> None:
         written.check()
 
 
+def commit(device: Device) -> None:
+    for rows in (3, 600):
+        of_rows = {
+            name: device.put(np.full(rows, value), np.int64) for name, value in (("sampled", 7), ("position", 14))
+        }
+        others = {name: device.put(np.full(rows, value), np.int32) for name, value in (("status", 1), ("remaining", 5))}
+        slots = device.room(rows * 8)
+        loop = _kernels.StepLoop(2, rows)
+        _kernels.commit_step(
+            of_rows["sampled"], rows, device.room(rows * 8), of_rows["position"], slots,
+            device.put(np.full(rows, 15), np.int32), device.put(np.ones((rows, 2)), np.int32), 2, 16,
+            device.room(rows * 32, fill=0), others["status"], others["remaining"],
+            device.put(np.full((rows, 8), -1), np.int32), loop, STREAM,
+        )  # fmt: skip
+        assert (device.take(slots, rows * 8).view(np.int64) == 31).all(), "a row did not move on"
+        loop.close()
+
+
 CASES: dict[str, Callable[[Device], None]] = {
     case.__name__: case
     for case in (
         decode, decode_e4m3, prefill, prefill_hopper, prefill_e4m3, attention_plain, norm, heads, activation, quantize,
-        linear_skinny, logprobs, sampler, penalties, block_copy,
+        linear_skinny, logprobs, sampler, penalties, block_copy, commit,
     )
 }  # fmt: skip
 
