@@ -233,7 +233,29 @@ class Core:
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, now)
         check_vocabulary(submission, pool)
-        return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
+        request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
+        self._foresee(pool, request, now)
+        return pool, request
+
+    def _foresee(self, pool: Pool, request: Request, now: float) -> None:
+        """Raises SloUnreachableError, DeadlineUnreachableError."""
+        mode = self._settings.admission_mode
+        if mode is AdmissionMode.OFF:
+            return
+        problem = self._mesh.foresight(pool).foresee(pool, request, self._settings.policy, self._lookup, now)
+        if problem is None:
+            return
+        if mode is AdmissionMode.ENFORCE:
+            raise problem
+        self._mesh.log(
+            "refusal_foreseen",
+            request_id=request.submission.request_id,
+            tenant=request.tenant.tenant,
+            traffic_class=request.traffic_class.name,
+            reason=problem.reason,
+            why=problem.message,
+            retry_after_s=problem.retry_after_s,
+        )
 
     def _check_queue(self, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float) -> None:
         """Raises QueueFullError."""
@@ -256,6 +278,7 @@ class Core:
         self._mesh.set_alarms(request)
         self._mesh.traffic.accepted(request)
         ahead = pool.waiting.add(request.sequences[0])
+        self._mesh.foresight(pool).queued(request, now)
         self._mesh.touch(pool)
         ids = tuple(sequence.sequence_id for sequence in request.sequences)
         self._mesh.send(request.gateway, Accepted(submission.request_key, ids, ahead, request.forecast_s))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tercet import errors
 
 from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
@@ -144,6 +146,9 @@ def _finish_alone(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome,
 def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     mesh.requests_finished += 1
     submission = request.submission
+    pool = mesh.fleet.pools.get((submission.model, submission.model_revision))
+    if request.first_token_at is None and pool is not None:
+        mesh.foresight(pool).gave_up(request, now)
     mesh.gateways.get(request.gateway, {}).pop(submission.request_key, None)
     outcomes = [sequence.end for sequence in request.sequences if sequence.end is not None]
     used = sum(outcome.blocks_used for outcome in outcomes)
@@ -180,6 +185,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         blocks_used=used,
         blocks_freed=freed,
         queue_ms=round(queue * 1e3, 3),
+        **_first_token_fields(request),
         total_ms=round((now - request.arrived_at) * 1e3, 3),
     )
     mesh.forget_alarms()
@@ -187,6 +193,17 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     for sequence in request.sequences:
         sequence.disband()
     request.sequences = ()
+
+
+def _first_token_fields(request: Request) -> dict[str, Any]:
+    """When the first token came, and what had been expected."""
+    outlook, came = request.outlook, request.first_token_at
+    return {
+        "first_token_ms": None if came is None else round((came - request.arrived_at) * 1e3, 3),
+        "forecast_ms": None if outlook is None else round(outlook.seconds * 1e3, 3),
+        "waited_for": None if outlook is None else outlook.first_token.regime.value,
+        "to_be_refused": outlook is not None and outlook.to_be_refused,
+    }
 
 
 def _worst_end(request: Request) -> tuple[str, str]:

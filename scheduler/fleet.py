@@ -11,7 +11,7 @@ from .actions import PoolState
 from .credits import CreditLedger, blocks_for
 from .events import WorkerInfo
 from .fair_order import FairOrder
-from .output_length import Leaving
+from .output_length import LeaveRate
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
@@ -56,7 +56,7 @@ class Worker:
     # Tokens that its decodes attend to, as of the last plan.
     context_tokens: int = 0
     # How those that run there leave, as it was after so many steps.
-    leaving: tuple[int, Leaving] | None = None
+    leaving: tuple[int, LeaveRate] | None = None
     # The last suspect of bringing workers down that was put there.
     suspect: Sequence | None = None
     # How many sequences of each traffic class are there, by its name.

@@ -164,6 +164,7 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
         sequence.swapped_on, sequence.swapped_blocks = worker.link, event.blocks_used
         worker.swapped[event.sequence_id] = sequence
     if cancelled:
+        mesh.foresight(pool).left(sequence)
         sequence.link = None
         if not event.swapped:
             finish_cancelled(mesh, sequence, event.blocks_used, event.blocks_freed, now)
@@ -183,6 +184,7 @@ def _note_ends(mesh: MeshState, pool: Pool, worker: Worker, event: StepReported,
         if sequence is None:
             continue
         pool.let_go(worker, sequence)
+        mesh.foresight(pool).left(sequence)
         if sequence.forks and not {each.sequence_id for each in sequence.forks} <= told:
             mesh.drop(worker, f"ended sequence {ended.sequence_id} without its forks")
         sequence.leave()
@@ -217,6 +219,7 @@ def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence, now: floa
     if request.first_token_at is None:
         request.first_token_at = now
         mesh.traffic.first_token(request, now)
+        mesh.foresight(mesh.fleet.pool_of(worker)).first_token(request, now)
     return True
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from tercet.errors import RequestError
 
 from .events import CancelReason, EndReason, Sampling, Submission
+from .outlook import Outlook
 from .quota import Reservation
 from .tenant import ANYONE, TenantPlan
 from .traffic_class import DEFAULT_CLASS, TrafficClass
@@ -73,6 +74,7 @@ class Request:
     traffic_class: TrafficClass = DEFAULT_CLASS
     # Seconds from arrival to the first token as forecast at admission; None: nothing was known.
     forecast_s: float | None = None
+    outlook: Outlook | None = None
     # Tokens that were taken from its tenant's quota; None: it has none.
     reservation: Reservation | None = None
     # When the first of its tokens came.

@@ -14,6 +14,7 @@ from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGate
 from .alarms import Alarms
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView, views_of
+from .foresight import Foresight
 from .sequence import Request, Sequence
 from .start_pace import StartPace
 from .tenants import Tenants
@@ -43,6 +44,8 @@ class MeshState:
     ages: Alarms = field(default_factory=Alarms)
     # By pool and class; that of a whole pool has no class.
     paces: dict[tuple[str, str, str], StartPace] = field(default_factory=dict)
+    # By pool.
+    foresights: dict[tuple[str, str], Foresight] = field(default_factory=dict)
 
     def view(self) -> FleetView:
         running = {
@@ -56,6 +59,15 @@ class MeshState:
             swaps=self.swaps,
             workers=views_of(self.fleet),
         )
+
+    def foresight(self, pool: Pool) -> Foresight:
+        """What is known of when the pool's newcomers get their first tokens."""
+        key = pool.model, pool.model_revision
+        if key not in self.foresights:
+            # Those of pools that are no more are of no use.
+            self.foresights = {each: kept for each, kept in self.foresights.items() if each in self.fleet.pools}
+            self.foresights[key] = Foresight()
+        return self.foresights[key]
 
     def pace(self, pool: Pool, traffic_class: str = "") -> StartPace:
         """How fast the queue of a class, or of all, moves; to be looked at only."""

@@ -11,6 +11,7 @@ import pytest
 from recorded import record
 
 import scheduler
+from scheduler import calibration, traffic
 from scheduler.events import TimePassed
 from scheduler.plan_log.recorder import Recorder
 from scheduler.sequence import Sequence, State
@@ -85,6 +86,15 @@ def forget(mesh: VirtualMesh, tape: Recorder) -> None:
 def growth() -> float:
     """Bytes for each sequence of the later two of four waves: of what the scheduler's own lines have allocated and is
     still there when all has ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        # What is learned of many requests, and counted for a minute, has to be full after the first wave.
+        patch.setattr(calibration, "MAX_RATIOS", 8)
+        patch.setattr(calibration, "MAX_ERRORS", 8)
+        patch.setattr(traffic, "RECENT_SPANS", 1)
+        return _growth()
+
+
+def _growth() -> float:
     sizes = {"num_blocks": 24, "max_num_seqs": 8, "num_swap_blocks": 6, "swap_block_ns": 1}
     mesh = VirtualMesh(
         [worker_info(worker_id=f"worker-{index}", **sizes) for index in range(2)],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from outcomes import judge, plans, prepared, refusals_for, settle
 
 from scheduler.actions import Release, ReleaseCause
+from scheduler.admission import AdmissionMode
 from scheduler.events import EndReason, Event, SequenceReleased
 from scheduler.planner import Policy
 from scheduler.simulator.cost import StepCost
@@ -74,6 +75,7 @@ def watch(rng: random.Random) -> int:
         costs=[StepCost(0.01, 1e-3)] * len(infos),
         delay=rng.choice([0.0, 0.002, 0.03]),
         batching=rng.random() < 0.5,
+        admission_mode=AdmissionMode.OFF,
     )
     gateway = mesh.attach_gateway()
     for index in range(len(mesh.infos)):

@@ -1,0 +1,298 @@
+"""When the first token of a new request will come: a forecast from what is ahead of it and what steps take.
+
+Pure; decides nothing. What is ahead passes like a fluid, in few moves that grow longer the further ahead they lie: no
+waiting sequence is looked at by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from .credits import blocks_for
+from .fair_order import Ahead
+from .fleet import Worker
+from .outlook import FirstToken, Regime
+from .output_length import LeaveRate
+from .planner import Policy, prefill_cap
+
+# Moves of the fluid; the first ones are single steps, since there it is none yet.
+MAX_MOVES = 40
+SINGLE_STEPS = 4
+# Part of those that run that may leave in a move, or part of the way so far that a move may add: how fast things go
+# depends on how many run.
+MOVE_SHARE = 0.25
+# What lies further ahead is as good as never, and nothing is there at once.
+LONGEST_SECONDS = 3600.0
+LEAST_SECONDS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A request that asks to be let in. `computed`: for each worker (by link) that may run it, the tokens of its prompt
+    that the worker's prefix cache does not have."""
+
+    prompt_tokens: int
+    members: int
+    urgency: tuple[float, int]
+    computed: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What waits in the queue before the newcomer, and what comes besides.
+
+    What other classes have there is served first for `until_due_s` at most. `inflow` and `other_inflow` are prompt
+    tokens that arrive in a second, all and those of other classes, `other_weight` the weight of these classes against
+    that of the newcomer's.
+    """
+
+    ahead: Ahead
+    until_due_s: float = inf
+    inflow: float = 0.0
+    other_inflow: float = 0.0
+    other_weight: float = 0.0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A worker, as the fluid passes it. Counts are fractions, since nobody knows who leaves when."""
+
+    worker: Worker
+    policy: Policy
+    # Seconds until the step that runs is over.
+    step_s: float
+    # Prefill tokens there beyond those of that step: computed before the newcomer's, and after. The first are of so
+    # many sequences.
+    pending: float
+    behind: float
+    arriving: float
+    decoding: float
+    free_slots: float
+    # Blocks with a claim.
+    held: float
+    leaving: LeaveRate
+
+    @property
+    def running(self) -> float:
+        """All that are there."""
+        return self.decoding + self.arriving
+
+    @property
+    def free_blocks(self) -> float:
+        """Beyond the one that everybody keeps to grow by."""
+        return self.worker.info.num_blocks - self.held - self.running
+
+    @property
+    def freed_blocks(self) -> float:
+        """What one that leaves frees for newcomers. It has half an output more than the average, and the others grow by
+        a whole one in the time."""
+        growth = 0.5 / self.leaving.later / self.worker.info.block_size
+        return max(1.0, self.held / max(1.0, self.running) - growth)
+
+    def cap(self) -> float:
+        """Most prefill tokens of a step."""
+        most = self.worker.limits.max_num_batched_tokens - self.decoding
+        if self.decoding < 1.0:
+            return most
+        mixed = self.worker.mixed_tokens(self.policy.max_mixed_step_s, int(self.decoding))
+        return max(1.0, min(most, prefill_cap(self.policy, mixed)))
+
+    def step_seconds(self, prefill: float) -> float:
+        """Of a step with so many prefill tokens."""
+        context = self.worker.context_tokens if self.decoding >= 1.0 else 0
+        return self.worker.step_times.predict(int(self.decoding + prefill), context) or 0.0
+
+    def tokens_per_second(self) -> float:
+        """Prefill while there is enough of it."""
+        cap = self.cap()
+        return cap / max(self.step_seconds(cap), 1e-9)
+
+    def steps_for_places(self, sequences: float, tokens: float, newcomer: Newcomer) -> float:
+        """Steps until so many sequences of so many tokens, and the newcomer, have had a place."""
+        if self.running < 1.0 and sequences <= 0.0:
+            # An empty worker takes whatever was admitted.
+            return 0.0
+        size = self.worker.info.block_size
+        own = blocks_for(newcomer.prompt_tokens + 1, size) + newcomer.members - 1
+        blocks = tokens / size + sequences + own - self.free_blocks
+        # When all have left there is room for one, whatever their blocks were taken for.
+        ends = max(
+            sequences + newcomer.members - self.free_slots, min(blocks / self.freed_blocks, sequences + self.running)
+        )
+        if ends <= 0.0:
+            return 0.0
+        in_a_step = self.decoding * self.leaving.now
+        return ends / in_a_step if in_a_step > 0.0 else inf
+
+    def run(self, steps: float, waiting: float, mean: float) -> tuple[float, float]:
+        """Runs so many steps; `waiting` sequences of `mean` tokens come as they find a place. Returns how many started,
+        and the seconds."""
+        cap, blocks, freed = self.cap(), mean / self.worker.info.block_size, self.freed_blocks
+        leave = self.decoding * self.leaving.now * steps
+        # In a long move places are taken as they become free.
+        again = leave if steps > 1.0 else 0.0
+        places = min(self.free_slots + again, (self.free_blocks + again * (freed + 1.0)) / (blocks + 1.0))
+        done = min(self.pending, cap * steps)
+        starts = max(0.0, min(waiting, (cap * steps - done) / mean, places))
+        seconds = steps * self.step_seconds((done + starts * mean) / steps)
+        arrived = self.arriving * done / self.pending if self.pending else self.arriving
+        leave = min(leave, self.decoding + arrived + starts)
+        self.pending -= done
+        self.arriving -= arrived
+        self.decoding += arrived + starts - leave
+        self.free_slots += leave - starts
+        self.held = self.held + starts * blocks - leave * freed if self.running >= 1.0 else 0.0
+        now, later = self.leaving
+        self.leaving = LeaveRate(now + (later - now) * min(1.0, later * steps), later)
+        return starts, seconds
+
+
+def forecast(
+    workers: Mapping[int, tuple[Worker, LeaveRate]],
+    newcomer: Newcomer,
+    surroundings: Surroundings,
+    policy: Policy,
+    now: float,
+) -> FirstToken | None:
+    """When the newcomer gets its first token, if nobody comes who is served before it.
+
+    `workers` are by link those that may run it, and how those that run there leave. None if there is no worker, or one
+    of which it is not known what steps take.
+    """
+    if not workers or any(worker.step_times.predict(1, 0) is None for worker, _ in workers.values()):
+        return None
+    lanes = [_lane(worker, leaving, newcomer, policy, now) for worker, leaving in workers.values()]
+    rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
+    sequences, tokens = _ahead(surroundings, sum(rates.values()))
+    lane, part = _choose(lanes, rates, newcomer, tokens)
+    return _follow(lane, newcomer, sequences * part, tokens * part, surroundings.inflow / len(lanes))
+
+
+def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy, now: float) -> _Lane:
+    in_step = sum(sum(plan.chunks.values()) for plan in worker.window.expected(revoking=True))
+    pending = behind = 0
+    for urgency, tokens, _ in worker.pending_prefills():
+        if urgency < newcomer.urgency:
+            pending += tokens
+        else:
+            behind += tokens
+    running = len(worker.sequences)
+    arriving = sum(len(each.group) for each in worker.arriving.values())
+    step_s = 0.0
+    if len(worker.window):
+        seconds = worker.step_times.predict(running - arriving + in_step, worker.context_tokens) or 0.0
+        step_s = max(0.0, worker.heard_at + seconds - now)
+    return _Lane(
+        worker=worker,
+        policy=policy,
+        step_s=step_s,
+        pending=max(0.0, float(pending - in_step)),
+        behind=behind,
+        arriving=arriving,
+        decoding=running - arriving,
+        free_slots=worker.free_slots,
+        held=worker.info.num_blocks - worker.ledger.available,
+        leaving=leaving,
+    )
+
+
+def _ahead(surroundings: Surroundings, rate: float) -> tuple[float, float]:
+    """Sequences and tokens that are served before the newcomer, those of others that are yet to come included."""
+    ahead = surroundings.ahead
+    own, others, sequences = ahead.tokens, ahead.other_tokens, ahead.other_sequences
+    if others:
+        # Nobody is interrupted for the sake of fairness.
+        whole = ceil(sequences) / sequences
+        others, sequences = others * whole, sequences * whole
+    # Others come until their class has had its share, or as long as this takes.
+    left = rate - surroundings.other_inflow
+    to_come = (own + others) / left * surroundings.other_inflow if left > 0.0 else inf
+    to_come = min(to_come, max(0.0, own * surroundings.other_weight - others))
+    if own + others + to_come > 0.0:
+        # From then on nobody of another class is ahead.
+        side_by_side = min(1.0, surroundings.until_due_s * rate / (own + others + to_come))
+        others, sequences, to_come = (side_by_side * each for each in (others, sequences, to_come))
+    mean = (own + others) / (ahead.sequences + sequences) if own + others else 1.0
+    return ahead.sequences + sequences + to_come / mean, own + others + to_come
+
+
+def _choose(
+    lanes: Sequence[_Lane], rates: Mapping[int, float], newcomer: Newcomer, tokens: float
+) -> tuple[_Lane, float]:
+    """Where the newcomer will go, and the part of what waits before it that goes there, too."""
+    if len(lanes) == 1:
+        return lanes[0], 1.0
+    if not tokens:
+        able = [lane for lane in lanes if lane.steps_for_places(0.0, 0.0, newcomer) <= 0.0] or lanes
+
+        def seconds(lane: _Lane) -> float:
+            link = lane.worker.link
+            return lane.step_s + (lane.pending + newcomer.computed[link]) / rates[link]
+
+        return min(able, key=seconds), 0.0
+    # The queue goes to all workers that are done with what they have before it is over; they end together.
+    order = sorted(lanes, key=lambda lane: lane.pending / rates[lane.worker.link])
+    total = total_rate = 0.0
+    for lane in order:
+        rate = rates[lane.worker.link]
+        if total_rate and lane.pending / rate > (tokens + total) / total_rate:
+            break
+        total += lane.pending
+        total_rate += rate
+    first = order[0]
+    part = (tokens + total) / total_rate * rates[first.worker.link] - first.pending
+    return first, min(1.0, part / tokens)
+
+
+def _follow(lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float, inflow: float) -> FirstToken:
+    """Lets what is ahead pass, then the newcomer."""
+    mean = tokens / sequences if sequences else 1.0
+    regime = Regime.PREFILL if lane.pending or sequences else Regime.IDLE
+    queue_s, room, passed, steps = 0.0, 0.0, 0.0, 1.0
+    for move in range(MAX_MOVES):
+        cap = lane.cap()
+        work = (lane.pending + sequences * mean) / cap
+        places = lane.steps_for_places(sequences, sequences * mean, newcomer)
+        if places > work:
+            regime = Regime.PLACE
+        if move >= SINGLE_STEPS:
+            steps = max(1.0, min(2 * steps, MOVE_SHARE * max(1.0 / lane.leaving.later, passed)))
+        if max(work, places) <= steps or move == MAX_MOVES - 1:
+            if places > work:
+                queue_s += min(places, 1e9) * lane.step_seconds(work / places * cap)
+                room = cap
+            else:
+                # Its own prefill begins in the step in which that of others ends.
+                queue_s += work // 1.0 * lane.step_seconds(cap)
+                room = cap * (1.0 - work % 1.0)
+            break
+        started, seconds = lane.run(steps, sequences, mean)
+        sequences -= started
+        queue_s += seconds
+        passed += steps
+    queue_s = min(queue_s, LONGEST_SECONDS)
+    if regime is not Regime.PLACE:
+        # Those who come later fill up the steps that it takes.
+        lane.behind += inflow * (lane.step_s + queue_s)
+    own_s = max(_own_seconds(lane, newcomer, room), LEAST_SECONDS)
+    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer))
+
+
+def _own_seconds(lane: _Lane, newcomer: Newcomer, room: float) -> float:
+    """Of the steps with the newcomer's own prefill; in the first others have left it `room`."""
+    tokens, cap = float(newcomer.computed[lane.worker.link]), lane.cap()
+    if tokens <= room:
+        return lane.step_seconds(min(cap, cap - room + tokens + lane.behind))
+    full, rest = divmod(tokens - room, cap)
+    seconds = (1.0 + full) * lane.step_seconds(cap)
+    return seconds + (lane.step_seconds(min(cap, rest + lane.behind)) if rest else 0.0)
+
+
+def _alone_seconds(lane: _Lane, newcomer: Newcomer) -> float:
+    """Of a prefill on an empty worker."""
+    times, most = lane.worker.step_times, lane.worker.limits.max_num_batched_tokens
+    full, rest = divmod(newcomer.computed[lane.worker.link], most)
+    seconds = full * (times.predict(most, 0) or 0.0)
+    return seconds + ((times.predict(rest, 0) or 0.0) if rest else 0.0)

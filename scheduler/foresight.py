@@ -1,0 +1,202 @@
+"""What a pool expects of its newcomers, and what it learns as their first tokens come.
+
+Holds what was learned; the forecast itself is in forecast.py, what is refused for it in verdict.py. Times are seconds
+on the scheduler's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from tercet import errors
+
+from .calibration import Errors, ForecastError, Ratios
+from .fair_order import Ahead, due_after, work_ahead
+from .fairness import LEAST_WEIGHT
+from .fleet import Pool, Worker
+from .forecast import Newcomer, Surroundings, forecast
+from .inflow import Inflow
+from .outlook import Outlook, Regime
+from .output_length import LeaveRate, OutputLengths
+from .placement import CachedTokens
+from .planner import Policy
+from .sequence import Request, Sequence
+from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target
+
+# When nothing was learned of a class for so long, the next of its requests that is to be refused is let in, to see.
+PROBE_SECONDS = 5.0
+# First tokens that say which part of prompts is cached, and the part from which on it pays to look each prompt up.
+CACHED_MEMORY = 32
+CACHED_SHARE_LOOKED_UP = 0.02
+# Steps of a worker after which it is looked who runs there; one for so many sequences where more run.
+LOOK_EVERY_STEPS = 8
+LOOK_SEQUENCES_PER_STEP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastView:
+    """How good forecasts were; of requests that were to be refused and ran all the same, how many were in time."""
+
+    error: ForecastError | None
+    tried: int
+    tried_in_time: int
+
+
+@dataclass(slots=True, eq=False)
+class Foresight:
+    """Of one pool."""
+
+    ratios: dict[tuple[str, Regime], Ratios] = field(default_factory=dict)
+    outputs: dict[str, OutputLengths] = field(default_factory=dict)
+    off: Errors = field(default_factory=Errors)
+    # By class: misses that are saved up, and when something was last learned.
+    spare: dict[str, float] = field(default_factory=dict)
+    learned_at: dict[str, float] = field(default_factory=dict)
+    # The part of prompts that prefix caches had.
+    cached_share: float = 0.0
+    # Prompt tokens that have arrived, by class.
+    inflows: dict[str, Inflow] = field(default_factory=dict)
+    tried: int = 0
+    tried_in_time: int = 0
+
+    def foresee(
+        self, pool: Pool, request: Request, policy: Policy, lookup: CachedTokens, now: float
+    ) -> errors.RequestError | None:
+        """Notes on a request that is about to be queued when its first token is expected, if that is known.
+
+        Returns what refuses it, None if nothing does. If it is queued all the same, it shows whether that was right.
+        """
+        leader, traffic_class = request.sequences[0], request.traffic_class
+        workers = {
+            worker.link: (worker, self._leaving(worker))
+            for worker in pool.workers.values()
+            if worker.usable and worker.can_ever_take(leader)
+        }
+        newcomer = Newcomer(
+            prompt_tokens=len(leader.token_ids),
+            members=len(leader.group),
+            urgency=leader.urgency,
+            computed={link: self._computed(worker, leader, lookup) for link, (worker, _) in workers.items()},
+        )
+        first_token = forecast(workers, newcomer, self._surroundings(pool, request, now), policy, now)
+        if first_token is None:
+            return None
+        name, target = traffic_class.name, traffic_class.ttft
+        ratios = self._ratios(name, first_token.regime)
+        ratios.fade(now)
+        problem: errors.RequestError | None = misses_target(
+            first_token, ratios, traffic_class, self.spare.get(name, MOST_SPARE)
+        )
+        outlook = Outlook(
+            first_token=first_token,
+            seconds=first_token.seconds * ratios.quantile(0.5),
+            chance=None if target is None else chance_within(target.seconds, first_token, ratios),
+            to_be_refused=problem is not None,
+        )
+        if problem is not None and now >= self.learned_at.get(name, -inf) + PROBE_SECONDS:
+            self.learned_at[name] = now
+            problem = None
+        request.outlook, request.forecast_s = outlook, outlook.seconds
+        return misses_deadline(first_token, ratios, request.submission.deadline_s) or problem
+
+    def queued(self, request: Request, now: float) -> None:
+        """A request was accepted."""
+        self.inflows.setdefault(request.traffic_class.name, Inflow()).add(len(request.sequences[0].token_ids), now)
+        target, outlook = request.traffic_class.ttft, request.outlook
+        if target is not None and outlook is not None and outlook.chance is not None and not outlook.to_be_refused:
+            name = request.traffic_class.name
+            spare = self.spare.get(name, MOST_SPARE) + outlook.chance - target.percentile / 100
+            self.spare[name] = min(MOST_SPARE, spare)
+
+    def first_token(self, request: Request, now: float) -> None:
+        """A request has got its first token."""
+        leader = request.sequences[0]
+        self.cached_share += (leader.cached_tokens / leader.prompt_length - self.cached_share) / CACHED_MEMORY
+        outlook, target, actual_s = request.outlook, request.traffic_class.ttft, now - request.arrived_at
+        if outlook is None:
+            return
+        self._learn(request, outlook, actual_s, now)
+        self.off.add(outlook.seconds, actual_s)
+        if outlook.to_be_refused and target is not None:
+            self.tried += 1
+            self.tried_in_time += actual_s <= target.seconds
+
+    def gave_up(self, request: Request, now: float) -> None:
+        """A request has ended without a token: it would have come later still."""
+        outlook, waited_s = request.outlook, now - request.arrived_at
+        if outlook is not None and waited_s > outlook.seconds:
+            self._learn(request, outlook, waited_s, now)
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence has left its worker for good."""
+        self._outputs(sequence.request.traffic_class.name).ended(sequence.generated)
+
+    def view(self) -> ForecastView:
+        """How good forecasts were."""
+        return ForecastView(self.off.view(), self.tried, self.tried_in_time)
+
+    def _learn(self, request: Request, outlook: Outlook, actual_s: float, now: float) -> None:
+        name, first_token = request.traffic_class.name, outlook.first_token
+        self._ratios(name, first_token.regime).add(actual_s / first_token.seconds, now)
+        self.learned_at[name] = now
+
+    def _ratios(self, traffic_class: str, regime: Regime) -> Ratios:
+        return self.ratios.setdefault((traffic_class, regime), Ratios())
+
+    def _outputs(self, traffic_class: str) -> OutputLengths:
+        return self.outputs.setdefault(traffic_class, OutputLengths())
+
+    def _surroundings(self, pool: Pool, request: Request, now: float) -> Surroundings:
+        traffic_class = request.traffic_class
+        ahead = work_ahead(pool.waiting, traffic_class, request.tenant)
+        fresh = 1.0 - self.cached_share
+        until_due_s = inf
+        if traffic_class.ttft is not None:
+            # A class is due as soon as one of its requests is.
+            queue = pool.waiting.classes.get(traffic_class.name)
+            lines = () if queue is None else queue.waiting.values()
+            oldest = min((line.sequences[0].request.arrived_at for line in lines), default=now)
+            until_due_s = max(0.0, oldest + due_after(traffic_class) - now)
+        inflows = {name: fresh * each.per_second(now) for name, each in self.inflows.items()}
+        others = [
+            each.share.weight
+            for name, each in pool.waiting.classes.items()
+            if name != traffic_class.name and inflows.get(name)
+        ]
+        return Surroundings(
+            Ahead(ahead.tokens * fresh, ahead.sequences, ahead.other_tokens * fresh, ahead.other_sequences),
+            until_due_s,
+            inflow=sum(inflows.values()),
+            other_inflow=sum(rate for name, rate in inflows.items() if name != traffic_class.name),
+            other_weight=sum(others) / max(traffic_class.weight, LEAST_WEIGHT),
+        )
+
+    def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:
+        """Tokens of the prompt that the worker would have to compute."""
+        length = len(leader.token_ids)
+        if self.cached_share < CACHED_SHARE_LOOKED_UP:
+            # Keys of its blocks are not made for nothing.
+            return length
+        return max(1, length - lookup(worker, leader, ()))
+
+    def _leaving(self, worker: Worker) -> LeaveRate:
+        """How those that run on the worker leave, as of a few steps ago at most."""
+        fresh = max(LOOK_EVERY_STEPS, len(worker.sequences) // LOOK_SEQUENCES_PER_STEP)
+        if worker.leaving is None or worker.steps >= worker.leaving[0] + fresh:
+            worker.leaving = worker.steps, self._look(worker)
+        return worker.leaving[1]
+
+    def _look(self, worker: Worker) -> LeaveRate:
+        lengths: dict[str, list[int]] = {}
+        most = 0
+        for sequence in worker.sequences.values():
+            lengths.setdefault(sequence.request.traffic_class.name, []).append(sequence.generated)
+            most += sequence.max_length - sequence.prompt_length
+        now = later = 0.0
+        for name, of_class in lengths.items():
+            share = len(of_class) / len(worker.sequences)
+            each = self._outputs(name).leaving(of_class, most / len(worker.sequences))
+            now += share * each.now
+            later += share * each.later
+        return LeaveRate(now, later or 1.0)

@@ -1,0 +1,80 @@
+"""How long outputs are, and so how soon those that run will leave. Knows no requests, only lengths in tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from math import exp
+from typing import NamedTuple
+
+# Lengths at which bins begin: two for each doubling. The last one has no end.
+EDGES = (0, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
+# Outputs that count: when there are twice as many, all weigh half.
+MEMORY_OUTPUTS = 256
+# What an output is believed to do at a length that none has reached: to become as long again, and half of that.
+PRIOR_STAY = 0.5
+
+_WIDTHS = tuple(high - low for low, high in pairwise(EDGES))
+_PRIORS = tuple(PRIOR_STAY * max(4, edge) for edge in EDGES)
+
+
+class LeaveRate(NamedTuple):
+    """How likely a running sequence leaves in a step: now, and once all that run now are gone."""
+
+    now: float
+    later: float
+
+
+class OutputLengths:
+    """Of one kind of requests: how many outputs ended at which length, and how many tokens were generated there."""
+
+    __slots__ = ("_ends", "_tokens", "_total")
+    _ends: list[float]
+    _tokens: list[float]
+    _total: float
+
+    def __init__(self) -> None:
+        self._ends = [0.0] * len(EDGES)
+        self._tokens = [0.0] * len(EDGES)
+        self._total = 0.0
+
+    def ended(self, length: int) -> None:
+        """An output of `length` tokens is over, whatever the reason."""
+        place = bisect_right(EDGES, length) - 1
+        tokens = self._tokens
+        for index in range(place):
+            tokens[index] += _WIDTHS[index]
+        tokens[place] += length - EDGES[place]
+        self._ends[place] += 1.0
+        self._total += 1.0
+        if self._total >= 2 * MEMORY_OUTPUTS:
+            self._total /= 2
+            self._ends = [each / 2 for each in self._ends]
+            self._tokens = [each / 2 for each in tokens]
+
+    def leaving(self, lengths: Sequence[int], most: float) -> LeaveRate:
+        """Of running outputs that are so long now, and may become `most` tokens on average.
+
+        Those that run count as what they are: as long as this at least. Without that the first to end, which are
+        short, would be all that is known. `lengths` must not be empty.
+        """
+        running = [0] * len(EDGES)
+        tokens = list(self._tokens)
+        for length in lengths:
+            place = bisect_right(EDGES, length) - 1
+            running[place] += 1
+            tokens[place] += length - EDGES[place]
+        beyond = len(lengths)
+        now = mean = 0.0
+        left = 1.0
+        for index, prior in enumerate(_PRIORS):
+            beyond -= running[index]
+            if index < len(_WIDTHS):
+                tokens[index] += beyond * _WIDTHS[index]
+            hazard = (self._ends[index] + 1.0) / (tokens[index] + prior)
+            now += running[index] * hazard
+            stays = exp(-hazard * _WIDTHS[index]) if index < len(_WIDTHS) else 0.0
+            mean += left * (1.0 - stays) / hazard
+            left *= stays
+        return LeaveRate(min(1.0, now / len(lengths)), 1.0 / max(1.0, min(mean, most)))
