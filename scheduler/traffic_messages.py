@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tercet.v1 import operations_pb2 as pb
 
+from .foresight import ForecastView
 from .histogram import Histogram
 from .traffic import Counts, Promise, Promises, Service
 from .traffic_class import TrafficClass
@@ -34,6 +35,20 @@ def traffic_to_proto(view: TrafficView, epoch: int, uptime_s: float) -> pb.Traff
             for each in view.tenants
         ],
         tenants_omitted=view.tenants_omitted,
+        forecasts=[_forecast(model, revision, each) for model, revision, each in view.forecasts],
+    )
+
+
+def _forecast(model: str, revision: str, view: ForecastView) -> pb.ForecastQuality:
+    error = view.error
+    return pb.ForecastQuality(
+        model=model,
+        model_revision=revision,
+        count=0 if error is None else error.forecasts,
+        median_error=0.0 if error is None else error.median,
+        median_bias=0.0 if error is None else error.bias,
+        tried=view.tried,
+        tried_in_time=view.tried_in_time,
     )
 
 

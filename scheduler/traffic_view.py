@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
+from .foresight import ForecastView
 from .sequence import Request
 from .state import MeshState
 from .traffic import Counts, Service
@@ -72,6 +73,8 @@ class TrafficView:
     classes: tuple[ClassView, ...]
     tenants: tuple[TenantView, ...]
     tenants_omitted: int
+    # By model and revision of the pool.
+    forecasts: tuple[tuple[str, str, ForecastView], ...]
 
 
 def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, max_tenants: int) -> TrafficView:
@@ -108,6 +111,7 @@ def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, m
             for name, counts in traffic.tenants[tenant].items()
         ),
         max(0, len(tenants) - max_tenants),
+        tuple((*pool, foresight.view()) for pool, foresight in mesh.foresights.items()),
     )
 
 
