@@ -25,6 +25,8 @@ from tercet.errors import PermissionDeniedError, RequestError, UnauthenticatedEr
 # A mesh that has not answered by then is shown as lost.
 ANSWER_TIMEOUT_S = 5.0
 MIN_INTERVAL_S = 0.1
+# A mesh that is lost is looked for at least so often.
+RETRY_S = 1.0
 # Waiting does not mend these.
 _FINAL = (PermissionDeniedError, UnauthenticatedError)
 
@@ -56,10 +58,11 @@ async def looks(client: Client, interval_s: float) -> AsyncGenerator[Look, None]
             raise
         except RequestError as problem:
             yield Look(problem=problem)
+            await asyncio.sleep(min(interval_s, RETRY_S))
         else:
             yield Look(moment, None if before is None else rates_between(before, moment))
             before = moment
-        await asyncio.sleep(interval_s)
+            await asyncio.sleep(interval_s)
 
 
 class Screen:

@@ -145,6 +145,14 @@ def test_into_a_file_it_prints_one_picture_after_the_other(gateway: Any, number:
     assert "\x1b" not in output
 
 
+# So that Ctrl-C reaches it. Not in a preexec_fn: that forks, and gRPC, which runs here, does not always survive it.
+ON_ITS_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 class Terminal:
     """A terminal with `tercet top` on it."""
 
@@ -157,10 +165,8 @@ class Terminal:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tercet", "top", *arguments],
+            [sys.executable, "-c", ON_ITS_TERMINAL, "-m", "tercet", "top", *arguments],
             stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True,
-            # So that Ctrl-C reaches it.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         self.inside = inside
 
@@ -220,7 +226,7 @@ def test_on_a_terminal_it_ends_with_a_key_and_leaves_it_as_it_was(gateway: Any, 
 
 
 def test_a_terminal_of_another_size_gets_another_picture(gateway: Any) -> None:
-    with terminal("--interval", "3600", "--address", gateway.address) as there:
+    with terminal("--interval", "60", "--address", gateway.address) as there:
         there.wait_for(lambda seen: "interactive" in seen, "a picture")
         assert "gap target" not in there.seen
         there.resize(30, 160)
