@@ -216,6 +216,8 @@ class Executor:
     def _step(self) -> None:
         if self._announced is not None and len(self._works) == 1:
             return  # its plan is to be obeyed first
+        if self._sequences.num_returning and self._sequences.welcome() and self._works.run is not None:
+            self._steps.stop()
         if self._works:
             self._look_ahead()
         elif not self._begin():
@@ -239,8 +241,11 @@ class Executor:
         if not self._plans:
             return False
         self._since = self._clock()
-        plan = self._plans.head if self._plans.step == 0 else None
-        if self._works.begin(plan, self._plans.num_steps_alike):
+        plan, num_steps = self._plans.head if self._plans.step == 0 else None, self._plans.num_steps_alike
+        begun = self._works.begin(plan, num_steps)
+        if not begun and self._sequences.num_returning and self._sequences.welcome(wait=True):
+            begun = self._works.begin(plan, num_steps)
+        if begun:
             self._look_at_mailbox()
             self._look_ahead()
             return True

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import torch
 
 from . import _core
 from .messages import BlockCounts, KvEvents
 from .model.config import ModelConfig
 from .ops.block_copy import BlockTensors, copy_blocks
+
+
+class Copied(Protocol):
+    """Recorded behind copies of blocks: a torch.cuda.Event."""
+
+    def query(self) -> bool:
+        """Whether they are done."""
+
+    def synchronize(self) -> None:
+        """Waits until they are."""
+
+    def wait(self) -> None:
+        """Lets what the current stream is given from now on wait for them."""
 
 
 class KVCache:
@@ -28,6 +44,8 @@ class KVCache:
         ]
         self.blocks = BlockTensors([tensor for layer in self.layers for tensor in layer])
         self._prefix_caching = enable_prefix_caching
+        # Blocks that are being copied beside what is computed, and what is recorded when that is done.
+        self._copying: dict[int, Copied] = {}
 
     def new_table(self, salt: bytes) -> _core.BlockTable:
         """An empty block table whose prefix hashes start from `salt`."""
@@ -38,9 +56,23 @@ class KVCache:
 
         Raises `_core.OutOfBlocks` and changes nothing if the pool has too few blocks.
         """
-        if copies := table.reserve(num_tokens):
+        num_blocks = table.num_blocks
+        copies = table.reserve(num_tokens)
+        if self._copying:
+            self._wait_for([*table.blocks()[num_blocks:], *(destination for _, destination in copies)])
+        if copies:
             sources, destinations = zip(*copies, strict=True)
             copy_blocks(self.blocks, self.blocks, sources, destinations)
+
+    def keep_until(self, copied: Copied, blocks: Iterable[int]) -> None:
+        """Whoever reserves one of `blocks` finds it when that has been done, in the order of the current stream."""
+        self._copying = {block: event for block, event in self._copying.items() if not event.query()}
+        self._copying |= dict.fromkeys(blocks, copied)
+
+    def _wait_for(self, blocks: Iterable[int]) -> None:
+        events = {self._copying.pop(block) for block in blocks if block in self._copying}
+        for event in events:
+            event.wait()
 
     def counts(self) -> BlockCounts:
         """How the pool is spent now."""

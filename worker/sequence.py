@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from . import _core
+from .kv_cache import Copied
 from .messages import EndReason, Fork, NewSequence, Sampling
 from .ops.commit import NUM_STOP_IDS
 from .ops.penalties import PenaltyCounts, PenaltyRow
@@ -21,12 +22,12 @@ class Sequence:
 
     The block table knows what the full ones of its blocks hold, and not always what the last one does. A leader has
     `forks` until its prefill is complete and they begin. While a sequence is swapped out its table is empty, and blocks
-    of host memory hold what its KV cache held.
+    of host memory hold what its KV cache held; while it comes back it has `returning`, which is recorded when it has.
     """
 
     __slots__ = (
         "_block_size", "_num_counted", "_penalties", "forks", "group", "host_blocks", "in_decode_set", "num_cached",
-        "num_computed", "params", "spec", "stop_ids", "table", "token_ids",
+        "num_computed", "params", "returning", "spec", "stop_ids", "table", "token_ids",
     )  # fmt: skip
 
     def __init__(self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup) -> None:
@@ -41,6 +42,7 @@ class Sequence:
         self.in_decode_set = False
         self.forks: tuple[Fork, ...] = spec.forks
         self.host_blocks: list[int] = []
+        self.returning: Copied | None = None
         # As steps take them: a row of `SamplingRows.packed` (its position is filled in), and of stop ids.
         self.params = packed_params(spec.sampling, spec.sampling.seed)
         self.stop_ids = _packed_stop_ids(spec.stop_token_ids)
@@ -70,7 +72,7 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether it takes part in every step."""
-        return self.in_decode_set and self.prefill_complete
+        return self.in_decode_set and self.prefill_complete and self.returning is None
 
     @property
     def needs_host(self) -> bool:

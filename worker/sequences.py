@@ -34,6 +34,7 @@ class Sequences:
         self._running: dict[int, Sequence] = {}
         self._leaders: dict[int, Sequence] = {}  # by the ids of their forks
         self._swapped: dict[int, Sequence] = {}
+        self._returning: dict[int, Sequence] = {}  # of the running ones, those whose blocks are being copied back
         # By the ids of their members: one that comes back after a preemption is a sibling still.
         self._groups: WeakValueDictionary[int, SequenceGroup] = WeakValueDictionary()
         self._untold: list[Ended] = []
@@ -95,6 +96,9 @@ class Sequences:
 
     def release(self, sequence_ids: Iterable[int], cause: ReleaseCause) -> list[Released]:
         """Lets sequences go; the answers, one for each id. A leader takes forks that have not begun with it."""
+        if cause is ReleaseCause.SWAP:
+            # Who asks counts on the host memory of those that come back.
+            self.welcome(wait=True)
         answers = []
         taken_along: set[int] = set()
         for sequence_id in sequence_ids:
@@ -129,8 +133,20 @@ class Sequences:
             except _core.OutOfBlocks as error:
                 # Credits make this impossible; a scheduler that breaks them must not take the others down.
                 self._untold += self.fail(sequence, str(error))
-            self._swap_space.release(sequence.host_blocks)
-            sequence.host_blocks = []
+
+    @property
+    def num_returning(self) -> int:
+        """Running sequences that do not decode yet, since their blocks are being copied back."""
+        return len(self._returning)
+
+    def welcome(self, *, wait: bool = False) -> bool:
+        """Lets those decode whose blocks are back; if `wait`, all that come. Whether one takes part in steps now."""
+        back = [each for each in self._returning.values() if wait or each.returning is None or each.returning.query()]
+        for sequence in back:
+            if sequence.returning is not None:
+                sequence.returning.synchronize()
+            self._settle(sequence)
+        return any(sequence.decodes for sequence in back)
 
     def end(
         self, sequence: Sequence, reason: EndReason, *, stop_token_id: int = 0, failure: Failure | None = None
@@ -138,6 +154,7 @@ class Sequences:
         """A running sequence without waiting forks ends."""
         sequence_id = sequence.spec.sequence_id
         del self._running[sequence_id]
+        self._give_up_return(sequence)
         used, freed = sequence.leave()
         return Ended(sequence_id, reason, used, freed, stop_token_id, failure)
 
@@ -165,12 +182,13 @@ class Sequences:
     def check(self) -> None:
         """Raises `_core.PoolCorrupt` naming the first broken invariant of the pools on the device and on the host."""
         self._kv_cache.check()
-        self._swap_space.check(sequence.host_blocks for sequence in self._swapped.values())
+        self._swap_space.check(each.host_blocks for each in (*self._swapped.values(), *self._returning.values()))
 
     def _drop(self, sequence_id: int) -> tuple[int, int] | None:
         """Forgets an id wherever it is. The blocks it alone held and those it freed, None if it is unknown."""
         if sequence := self._running.pop(sequence_id, None):
             self._forget_forks(sequence)
+            self._give_up_return(sequence)
             return sequence.leave()
         if leader := self._leaders.pop(sequence_id, None):
             leader.forks = tuple(fork for fork in leader.forks if fork.sequence_id != sequence_id)
@@ -198,13 +216,26 @@ class Sequences:
         return self._released(sequence_id, ReleaseCause.SWAP, (used, freed), swapped=True)
 
     def _swap_in(self, sequence: Sequence) -> None:
-        table, token_ids = sequence.table, sequence.token_ids[: sequence.num_computed]
+        self._returning[sequence.spec.sequence_id] = sequence
+        table, num_tokens = sequence.table, sequence.num_computed
         # What the prefix cache still has need not be copied.
-        num_found = table.match_prefix(token_ids)
-        self._kv_cache.reserve(table, len(token_ids))
-        first = num_found // self._kv_cache.pool.block_size
-        self._swap_space.load(sequence.host_blocks[first:], table.blocks()[first:])
-        table.commit(token_ids[num_found:])
+        first = table.match_prefix(sequence.token_ids[:num_tokens]) // self._kv_cache.pool.block_size
+        # Nothing computed has to wait for these blocks, as it does for what the cache reserves.
+        table.reserve(num_tokens)
+        sequence.returning = self._swap_space.load(sequence.host_blocks[first:], table.blocks()[first:])
+        if sequence.returning is None:
+            self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Its blocks are back: others may find them, too."""
+        sequence.table.commit(sequence.token_ids[sequence.table.num_tokens : sequence.num_computed])
+        self._give_up_return(sequence)
+
+    def _give_up_return(self, sequence: Sequence) -> None:
+        if self._returning.pop(sequence.spec.sequence_id, None) is not None:
+            sequence.returning = None
+            self._swap_space.release(sequence.host_blocks)
+            sequence.host_blocks = []
 
     def _released(
         self, sequence_id: int, cause: ReleaseCause, blocks: tuple[int, int] | None, *, swapped: bool = False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from . import _core
-from .kv_cache import KVCache
+from .kv_cache import Copied, KVCache
 from .ops.block_copy import BlockTensors, copy_blocks
 
 # More than stays in a CPU's caches, as what a preempted sequence leaves behind does.
@@ -19,12 +20,15 @@ _MEASURED_TIMES = 3
 class SwapSpace:
     """`num_blocks` blocks of host memory, each for one block of a KV cache in all its layers. One thread owns it.
 
-    Pinned where the cache is on a GPU, so that blocks move without a copy in between; plain otherwise.
+    Plain memory for a cache on a CPU. For one on a GPU it is pinned, and copies go their own way, beside what is
+    computed: they find what the current stream has done before, and what is reserved of the cache meanwhile waits on
+    the GPU for those that still concern it. Copies keep their order among themselves.
     """
 
     def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
         """Takes the memory. Raises RuntimeError if there is too little."""
         self.num_total = num_blocks
+        self._kv_cache = kv_cache
         self._device = kv_cache.blocks
         self._on_gpu = self._device.device.type != "cpu"
         self._host = BlockTensors(
@@ -34,6 +38,7 @@ class SwapSpace:
             ]
         )
         self._free = list(range(num_blocks))
+        self._stream = torch.cuda.Stream(self._device.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         self.block_ns = 0  # to move one block between device and host, in nanoseconds; 0 until it is measured
 
     @property
@@ -42,15 +47,32 @@ class SwapSpace:
         return len(self._free)
 
     def save(self, blocks: Sequence[int]) -> list[int]:
-        """Copies blocks of the KV cache here; returns where they are. The caller has seen that `num_free` suffices."""
+        """Copies blocks of the KV cache here; returns where they are. The caller has seen that `num_free` suffices, and
+        may give them back at once."""
         assert len(blocks) <= len(self._free)
         host_blocks = [self._free.pop() for _ in blocks]
-        copy_blocks(self._device, self._host, blocks, host_blocks)
+        with self._copying(blocks):
+            copy_blocks(self._device, self._host, blocks, host_blocks)
         return host_blocks
 
-    def load(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copies what is in `host_blocks` back to blocks of the KV cache; it stays here too until `release`."""
-        copy_blocks(self._host, self._device, host_blocks, blocks)
+    def load(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> Copied | None:
+        """Copies what is in `host_blocks` back to blocks of the KV cache; it stays here too until `release`. They must
+        not be read before that has been done; None: it is."""
+        with self._copying(blocks) as copied:
+            copy_blocks(self._host, self._device, host_blocks, blocks)
+        return copied
+
+    @contextmanager
+    def _copying(self, blocks: Sequence[int]) -> Iterator[Copied | None]:
+        if self._stream is None:
+            yield None
+            return
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
+        with torch.cuda.stream(self._stream):
+            yield copied
+            copied.record()
+        self._kv_cache.keep_until(copied, blocks)
 
     def release(self, host_blocks: Iterable[int]) -> None:
         """The content of `host_blocks` is needed no more."""

@@ -36,12 +36,12 @@ class SteppedExecutor:
 
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, num_swap_blocks: int = 0, caching: bool = True,
-        model: RecallModel | None = None, captured: int | None = None,
+        model: RecallModel | None = None, captured: int | None = None, swap_space: type[SwapSpace] = SwapSpace,
     ) -> None:  # fmt: skip
         """`captured` is the seed of a device that computes runs by itself; None: the host computes each step."""
         self.model = model or RecallModel()
         self.kv_cache = KVCache(CONFIG, num_blocks, block_size, torch.float32, CPU, caching)
-        self.swap_space = SwapSpace(self.kv_cache, num_swap_blocks)
+        self.swap_space = swap_space(self.kv_cache, num_swap_blocks)
         self.executor = Executor(
             self._steps(captured),
             self.kv_cache,

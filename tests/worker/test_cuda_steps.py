@@ -75,7 +75,7 @@ def make_device(dtype: torch.dtype) -> Device:
     for tensor in kv_cache.blocks.tensors:
         tensor.fill_(float("nan"))
     graphs = capture_steps(model, kv_cache, MAX_NUM_SEQS, NUM_BLOCKS * BLOCK_SIZE)
-    return Device(model, kv_cache, SwapSpace(kv_cache, 64), graphs, HostSteps(model, kv_cache))
+    return Device(model, kv_cache, SwapSpace(kv_cache, 200), graphs, HostSteps(model, kv_cache))
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,40 @@ def test_forks_and_swaps(device: Device) -> None:
     for number, seed in ((1, 3), *((fork.sequence_id, fork.seed) for fork in forks)):
         expected = alone(device, NewSequence(number, prompt, 80, sampling=Sampling(temperature=1.0, seed=seed)))
         assert tokens_of(bench.events, number) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_swaps_beside_what_is_computed(device: Device, seed: int) -> None:
+    """Blocks leave and come back while others take theirs; nothing is found in the cache, since prompts differ."""
+    rng = random.Random(seed)
+    lengths = [rng.choice([5, 90, 250]) for _ in range(8)]
+    specs = [
+        NewSequence(number, tuple(rng.randrange(1000) for _ in range(length)), length + 120)
+        for number, length in enumerate(lengths)
+    ]
+    bench = Bench(device, device.graphs)
+    bench.run(*specs, bench.plan(4, {spec.sequence_id: len(spec.token_ids) for spec in specs}))
+    away: set[int] = set()
+    while (live := {spec.sequence_id for spec in specs} - ended_of(bench.events).keys()) - away or away:
+        if leaving := [number for number in live - away if rng.random() < 0.2][:3]:
+            bench.executor.submit(Release(tuple(leaving), ReleaseCause.SWAP))
+            away.update(leaving)
+        if coming := [number for number in away if rng.random() < 0.4]:
+            bench.executor.submit(Resume(tuple(coming)))
+            away.difference_update(coming)
+        # What is free by now is somebody's at once.
+        table = device.kv_cache.new_table(b"other")
+        bench.executor.obey()
+        device.kv_cache.reserve(table, rng.randrange(device.kv_cache.counts().free * BLOCK_SIZE // 4))
+        for tensor in device.kv_cache.blocks.tensors:
+            tensor[torch.tensor(table.blocks(), dtype=torch.int64, device=CUDA)] = float("nan")
+        table.release()
+        bench.plan_seq += 1
+        bench.run(Plan(bench.plan_seq, rng.randint(1, 9), (), tuple(live - away)))
+    for spec in specs:
+        assert tokens_of(bench.events, spec.sequence_id) == alone(device, spec)
+    assert device.kv_cache.counts().used == 0
+    assert device.swap_space.num_free == device.swap_space.num_total
 
 
 @pytest.mark.parametrize("num_steps", [1, 5])

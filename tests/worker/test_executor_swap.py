@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.worker.recall_model import CONFIG, continuation
 from tests.worker.stepped_executor import CPU, SteppedExecutor, ended_of, released_of, tokens_of
-from worker.kv_cache import KVCache
+from worker.kv_cache import Copied, KVCache
 from worker.messages import (
     Attach,
     Chunk,
@@ -24,6 +26,41 @@ from worker.messages import (
 )
 from worker.sequences import Sequences
 from worker.swap_space import SwapSpace
+
+
+class SlowSwapSpace(SwapSpace):
+    """Copies take their time, as beside a GPU that computes: every third look finds one done. Until then blocks that
+    come back hold something else."""
+
+    def load(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> Copied:
+        for tensor in self._device.tensors:
+            tensor[torch.tensor(blocks, dtype=torch.int64)] = 66.0
+        copied = SlowCopy(lambda: SwapSpace.load(self, host_blocks, blocks))
+        self._kv_cache.keep_until(copied, blocks)
+        return copied
+
+
+class SlowCopy:
+    """See SlowSwapSpace. What reserves its blocks before it is done has it done first."""
+
+    def __init__(self, copy: Callable[[], object]) -> None:
+        self._copy: Callable[[], object] | None = copy
+        self._looks = 0
+
+    def query(self) -> bool:
+        self._looks += 1
+        if self._looks == 3:
+            self.synchronize()
+        return self._copy is None
+
+    def synchronize(self) -> None:
+        if self._copy is not None:
+            self._copy()
+            self._copy = None
+
+    def wait(self) -> None:
+        self.synchronize()
+
 
 S = 4
 SWAP = ReleaseCause.SWAP
@@ -104,6 +141,39 @@ def test_the_text_goes_on(caching: bool) -> None:
     assert tokens_of(bench.run(Resume((1,)), bench.plan(2)), 1) == []
     events = bench.run(bench.plan(32, join=(1,)))
     assert first + tokens_of(events, 1) == continuation(prompt, 9)
+    assert bench.executor.idle
+
+
+@pytest.mark.parametrize("captured", [None, 1, 2])
+def test_others_go_on_while_one_comes_back(captured: int | None) -> None:
+    bench = SteppedExecutor(num_swap_blocks=4, captured=captured, swap_space=SlowSwapSpace)
+    first = started(bench, list(range(10)), 29)
+    assert release(bench, 1).swapped
+    events = bench.run(NewSequence(2, (5, 6), 60), bench.plan(2, chunks=(Chunk(2, 2),), join=(2,)))
+    events += bench.run(Resume((1,)), bench.plan(9, join=(1,)))
+    late = tokens_of(events, 1)
+    assert 0 < len(late) < 9
+    assert len(tokens_of(events, 2)) == 11
+    bench.executor._sequences.check()
+    events += bench.run(bench.plan(40))
+    assert first + tokens_of(events, 1) == continuation(list(range(10)), 29)
+    assert tokens_of(events, 2) == continuation([5, 6], 51)
+    assert bench.swap_space.num_free == 4
+
+
+@pytest.mark.parametrize("cause", list(ReleaseCause))
+def test_one_that_comes_back_may_be_let_go(cause: ReleaseCause) -> None:
+    bench = SteppedExecutor(num_swap_blocks=4, swap_space=SlowSwapSpace)
+    first = started(bench, list(range(10)), 9)
+    release(bench, 1)
+    bench.obey(Resume((1,)))
+    answer = release(bench, 1, cause)
+    assert (answer.found, answer.swapped) == (True, cause is SWAP)
+    bench.executor._sequences.check()
+    if cause is SWAP:
+        events = bench.run(Resume((1,)), bench.plan(32, join=(1,)))
+        assert first + tokens_of(events, 1) == continuation(list(range(10)), 9)
+    assert bench.swap_space.num_free == 4
     assert bench.executor.idle
 
 
@@ -231,6 +301,7 @@ def test_the_time_of_a_block_is_measured() -> None:
     num_swap_blocks=st.integers(0, 12),
     caching=st.booleans(),
     captured=st.none() | st.integers(0, 99),
+    swap_space=st.sampled_from([SwapSpace, SlowSwapSpace]),
 )
 def test_whatever_comes_and_goes_each_keeps_its_text(
     prompts: list[list[int]],
@@ -238,9 +309,12 @@ def test_whatever_comes_and_goes_each_keeps_its_text(
     num_swap_blocks: int,
     caching: bool,
     captured: int | None,
+    swap_space: type[SwapSpace],
 ) -> None:
     length = 12
-    bench = SteppedExecutor(num_blocks=30, num_swap_blocks=num_swap_blocks, caching=caching, captured=captured)
+    bench = SteppedExecutor(
+        num_blocks=30, num_swap_blocks=num_swap_blocks, caching=caching, captured=captured, swap_space=swap_space
+    )
     got: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
     swapped: set[int] = set()
     live = set(got)
