@@ -81,7 +81,7 @@ def _title(picture: Picture) -> Text:
 def _summary(moment: Moment, rates: Rates | None) -> Text:
     fleet = moment.fleet
     live = sum(worker.live for worker in fleet.workers)
-    words = [f"{live} of {len(fleet.workers)} workers"]
+    words = [f"{live}/{len(fleet.workers)} workers"]
     if rates is not None:
         words += [f"{amount(rates.steps)} steps/s", f"{amount(rates.tokens)} tok/s"]
     words += [
@@ -145,10 +145,11 @@ def _refusals(traffic: ClassTraffic, rates: Rates | None) -> Text | None:
 
 def _forecast(quality: ForecastQuality) -> Text:
     high = "high" if quality.median_bias > 0 else "low"
-    words = f"forecast of TTFT for {quality.model}: off by {quality.median_error * 100:.0f} %"
+    words = f"forecast of TTFT: off by {quality.median_error * 100:.0f} %"
     words += f", {abs(quality.median_bias) * 100:.0f} % too {high} (medians of {quality.count})"
     if quality.tried:
-        words += f"; of {quality.tried} to be refused and tried {quality.tried_in_time} were in time"
+        words += f"; of {quality.tried} to be refused and tried {quality.tried_in_time} in time"
+    words += f"; {quality.model}"
     return Text(words, no_wrap=True, overflow="ellipsis")
 
 

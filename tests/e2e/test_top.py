@@ -51,7 +51,7 @@ async def test_it_shows_what_was_asked_and_what_was_made_of_it(mesh: Mesh, clien
     assert "INVALID_FIELD" in class_of(told, "")["counts"]["refused"]
     assert [each["tenant"] for each in told["traffic"]["tenants"] if each["traffic_class"] == "rag"] == [""]
     picture = top(mesh, "--once").stdout
-    assert "1 of 1 workers" in picture
+    assert "1/1 workers" in picture
     assert "rag" in picture
     # Where nobody keeps tenants, nobody is told of them.
     assert "tenant" not in picture

@@ -17,7 +17,9 @@ from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import ANYONE, TenantPlan
 from scheduler.traffic import RECENT_SPANS, SPAN_SECONDS, Counts, Promise, Traffic
 from scheduler.traffic_class import CLASSES, Target, TrafficClass
+from scheduler.traffic_messages import traffic_to_proto
 from scheduler.traffic_view import ClassView, Load, TrafficView
+from tercet.traffic import ForecastQuality, from_traffic
 
 CHAT = TrafficClass("chat", 0, 0.0, ttft=Target(1.0), gap=Target(0.1))
 
@@ -259,3 +261,20 @@ def test_a_name_that_is_not_known_is_not_kept() -> None:
     assert nameless.traffic_class is None
     assert nameless.counts.refused == {"INVALID_FIELD": 20}
     assert len(view.classes) == 4
+
+
+def test_it_says_how_good_forecasts_were() -> None:
+    mesh, gateway = prepared()
+    assert all(view.error is None for _, _, view in mesh.core.traffic(mesh.now, 10).forecasts)
+    for key in range(20):
+        mesh.at(0.05 * key, lambda key=key: mesh.submit(gateway, submission(key, [key] * 9, 8)))
+    settle(mesh)
+    view = mesh.core.traffic(mesh.now, 10)
+    told = from_traffic(traffic_to_proto(view, 1, 2.0)).forecasts
+    ((model, revision, forecasts),) = view.forecasts
+    assert forecasts.error is not None
+    # What a step takes is not known at the first.
+    assert 10 <= forecasts.error.forecasts < 20
+    assert told == (
+        ForecastQuality(model, revision, forecasts.error.forecasts, forecasts.error.median, forecasts.error.bias, 0, 0),
+    )

@@ -58,7 +58,7 @@ def row(lines: list[str], name: str) -> str:
 def test_a_picture_of_80_by_24() -> None:
     lines = live(height=24)
     assert lines[0] == "tercet gate:1  up 61 s"
-    assert lines[1].startswith("2 of 2 workers, 100 steps/s, 400 tok/s, 4 running, 2 waiting, 17 ended")
+    assert lines[1].startswith("2/2 workers, 100 steps/s, 400 tok/s, 4 running, 2 waiting, 17 ended")
     assert lines[3] == "host:0 ██████████▒▒▒▒▒····· KV 50 %, cached 25 %, 3 seqs"
     heading = row(lines, "class")
     assert heading == "class wait oldest run tok/s TTFT p50 p95 kept gap kept refused/s"
@@ -139,9 +139,8 @@ def test_how_good_forecasts_are() -> None:
     unknown = ForecastQuality("phi", "f00", 0, 0.0, 0.0, 0, 0)
     lines = drawn(Picture("gate:1", moment(forecasts=(known, tried, unknown))), width=120)
     assert lines[-2:] == [
-        "forecast of TTFT for llama: off by 12 %, 3 % too low (medians of 256)",
-        "forecast of TTFT for qwen: off by 130 %, 120 % too high (medians of 40); of 5 to be refused and tried"
-        " 1 were in time",
+        "forecast of TTFT: off by 12 %, 3 % too low (medians of 256); llama",
+        "forecast of TTFT: off by 130 %, 120 % too high (medians of 40); of 5 to be refused and tried 1 in time; qwen",
     ]
 
 
