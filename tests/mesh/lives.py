@@ -6,16 +6,19 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from scheduler.events import EndReason, Sampling
+from scheduler.admission import AdmissionMode
+from scheduler.events import EndReason, Sampling, TenantsChanged
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import WORKER_GRACE_S
 from scheduler.simulator.small import submission
+from scheduler.traffic_class import CLASSES, TrafficClass
 from tests.mesh.alone import Lone, run_alone
 from tests.mesh.models import model_of
 from tests.mesh.penalties import draw_penalties, penalties_to_bytes
 from tests.mesh.real_mesh import RealMesh
 from tests.mesh.real_worker import Setup
+from tests.scheduler.hasty import PARTIAL, TENANTS, hasty_classes, unequal_tenants
 from tests.scheduler.outcomes import refusals_for
 from worker.messages import EndReason as WorkerEndReason
 from worker.messages import Penalties
@@ -43,6 +46,7 @@ class Ask:
     salt: bytes
     deadline_s: float | None
     traffic_class: str
+    tenant: str
     priority: int
     cancels: tuple[float, ...]
     stops: tuple[tuple[int, float], ...]
@@ -71,6 +75,7 @@ class Life:
     delay: float
     wake: float
     batching: bool
+    classes: tuple[TrafficClass, ...]
     asks: tuple[Ask, ...]
     blows: tuple[Blow, ...]
 
@@ -114,6 +119,7 @@ def random_life(rng: random.Random, model: str) -> Life:
         delay=rng.choice([0.0, 0.002, 0.03]),
         wake=rng.choice([0.0, 0.01]),
         batching=rng.random() < 0.5,
+        classes=tuple(hasty_classes(rng)) if rng.random() < 0.5 else tuple(CLASSES.values()),
         asks=tuple(_random_ask(rng, vocab_size, prefixes, spread, crowded=crowded) for _ in range(rng.randint(1, 12))),
         blows=tuple(_random_blow(rng, len(workers)) for _ in range(rng.choice([0, 0, 1, 2, 4]))),
     )
@@ -149,6 +155,7 @@ def _random_ask(
         salt=rng.choice([b"", b"", b"tenant"]),
         deadline_s=rng.choice([None] * 15 + [0.1, 0.3]),
         traffic_class=rng.choice(["", "rag", "batch"]),
+        tenant=rng.choice(TENANTS),
         priority=rng.choice([0, 0, -3, 3]),
         cancels=tuple(rng.random() * 0.4 for _ in range(rng.choice([0] * 7 + [1, 2]))),
         stops=tuple((rng.randrange(n), rng.random() * 0.4) for _ in range(rng.choice([0] * 7 + [1, 2]))),
@@ -179,8 +186,11 @@ class Player:
             delay=life.delay,
             wake=life.wake,
             batching=life.batching,
+            classes=life.classes,
+            admission_mode=AdmissionMode.OFF,
         )
         self._gateways = {number: self.mesh.attach_gateway(number) for number in (1, 2)}
+        self.mesh.post(TenantsChanged(1, 1, unequal_tenants(random.Random(life.seed))))
         self._calls: list[tuple[VirtualGateway, Call, Ask]] = []
         # Every worker is back long before the scheduler gives up waiting for it: a request fails only if the workers it
         # was on were lost again and again.
@@ -228,11 +238,14 @@ class Player:
             prefix_salt=ask.salt,
             n=ask.n,
             traffic_class=ask.traffic_class,
+            tenant=ask.tenant,
             priority=ask.priority,
         )
         refusals = set().union(*(refusals_for(asked, info) for info in mesh.infos))
         if all(worker.draining for worker in mesh.workers.values()):
             refusals.add("NO_WORKER")
+        if ask.tenant == PARTIAL:
+            refusals.add("KV_NEVER_FITS")
         call = mesh.submit(gateway, asked)
         self._refusals[key] = refusals
         self._calls.append((gateway, call, ask))

@@ -85,7 +85,9 @@ class RealMesh(VirtualMesh):
         super().post(event)
 
     def _act(self, action: Action) -> None:
-        if not isinstance(action, Log):
+        if isinstance(action, Log):
+            self.seen["made room"] += action.event == "preempted" and action.fields["made_room"]
+        else:
             self.timeline.append(f"{self.now:.4f}     {action}")
         if isinstance(action, ToWorker):
             self._count_command(action.link, action.command)

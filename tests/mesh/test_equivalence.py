@@ -32,6 +32,7 @@ WALKED = {
     "prefill in chunks": 20,
     "revocation in mid-plan": 10,
     "release to preempt": 10,
+    "made room": 4,
     "swap": 4,
     "resume": 4,
     "forks": 20,
@@ -71,7 +72,7 @@ def test_each_text_is_what_it_would_be_alone(rng: random.Random, model: str) -> 
 
 def test_the_lives_walk_every_path() -> None:
     lives_with: Counter[str] = Counter()
-    for seed in range(150):
+    for seed in range(200):
         rng = random.Random(seed)
         seen = live(random_life(rng, rng.choice(MODELS)), print)
         lives_with.update(what for what, count in seen.items() if count)
