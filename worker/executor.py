@@ -18,7 +18,6 @@ from .kv_cache import KVCache
 from .mailbox import Mailbox
 from .messages import (
     Attach,
-    BlockCounts,
     Command,
     Detach,
     NewSequence,
@@ -26,12 +25,12 @@ from .messages import (
     Release,
     Resume,
     Shutdown,
-    StepResult,
 )
 from .outbox import Outbox
 from .outcome import Outcome
 from .pipeline import Pipeline
 from .plan_queue import PlanQueue
+from .reports import Reports
 from .sequences import Sequences
 from .steps import Steps
 from .swap_space import SwapSpace
@@ -65,7 +64,6 @@ class Executor:
         self._kv_cache = kv_cache
         self._check_every_step = check_every_step
         self._on_death = on_death
-        self._clock = clock
         self._mailbox = Mailbox()
         self._stopped = False
         self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
@@ -75,8 +73,8 @@ class Executor:
         # Waits in the mailbox until what comes before is told, while its first step is on its way.
         self._announced: Plan | None = None
         self._may_grow = False  # the run, since plans came that only go on
-        self._since = 0.0  # what the next outcome has taken, if the device does not know
         self._outbox = Outbox()
+        self._reports = Reports(self._outbox, self._plans, self._sequences, kv_cache, self._works, clock)
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
 
     @property
@@ -204,7 +202,7 @@ class Executor:
 
     def _accept(self, plan: Plan) -> None:
         while self._plans.is_revoked_by(plan):
-            self._finish_plan(revoked=True)
+            self._reports.plan_done(revoked=True)
         self._plans.append(plan)
         self._may_grow |= plan.goes_on
 
@@ -233,14 +231,13 @@ class Executor:
             self._report(outcome)
         if outcome is None or head.over:
             self._end_head()
-        # Last: whoever waits for the tokens need not wait for these.
-        self._outbox.put(self._kv_cache.changes())
+        self._reports.cache_changes()
 
     def _begin(self) -> bool:
         """Begins the step at the head of the plans, and in a run those behind; False if there is none to wait for."""
         if not self._plans:
             return False
-        self._since = self._clock()
+        self._reports.begin_step()
         plan, num_steps = self._plans.head if self._plans.step == 0 else None, self._plans.num_steps_alike
         begun = self._works.begin(plan, num_steps)
         if not begun and self._sequences.num_returning and self._sequences.welcome(wait=True):
@@ -251,9 +248,9 @@ class Executor:
             return True
         if self._sequences.has_untold:
             self._report(Outcome())
-            self._outbox.put(self._kv_cache.changes())
+            self._reports.cache_changes()
         else:
-            self._finish_plan(revoked=False)
+            self._reports.plan_done(revoked=False)
         return False
 
     def _look_ahead(self) -> None:
@@ -284,7 +281,7 @@ class Executor:
         """
         while self._works:
             self._end_head()
-        self._outbox.put(self._kv_cache.changes())
+        self._reports.cache_changes()
 
     def _end_head(self) -> None:
         if len(self._works) == 1:
@@ -294,36 +291,9 @@ class Executor:
         self._works.end_head()
 
     def _report(self, outcome: Outcome) -> None:
-        plan_seq, step = self._plans.head.plan_seq, self._plans.step
-        ended = (*self._sequences.take_untold(), *outcome.ended)
         if self._check_every_step:
             self._sequences.check()
-        now = self._clock()
-        took_us = int((now - self._since) * 1e6) if outcome.step_us is None else outcome.step_us
-        self._since = now
-        result = StepResult(
-            plan_seq=plan_seq,
-            step=step,
-            sequence_ids=tuple(outcome.sequence_ids),
-            token_ids=tuple(outcome.token_ids),
-            prefills=tuple(outcome.prefills),
-            ended=ended,
-            blocks=self._counts(),
-            step_us=took_us,
-            logprobs=tuple(outcome.logprobs),
-        )
-        self._plans.note_step(took_us)
-        self._outbox.put(result)
-        if self._plans.has_run:
-            self._finish_plan(revoked=False)
-        log.debug("step", plan_seq=plan_seq, step=step, tokens=len(result.token_ids), step_us=took_us)
-
-    def _counts(self) -> BlockCounts:
-        """The pool, as if nothing were reserved ahead: those who lend blocks count what is in use."""
-        return self._kv_cache.counts().without(self._works.num_ahead)
-
-    def _finish_plan(self, *, revoked: bool) -> None:
-        self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))
+        self._reports.step(outcome)
 
     def _check_pool(self) -> None:
         try:

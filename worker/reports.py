@@ -1,0 +1,77 @@
+"""What the scheduler is told of steps, plans and blocks. Knows no commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from .kv_cache import KVCache
+from .messages import BlockCounts, StepResult
+from .outbox import Outbox
+from .outcome import Outcome
+from .pipeline import Pipeline
+from .plan_queue import PlanQueue
+from .sequences import Sequences
+
+log = structlog.get_logger()
+
+
+class Reports:
+    """Each step is one of the plan at the head, which is over with its last one."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        plans: PlanQueue,
+        sequences: Sequences,
+        kv_cache: KVCache,
+        works: Pipeline,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` gives seconds."""
+        self._outbox = outbox
+        self._plans = plans
+        self._sequences = sequences
+        self._kv_cache = kv_cache
+        self._works = works
+        self._clock = clock
+        self._since = 0.0  # what the next step has taken, if the device does not know
+
+    def begin_step(self) -> None:
+        """A step begins, and none is before it."""
+        self._since = self._clock()
+
+    def step(self, outcome: Outcome) -> None:
+        """A step of the plan at the head was computed, or there was only something to tell."""
+        now = self._clock()
+        took_us = int((now - self._since) * 1e6) if outcome.step_us is None else outcome.step_us
+        self._since = now
+        result = StepResult(
+            plan_seq=self._plans.head.plan_seq,
+            step=self._plans.step,
+            sequence_ids=tuple(outcome.sequence_ids),
+            token_ids=tuple(outcome.token_ids),
+            prefills=tuple(outcome.prefills),
+            ended=(*self._sequences.take_untold(), *outcome.ended),
+            blocks=self._counts(),
+            step_us=took_us,
+            logprobs=tuple(outcome.logprobs),
+        )
+        self._plans.note_step(took_us)
+        self._outbox.put(result)
+        if self._plans.has_run:
+            self.plan_done(revoked=False)
+        log.debug("step", plan_seq=result.plan_seq, step=result.step, tokens=len(result.token_ids), step_us=took_us)
+
+    def plan_done(self, *, revoked: bool) -> None:
+        """The plan at the head is over."""
+        self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))
+
+    def cache_changes(self) -> None:
+        """What the prefix cache lost and got. Last: whoever waits for tokens need not wait for these."""
+        self._outbox.put(self._kv_cache.changes())
+
+    def _counts(self) -> BlockCounts:
+        """The pool, as if nothing were reserved ahead: those who lend blocks count what is in use."""
+        return self._kv_cache.counts().without(self._works.num_ahead)
