@@ -86,7 +86,8 @@ class Screen:
     def take(self, seen: Look) -> None:
         """What was seen last stays when the mesh is lost."""
         if seen.problem is not None:
-            problem = f"{seen.problem.reason}: {seen.problem.message}"
+            # On one line, whatever it is of.
+            problem = " ".join(f"{seen.problem.reason}: {seen.problem.message}".split())
             self._picture = dataclasses.replace(self._picture, problem=problem)
         else:
             self._picture = dataclasses.replace(self._picture, moment=seen.moment, rates=seen.rates, problem="")

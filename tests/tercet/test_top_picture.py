@@ -112,6 +112,16 @@ def test_a_mesh_without_tenants_has_no_table_of_them() -> None:
     assert not [line for line in lines if line.startswith("tenant")]
 
 
+def test_of_a_tenant_that_is_new_no_rate_is_known() -> None:
+    before, after = (
+        moment(10.0, tenants=(tenant("acme", 5),)),
+        moment(11.0, tenants=(tenant("acme", 9), tenant("new", 3))),
+    )
+    lines = drawn(Picture("gate:1", after, rates_between(before, after)))
+    assert row(lines, "acme") == "acme 0 0 4 0 - - 0"
+    assert row(lines, "new") == "new 0 0 - - - - -"
+
+
 def test_those_that_are_gone_have_a_row() -> None:
     lines = drawn(Picture("gate:1", moment(tenants=(tenant("acme", 5), tenant(None, 3)))))
     assert any(line.startswith("(gone)") for line in lines)
