@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 from bench.simulated_device import SameToken
 from scheduler.actions import Action, NewSequence, Plan, Refused, ToGateway, TokenBatch, ToWorker
-from scheduler.admission import QueueBounds
+from scheduler.admission import AdmissionMode, QueueBounds
 from scheduler.core import CoreSettings
-from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached, WorkerInfo
+from scheduler.events import Event, GatewayAttached, Submitted, TenantsChanged, WorkerAttached, WorkerInfo
 from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.plan_log.recorder import recorded_core
 from scheduler.planner import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.small import submission
 from scheduler.simulator.worker import SimulatedWorker
+from scheduler.tenant import TenantPlan
 
 GATEWAY = 1
 STEP_SECONDS = 0.01
@@ -70,24 +71,30 @@ class CoreDriver:
         plan_log_rounds: int,
         num_steps: int = 0,
         bounds: QueueBounds = _UNBOUNDED,
+        tenants: int = 1,
         timed: bool = True,
     ) -> None:
-        """`num_steps` as the setting scheduler.num_scheduler_steps. Without `timed` no `times` are kept, for who looks
-        at memory: they are most of what grows here."""
+        """`num_steps` as the setting scheduler.num_scheduler_steps. Requests come from so many `tenants` in turns.
+        Without `timed` no `times` are kept, for who looks at memory: they are most of what grows here."""
         addresses = tuple(f"host:{index + 1}" for index in range(len(infos)))
-        settings = CoreSettings(addresses, Policy(num_steps, 0), bounds)
+        # Forecasts are made, and nothing is refused for them.
+        mode = AdmissionMode.SHADOW
+        settings = CoreSettings(addresses, Policy(num_steps, 0), bounds, admission_mode=mode)
         self.core, self._recorder = recorded_core(settings, plan_log_rounds)
         self.times = RoundTimes()
         self._timed = timed
         self.ended = 0
         self.now = 0.0
         self._last_key = 0
+        self._tenants = [f"tenant-{index}" for index in range(tenants)] if tenants > 1 else [""]
         cost = StepCost(STEP_SECONDS)
         self._workers = {
             link: SimulatedWorker(link, info, caching=False, verify=False, cost=cost, text=SameToken())
             for link, info in enumerate(infos, 1)
         }
         self._round([GatewayAttached(GATEWAY, "bench")])
+        if tenants > 1:
+            self._round([TenantsChanged(GATEWAY, 1, tuple(map(TenantPlan, self._tenants)))])
         for link, worker in self._workers.items():
             self._round([WorkerAttached(link, addresses[link - 1], worker.info)])
 
@@ -101,7 +108,9 @@ class CoreDriver:
         events: list[Event] = []
         for length, max_tokens in requests:
             self._last_key += 1
-            events.append(Submitted(GATEWAY, submission(self._last_key, (7,) * length, max_tokens)))
+            tenant = self._tenants[self._last_key % len(self._tenants)]
+            asked = submission(self._last_key, (7,) * length, max_tokens, tenant=tenant)
+            events.append(Submitted(GATEWAY, asked))
         self._round(events)
 
     def refuse(self, length: int) -> Took:

@@ -56,16 +56,18 @@ def _revocations(seconds: float) -> Iterator[tuple[str, Figures]]:
 
 
 def _round_cost(_seconds: float) -> Iterator[tuple[str, Figures]]:
-    for workers, num_steps, running, waiting in (
-        (1, 0, 256, 0),
-        (1, 0, 1024, 10_000),
-        (1, 16, 1024, 10_000),
-        (4, 16, 1024, 10_000),
+    for workers, num_steps, running, waiting, tenants in (
+        (1, 0, 256, 0, 1),
+        (1, 0, 1024, 10_000, 1),
+        (1, 16, 1024, 10_000, 1),
+        (4, 16, 1024, 10_000, 1),
+        (1, 0, 1024, 10_000, 10),
+        (1, 0, 1024, 10_000, 1000),
     ):
-        load = f"{running:,} running on {workers} workers, {waiting:,} waiting"
+        load = f"{running:,} running on {workers} workers, {waiting:,} waiting of {tenants:,} tenants"
         yield (
             f"e. a round, {load}, plans of {num_steps or 'adaptive'} steps",
-            _apart(round_cost, workers, num_steps, running, waiting),
+            _apart(round_cost, workers, num_steps, running, waiting, tenants),
         )
 
 

@@ -39,10 +39,16 @@ def big_worker(index: int, max_num_seqs: int) -> WorkerInfo:
 
 
 def round_cost(
-    workers: int, num_steps: int, running: int = RUNNING, waiting: int = WAITING, rounds: int = 1500
+    workers: int,
+    num_steps: int,
+    running: int = RUNNING,
+    waiting: int = WAITING,
+    tenants: int = 1,
+    rounds: int = 1500,
 ) -> dict[str, float]:
     """Milliseconds of a round of the core, by its parts and as a whole, so many sequences running on so many workers
-    and so many waiting: rounds with plans without and with newcomers, who take the places of sequences that have ended.
+    and so many waiting, of so many tenants: rounds with plans without and with newcomers, who take the places of
+    sequences that have ended.
 
     `num_steps` as the setting; with a fixed length nearly every newcomer revokes a plan. The recorder is on, as it is
     by default. It takes a checkpoint once in thousands of rounds, which is measured by itself."""
@@ -50,6 +56,7 @@ def round_cost(
         [big_worker(index, running // workers) for index in range(workers)],
         plan_log_rounds=PLAN_LOG_ROUNDS,
         num_steps=num_steps,
+        tenants=tenants,
     )
     rng = random.Random(1)
     driver.submit([(64, rng.randrange(200, 900)) for _ in range(running + waiting)])
