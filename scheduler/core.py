@@ -26,7 +26,7 @@ from .admission import (
 )
 from .audit import audit
 from .dispatch import dispatch
-from .ending import cancel, fail_waiting, stop
+from .ending import cancel, stop
 from .events import (
     AddressesChanged,
     CancelReason,
@@ -51,6 +51,7 @@ from .events import (
 )
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView
+from .overdue import end_overdue, next_moment
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .sequence import Request
@@ -59,10 +60,6 @@ from .state import MeshState
 from .tenant import TenantPlan
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from .traffic_view import TrafficView, view_traffic
-
-# A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
-# above the longest step: a full chunk of a large model on a CPU takes about a minute.
-STALL_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +102,13 @@ class Core:
 
     def plan(self, now: float) -> list[Action]:
         """Ends what is overdue, then plans wherever something changed."""
-        self._expire(now)
+        end_overdue(self._mesh, self._settings.worker_grace_s, now)
         self._plan(now)
         return self._take_actions()
 
     def wake_at(self) -> float | None:
         """When to send TimePassed at the latest; None if nothing depends on time."""
-        moments = [
-            next(iter(pool.stranded.values())) + self._settings.worker_grace_s
-            for pool in self._mesh.fleet.pools.values()
-            if pool.stranded
-        ]
-        moments += [
-            worker.heard_at + STALL_SECONDS
-            for worker in self._mesh.fleet.workers.values()
-            if worker.busy and not worker.dropped
-        ]
-        alarm = self._mesh.next_alarm()
-        if alarm is not None:
-            moments.append(alarm)
-        return min(moments, default=None)
+        return next_moment(self._mesh, self._settings.worker_grace_s)
 
     @property
     def idle(self) -> bool:
@@ -246,6 +230,7 @@ class Core:
         if problem is None:
             return
         if mode is AdmissionMode.ENFORCE:
+            request.let_go()
             raise problem
         self._mesh.log(
             "refusal_foreseen",
@@ -314,35 +299,6 @@ class Core:
             for request in list(requests.values()):
                 failure = errors.DrainingError("the scheduler stopped before the request ended", retry_after_s=1.0)
                 cancel(self._mesh, request, CancelReason.SHUTDOWN, failure, now)
-
-    def _expire(self, now: float) -> None:
-        for request in self._mesh.take_overdue(now):
-            failure = errors.DeadlineError("the deadline passed before the request ended")
-            cancel(self._mesh, request, CancelReason.DEADLINE, failure, now)
-        for request in self._mesh.take_expired(now):
-            cancel(self._mesh, request, CancelReason.DEADLINE, self._queue_expired(request, now), now)
-        for pool in self._mesh.fleet.pools.values():
-            while pool.stranded:
-                sequence_id, since = next(iter(pool.stranded.items()))
-                if now < since + self._settings.worker_grace_s:
-                    break
-                fail_waiting(self._mesh, pool, self._mesh.sequences[sequence_id], now)
-        for worker in self._mesh.fleet.workers.values():
-            # The time first: this is asked after every event.
-            if now >= worker.heard_at + STALL_SECONDS and worker.busy:
-                self._mesh.drop(worker, f"said nothing for {STALL_SECONDS:g} s though it has work")
-
-    def _queue_expired(self, request: Request, now: float) -> errors.QueueExpiredError:
-        traffic_class, submission = request.traffic_class, request.submission
-        pool = self._mesh.fleet.pools[submission.model, submission.model_revision]
-        waiting = pool.waiting.count(traffic_class.name).requests
-        retry = self._mesh.pace(pool, traffic_class.name).seconds_for(waiting, now)
-        return errors.QueueExpiredError(
-            f"the request waited {traffic_class.max_queue_s:g} s and was not started"
-            f" (classes.{traffic_class.name}.max_queue_seconds)",
-            metadata={"traffic_class": traffic_class.name},
-            retry_after_s=min(retry, traffic_class.max_queue_s),
-        )
 
     def _plan(self, now: float) -> None:
         dirty, self._mesh.dirty = self._mesh.dirty, {}

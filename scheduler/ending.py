@@ -189,10 +189,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         total_ms=round((now - request.arrived_at) * 1e3, 3),
     )
     mesh.forget_alarms()
-    # They point at each other: without this they would wait for the garbage collector, with all their tokens.
-    for sequence in request.sequences:
-        sequence.disband()
-    request.sequences = ()
+    request.let_go()
 
 
 def _first_token_fields(request: Request) -> dict[str, Any]:

@@ -93,6 +93,13 @@ class Request:
     def live(self) -> bool:
         return any(sequence.state is not State.FINISHED for sequence in self.sequences)
 
+    def let_go(self) -> None:
+        """It is over, or was never accepted. They all point at each other: without this they would wait for the garbage
+        collector, with all their tokens."""
+        for sequence in self.sequences:
+            sequence.disband()
+        self.sequences = ()
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

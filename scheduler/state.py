@@ -1,7 +1,7 @@
 """All that the scheduler knows, in one place, and the list of actions that a change of it calls for.
 
-Only core.py and the files that it calls with it touch it: membership.py, reports.py, ending.py. dispatch.py changes the
-pool and the workers that it is given; audit.py reads.
+Only core.py and the files that it calls with it touch it: membership.py, reports.py, ending.py, overdue.py. dispatch.py
+changes the pool and the workers that it is given; audit.py reads.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 from tercet.errors import ConfigError
 
 from ..admission import AdmissionMode, QueueBounds
-from ..core import STALL_SECONDS
 from ..events import WorkerInfo
+from ..overdue import STALL_SECONDS
 from ..planner import Policy
 from ..tenant import TenantPlan
 from ..traffic_class import DEFAULT_CLASS

@@ -9,7 +9,6 @@ from outcomes import judge, prepared, releases, settle
 
 from scheduler.actions import Action, DropWorker, Log, ReleaseCause
 from scheduler.admission import QueueBounds
-from scheduler.core import STALL_SECONDS
 from scheduler.events import (
     AddressesChanged,
     BlockCounts,
@@ -23,6 +22,7 @@ from scheduler.events import (
     WorkerAttached,
     WorkerLost,
 )
+from scheduler.overdue import STALL_SECONDS
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
