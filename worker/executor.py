@@ -104,11 +104,12 @@ class Executor:
     def submit(self, command: Command) -> None:
         """Hands over a command; it takes effect at the next step boundary. Commands keep their order."""
         self._mailbox.put(command)
-        only_more = isinstance(command, NewSequence) or (isinstance(command, Plan) and not command.revoke_through)
-        if not only_more:
+        if isinstance(command, NewSequence):
+            return  # nothing comes of it before its plan
+        if not isinstance(command, Plan) or command.revoke_through:
             # A guess: what it disturbs is known to the executor's thread alone. A run that ends in vain begins again.
             self._steps.stop()
-            self._steps.wake()
+        self._steps.wake()
 
     def obey(self) -> None:
         """Obeys all commands that wait. Never blocks. Like `step`, for the thread, or instead of it where none runs.
