@@ -198,7 +198,8 @@ class Core:
         return find_class(submission, plan, self._settings.classes, self._settings.default_class)
 
     def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, Request]:
-        """The request, and who takes it. Raises the RequestError that refuses it; nothing has changed then."""
+        """The request, and who takes it. Raises the RequestError that refuses it; nothing has changed then, but for
+        what is noted of forecasts."""
         if submission.request_key in self._mesh.gateways[gateway]:
             raise errors.DuplicateRequestError(
                 f"request key {submission.request_key} is in use on this stream",

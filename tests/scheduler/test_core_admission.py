@@ -28,7 +28,7 @@ from scheduler.planner import Policy
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import TenantPlan
-from scheduler.traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
+from scheduler.traffic_class import CLASSES, DEFAULT_CLASS, Target, TrafficClass
 from tercet import errors
 
 GATEWAY, OTHER = 1, 2
@@ -408,3 +408,30 @@ def test_what_is_refused_names_tenant_and_class_in_the_log() -> None:
     # Names that anybody can make up are not repeated.
     door.refusal(tenant="made up", traffic_class="that, too")
     assert (door.logs[-1].fields["tenant"], door.logs[-1].fields["traffic_class"]) == (None, "")
+
+
+@pytest.mark.parametrize("mode", list(AdmissionMode))
+def test_what_a_forecast_does_is_a_setting(mode: AdmissionMode) -> None:
+    """Four times as many as the worker can serve, with a promise that the queue breaks."""
+    classes = (TrafficClass("interactive", 0, 0.0, ttft=Target(0.3)),)
+    mesh = VirtualMesh([worker_info(max_num_seqs=1)], classes=classes, admission_mode=mode, step_time=0.02)
+    gateway = mesh.attach_gateway()
+    mesh.attach_worker()
+    calls = []
+    for key in range(100):
+        mesh.at(0.05 * key, lambda key=key: calls.append(mesh.submit(gateway, submission(key, (5, key % 50), 10))))
+    settle(mesh)
+    for call in calls:
+        judge(call, refusals={"SLO_UNREACHABLE"})
+    refused = [call for call in calls if call.refused]
+    foreseen = [log for log in mesh.logs if log.event == "refusal_foreseen"]
+    told = [log for log in mesh.logs if log.event == "request_refused"]
+    assert len(told) == len(refused)
+    if mode is AdmissionMode.ENFORCE:
+        assert len(refused) > 50
+        assert all(log.fields["retry_after_s"] for log in told)
+    else:
+        assert not refused
+    assert (len(foreseen) > 50) == (mode is AdmissionMode.SHADOW)
+    forecasts = [log.fields["forecast_ms"] for log in mesh.logs if log.event == "request_finished"]
+    assert any(forecasts) == (mode is not AdmissionMode.OFF)
