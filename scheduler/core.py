@@ -217,9 +217,9 @@ class Core:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, now)
-        check_vocabulary(submission, pool)
         request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
         self._foresee(pool, request, now)
+        check_vocabulary(submission, pool)
         return pool, request
 
     def _foresee(self, pool: Pool, request: Request, now: float) -> None:
