@@ -27,8 +27,8 @@ def due_after(traffic_class: TrafficClass) -> float:
 
 def due(queue: ClassQueue, now: float) -> bool:
     """Whether somebody first in his line is due."""
-    since = now - due_after(queue.traffic_class)
-    return any(line.sequences[0].request.arrived_at <= since for line in queue.waiting.values())
+    wait = due_after(queue.traffic_class)
+    return any(now >= line.sequences[0].request.arrived_at + wait for line in queue.waiting.values())
 
 
 def aged(request: Request, now: float) -> bool:

@@ -36,6 +36,7 @@ def end_overdue(mesh: MeshState, worker_grace_s: float, now: float) -> None:
         cancel(mesh, request, CancelReason.DEADLINE, failure, now)
     for request in mesh.take_expired(now):
         cancel(mesh, request, CancelReason.DEADLINE, _queue_expired(mesh, request, now), now)
+    mesh.touch_pressing(now)
     for pool in mesh.fleet.pools.values():
         while pool.stranded:
             sequence_id, since = next(iter(pool.stranded.items()))

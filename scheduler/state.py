@@ -12,6 +12,7 @@ from typing import Any
 
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
 from .alarms import Alarms
+from .fair_order import due_after
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView, views_of
 from .foresight import Foresight
@@ -42,6 +43,8 @@ class MeshState:
     deadlines: Alarms = field(default_factory=Alarms)
     # When requests that have not started have waited for as long as their class lets them.
     ages: Alarms = field(default_factory=Alarms)
+    # When somebody may have to make room for those that wait.
+    promises: Alarms = field(default_factory=Alarms)
     # By pool and class; that of a whole pool has no class.
     paces: dict[tuple[str, str, str], StartPace] = field(default_factory=dict)
     # By pool.
@@ -87,10 +90,12 @@ class MeshState:
             self.deadlines.add(request.deadline_at, request)
         if request.traffic_class.max_queue_s:
             self.ages.add(request.arrived_at + request.traffic_class.max_queue_s, request)
+        if request.traffic_class.ttft is not None:
+            self.promises.add(request.arrived_at + due_after(request.traffic_class), request)
 
     def next_alarm(self) -> float | None:
-        """The next moment at which time may end a request."""
-        moments = (self.deadlines.next(_live), self.ages.next(_never_started))
+        """The next moment at which time may end a request, or make a promise urgent."""
+        moments = (self.deadlines.next(_live), self.ages.next(_never_started), self.promises.next(_never_started))
         return min((moment for moment in moments if moment is not None), default=None)
 
     def take_overdue(self, now: float) -> list[Request]:
@@ -101,11 +106,18 @@ class MeshState:
         """Requests that have waited for too long, each once."""
         return self.ages.take_due(_never_started, now)
 
+    def touch_pressing(self, now: float) -> None:
+        """Pools in which a request waits whose promise is at stake by now."""
+        for request in self.promises.take_due(_never_started, now):
+            submission = request.submission
+            self.touch(self.fleet.pools[submission.model, submission.model_revision])
+
     def forget_alarms(self) -> None:
         """Of requests that have ended."""
         most = 64 + 2 * len(self.sequences)
         self.deadlines.forget(_live, most)
         self.ages.forget(_never_started, most)
+        self.promises.forget(_never_started, most)
 
     def touch(self, pool: Pool) -> None:
         self.dirty[pool.model, pool.model_revision] = pool

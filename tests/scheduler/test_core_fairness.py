@@ -1,0 +1,138 @@
+"""Tenants and classes that compete for one worker, in virtual time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from outcomes import judge, prepared, settle
+
+from scheduler.admission import AdmissionMode
+from scheduler.events import TenantsChanged
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.small import submission, worker_info
+from scheduler.tenant import TenantPlan
+
+# 10 ms a step and 0.2 ms a prompt token.
+COST = StepCost(0.01, 2e-4)
+
+
+def crowd(*plans: TenantPlan, caching: bool = True, **changes: Any) -> tuple[VirtualMesh, VirtualGateway]:
+    """A mesh whose worker has four places, and tenants."""
+    values = {"num_blocks": 400, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64, **changes}
+    options = {"num_steps": 0, "admission_mode": AdmissionMode.OFF, "caching": caching}
+    mesh, gateway = prepared(infos=[worker_info(**values)], costs=[COST], **options)
+    if plans:
+        mesh.post(TenantsChanged(gateway.number, 1, plans))
+    return mesh, gateway
+
+
+def tokens_until(calls: list[Call], moment: float) -> int:
+    """Tokens of prompts and outputs that they had got."""
+    begun = [call for call in calls if call.times and call.times[0] <= moment]
+    prompts = sum(len(call.submission.prompt_token_ids) for call in begun)
+    return prompts + sum(at <= moment for call in begun for at in call.times)
+
+
+def test_a_flood_of_one_tenant_leaves_the_other_its_turns() -> None:
+    mesh, gateway = crowd(TenantPlan("flood"), TenantPlan("quiet"))
+    flood = [mesh.submit(gateway, submission(key, (1, 2, 3), 6, tenant="flood")) for key in range(150)]
+    quiet: dict[float, Call] = {}
+    for key in range(1000, 1008):
+        asked = submission(key, (7, 8, 9), 6, tenant="quiet")
+        mesh.at(0.2 + 0.2 * (key - 1000), lambda asked=asked: quiet.update({mesh.now: mesh.submit(gateway, asked)}))
+    mesh.run(until=1.8)
+    assert not flood[-1].times, "the flood was over"
+    # It waits until one of four has ended, and is the next.
+    assert max(call.times[0] - moment for moment, call in quiet.items()) < 0.1
+    settle(mesh)
+    for call in (*flood, *quiet.values()):
+        judge(call)
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_two_floods_get_tokens_by_their_weights(weight: float) -> None:
+    mesh, gateway = crowd(TenantPlan("a"), TenantPlan("b", weight=weight), caching=False)
+    # One of them with long prompts and short texts, the other one the other way round.
+    of_a = [mesh.submit(gateway, submission(key, [1] * 40, 4, tenant="a")) for key in range(60)]
+    of_b = [mesh.submit(gateway, submission(100 + key, [2] * 4, 40, tenant="b")) for key in range(60)]
+    mesh.run(until=4.0)
+    assert not of_a[-1].times
+    assert not of_b[-1].times
+    a, b = tokens_until(of_a, 4.0), tokens_until(of_b, 4.0)
+    assert min(a, b) > 400
+    # What four that run hold, and what one begins with.
+    assert abs(a - b / weight) <= 5 * 44
+    settle(mesh)
+    for call in (*of_a, *of_b):
+        judge(call)
+
+
+def test_a_tenant_holds_no_more_blocks_than_its_share() -> None:
+    plan = TenantPlan("part", kv_share=0.25)
+    mesh, gateway = crowd(plan, TenantPlan("other"), num_blocks=80, max_num_seqs=8)
+    for key in range(40):
+        mesh.submit(gateway, submission(key, [key] * 16, 12, tenant="part"))
+        mesh.submit(gateway, submission(100 + key, [key] * 16, 12, tenant="other"))
+    (worker,) = mesh.core.workers
+    most = dict.fromkeys(("part", "other"), 0)
+
+    def watch() -> None:
+        for tenant in most:
+            mine = [key for key, each in worker.sequences.items() if each.request.tenant.tenant == tenant]
+            most[tenant] = max(most[tenant], sum(map(worker.ledger.reserved, mine)))
+        if not mesh.core.idle:
+            mesh.at(mesh.now + 0.005, watch)
+
+    watch()
+    settle(mesh)
+    # Four begin with five blocks each, and may grow to seven.
+    assert 20 <= most["part"] <= 4 * 7
+    assert most["other"] > 30
+
+
+def test_a_promise_at_stake_takes_a_place_and_who_made_room_comes_back_behind_it() -> None:
+    mesh, gateway = crowd()
+    batch = [mesh.submit(gateway, submission(key, [key] * 9, 100, traffic_class="batch")) for key in range(1, 5)]
+    urgent: list[Call] = []
+    mesh.at(0.2, lambda: urgent.append(mesh.submit(gateway, submission(9, (9, 9), 10))))
+    settle(mesh)
+    for call in (*batch, *urgent):
+        judge(call)
+    gone = [log.fields for log in mesh.logs if log.event == "preempted"]
+    # One of them, once: the promise is half a second old then, and the place is its own until its end.
+    assert [(fields["request_id"], fields["made_room"]) for fields in gone] == [("req-4", True)]
+    assert 0.5 < urgent[0].times[0] - 0.2 < 0.6
+    back = next(after for before, after in pairwise(batch[3].times) if after - before > 0.05)
+    assert back > urgent[0].times[-1]
+
+
+def test_nobody_makes_room_twice_without_a_token_between() -> None:
+    mesh, gateway = crowd(max_num_seqs=2)
+    batch = [mesh.submit(gateway, submission(key, [key] * 20, 100, traffic_class="batch")) for key in (1, 2)]
+    urgent: list[Call] = []
+    for key in range(10, 40):
+        asked = submission(key, (3, 4), 12)
+        mesh.at(0.09 * (key - 10), lambda asked=asked: urgent.append(mesh.submit(gateway, asked)))
+    lengths: dict[str, list[int]] = {"req-1": [], "req-2": []}
+    seen = 0
+
+    def watch() -> None:
+        nonlocal seen
+        for log in mesh.logs[seen:]:
+            if log.event == "preempted":
+                lengths[log.fields["request_id"]].append(len(batch[log.fields["sequence_id"] - 1].tokens))
+        seen = len(mesh.logs)
+        if not mesh.core.idle:
+            mesh.at(mesh.now + 0.0005, watch)
+
+    watch()
+    settle(mesh)
+    for call in (*batch, *urgent):
+        judge(call)
+    assert sum(map(len, lengths.values())) >= 2
+    for counts in lengths.values():
+        assert len(set(counts)) == len(counts)
