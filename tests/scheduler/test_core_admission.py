@@ -72,6 +72,8 @@ class Door:
 
     def refusal(self, prompt: int = 3, **changes: Any) -> errors.RequestError:
         """What refuses it, which leaves the state as it was."""
+        # What comes with the time comes without it, too.
+        self.handle(TimePassed())
         before = state_of(self.core)
         answer = self.ask(prompt, **changes)
         assert isinstance(answer, Refused)
