@@ -7,6 +7,8 @@ import io
 import random
 from typing import Any
 
+from hasty import hasty_classes
+
 from scheduler.actions import Action
 from scheduler.core import Core
 from scheduler.events import Event, TenantsChanged
@@ -80,6 +82,9 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
         swap_block_ns=1,
     )
     infos = [info] * rng.randint(1, 3)
+    # Of their own numbers, so that a life is otherwise the same with tenants and without.
+    whose = random.Random(seed)
+    classes = hasty_classes(whose) if seed % 2 else list(CLASSES.values())
     mesh = VirtualMesh(
         infos,
         num_steps=rng.choice([0, 0, 1, 4, 32]),
@@ -87,12 +92,10 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
         delay=rng.choice([0.0, 0.002, 0.03]),
         wake=rng.choice([0.0, 0.01]),
         batching=rng.random() < 0.5,
-        classes=[dataclasses.replace(each, max_queue_s=0.2, max_queued_requests=6) for each in CLASSES.values()],
+        classes=[dataclasses.replace(each, max_queue_s=0.2, max_queued_requests=6) for each in classes],
     )
     tape = record(mesh, max_rounds)
     gateways = [mesh.attach_gateway(number) for number in (1, 2)]
-    # Of their own numbers, so that a life is otherwise the same with tenants and without.
-    whose = random.Random(seed)
     tenants = [""] if whose.random() < 0.4 else ["one", "two", "three"]
     if tenants != [""]:
         mesh.post(TenantsChanged(1, 1, (TenantPlan("one", kv_share=0.5), TenantPlan("two", tokens_per_minute=200))))

@@ -51,13 +51,14 @@ def test_the_lives_have_everything_in_them() -> None:
             seen["cached"] += any(each.cached[2::3])
             seen["swapped"] += sum(getattr(event, "swapped", False) for event in each.events)
         seen.update(log.event for log in mesh.logs)
+        seen["made_room"] += any(log.fields.get("made_room") for log in mesh.logs)
         calls = [call for gateway in mesh.gateways.values() for call in gateway.calls.values()]
         seen.update(call.refused for call in calls if call.refused)
         seen.update(end.failure.reason for call in calls for end in call.ends if end.failure)
     wanted = (
         "Submitted CancelReceived SequenceStopped WorkerAttached WorkerLost WorkerDraining KvChanged StepReported "
         "PlanEnded SequenceReleased TimePassed GatewayLost NewSequence Plan Release Resume forks revoked cached "
-        "swapped preempted moved_away TenantsChanged INVALID_FIELD TENANT_QUOTA PERMISSION_DENIED QUEUE_FULL "
+        "swapped preempted made_room moved_away TenantsChanged INVALID_FIELD TENANT_QUOTA PERMISSION_DENIED QUEUE_FULL "
         "QUEUE_EXPIRED"
     )
     assert not [name for name in wanted.split() if not seen[name]], seen
