@@ -178,6 +178,7 @@ class Core:
             tenant=tenant,
             traffic_class=traffic_class,
             reason=error.reason,
+            field=error.metadata.get("field"),
             why=error.message,
             retry_after_s=error.retry_after_s,
             prompt_tokens=len(submission.prompt_token_ids),

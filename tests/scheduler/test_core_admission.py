@@ -407,6 +407,8 @@ def test_what_is_refused_names_tenant_and_class_in_the_log() -> None:
     door.refusal(tenant="a", traffic_class="batch")
     fields = door.logs[-1].fields
     assert (fields["tenant"], fields["traffic_class"], fields["reason"]) == ("a", "batch", "TENANT_QUOTA")
+    door.refusal(99, tenant="a", max_tokens=99)
+    assert door.logs[-1].fields["field"] == "stop.max_tokens"
     # Names that anybody can make up are not repeated.
     door.refusal(tenant="made up", traffic_class="that, too")
     assert (door.logs[-1].fields["tenant"], door.logs[-1].fields["traffic_class"]) == (None, "")

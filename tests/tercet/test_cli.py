@@ -113,6 +113,38 @@ def test_flags_override_environment_and_file(tmp_path):
     assert seen[0].model.served_model_name == ("a", "b", "c")
 
 
+def test_one_flag_sets_all_there_is_of_classes(tmp_path):
+    seen = []
+
+    @click.command()
+    @with_config(["scheduler"])
+    def probe(config: MeshConfig) -> None:
+        seen.append(config.classes)
+
+    file = tmp_path / "mesh.toml"
+    file.write_text("[classes.batch]\nweight = 2\nmax_steps = 4\n")
+    arguments = [
+        "--config",
+        str(file),
+        "--class",
+        "batch.weight=3",
+        "--class",
+        "rag.enabled=no",
+        "--class",
+        "own.rank=7",
+    ]
+    env = {"TERCET_CLASSES_BATCH_MAX_STEPS": "5", "TERCET_CLASSES_OWN_WEIGHT": "0.5"}
+    done = CliRunner().invoke(probe, arguments, env=env, catch_exceptions=False)
+    assert done.exit_code == 0
+    classes = seen[0]
+    assert list(classes) == ["interactive", "batch", "own"]
+    assert (classes["batch"].weight, classes["batch"].max_steps) == (3.0, 5)
+    assert (classes["own"].rank, classes["own"].weight) == (7, 0.5)
+    # Only where a scheduler is started.
+    assert "--class" in _flags_of("scheduler")
+    assert "--class NAME" not in _flags_of("worker")
+
+
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
@@ -123,6 +155,10 @@ def test_flags_override_environment_and_file(tmp_path):
         (["up", "--worker-port", "-1"], "worker.port"),
         (["up", "--log-level", "loud"], "log.level"),
         (["demo", "--block-size", "3"], "worker.block_size"),
+        (["scheduler", "--class", "batch.weight=0"], "classes.batch.weight"),
+        (["up", "--class", "batch.weight"], "--class"),
+        (["up", "--class", "weight=3"], "classes.weight"),
+        (["scheduler", "--default-class", "none"], "scheduler.default_class"),
         (["worker", "--config", "/no/such/file.toml"], "config"),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 from tercet import mesh_processes
 from tercet.config import load_config
 from tercet.errors import ConfigError
-from tercet.mesh_processes import MeshProcesses, ServiceFailedError, last_problem
+from tercet.mesh_layout import Member
+from tercet.mesh_processes import MeshProcesses, ServiceFailedError, _environment, last_problem
 
 FAKE = str(Path(__file__).with_name("fake_service.py"))
 FREE = {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0, "gateway.drain_seconds": 0}
@@ -260,3 +261,14 @@ def test_last_problem(tmp_path, text, line):
     assert last_problem(log) == ""
     log.write_text(text)
     assert last_problem(log) == line
+
+
+def test_children_get_the_settings_of_the_mesh_and_no_others():
+    """Classes too: one that is taken away, and variables that the mesh itself overrides."""
+    base = {"HOME": "/", "TERCET_CLASSES_OLD_RANK": "3", "TERCET_WORKER_PORT": "1", "TERCET_ISA": "avx2"}
+    flags = {"classes.rag.enabled": False, "classes.own.rank": 4, "worker.port": 7}
+    config = load_config(None, None, flags)
+    environment = _environment(Member("worker", config), base)
+    assert load_config(None, environment) == config
+    assert "TERCET_CLASSES_OLD_RANK" not in environment
+    assert (environment["HOME"], environment["TERCET_ISA"]) == ("/", "avx2")
