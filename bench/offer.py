@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.arrivals import Ask
 from scheduler.simulator.workload import Flow, Requests, Workload
@@ -20,6 +20,11 @@ class Offer:
     seconds: float
     seed: int
     max_model_len: int
+
+    def alike(self) -> Offer:
+        """The same requests, all in the last flow's class: so they are served as they come, and mixed at any time."""
+        last = self.flows[-1].traffic_class
+        return replace(self, flows=[replace(flow, traffic_class=last) for flow in self.flows])
 
     def asks(self, rate: float, count: int) -> Iterator[tuple[Flow, Ask]]:
         """`count` of them, `rate` a second; infinite: all at once. Each is as long as an answer of the flow."""

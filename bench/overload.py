@@ -67,7 +67,7 @@ WITHOUT = {"scheduler.admission_mode": "off", "scheduler.max_queued_requests": 1
 @click.option("--loads", default="0.5,1,2,4", show_default=True, help="parts of the capacity")
 @click.option("--rates", default="", help="requests a second instead; the capacity is not measured then")
 @click.option("--seconds", default=30.0, show_default=True, help="how long requests arrive at each load")
-@click.option("--at-once", default=100, show_default=True, help="requests that measure the capacity")
+@click.option("--at-once", default=0, help="requests that measure the capacity; default: 100 on a CPU, else 2000")
 @click.option("--admission", default="enforce,off", show_default=True, help="as the setting scheduler.admission_mode")
 @click.option("--seed", default=1, show_default=True, help="of the requests")
 @click.option("--set", "settings", multiple=True, help="KEY=VALUE, such as classes.interactive.gap_ms=40")
@@ -80,6 +80,7 @@ def main(
     """Runs the loads and prints what came of each as it ends."""
     on_cpu = device == "cpu" and not simulate
     offer = Offer(MIXES[mix or ("small" if on_cpu else "large")], seconds, seed, MAX_MODEL_LEN)
+    at_once = at_once or (100 if on_cpu else 2000)
     way: Way = overload_study if simulate else overload_mesh
     settle()
     result: Figures = {"device": "simulated" if simulate else device, "preset": preset, "settings": list(settings)}
@@ -88,12 +89,16 @@ def main(
         write_dummy_model(PRESETS[preset], Path(folder))
 
         def config(mode: str) -> MeshConfig:
-            flags = {**_flags(device, folder), **(WITHOUT if mode == "off" else {}), "scheduler.admission_mode": mode}
+            flags = {
+                **_flags(device, folder, small=on_cpu),
+                **(WITHOUT if mode == "off" else {}),
+                "scheduler.admission_mode": mode,
+            }
             return private(load_config(flags=flags | dict(one.split("=", 1) for one in settings)))
 
         asked = _numbers(rates)
         if not asked:
-            result["capacity"] = capacity = way.capacity(config("off"), offer, at_once)
+            result["capacity"] = capacity = way.capacity(config("off"), offer.alike(), at_once)
             print(f"capacity: {capacity:.2f} requests/s, by {at_once} at once", flush=True)
             asked = [load * capacity for load in _numbers(loads)]
         for mode in admission.split(","):
@@ -116,16 +121,15 @@ class Way(Protocol):
         """What became of the requests at each rate."""
 
 
-def _flags(device: str, folder: str) -> dict[str, Any]:
-    on_cpu = device == "cpu"
+def _flags(device: str, folder: str, *, small: bool) -> Figures:
     return {
         "model.model": folder,
         "model.load_format": "dummy",
         "model.max_model_len": MAX_MODEL_LEN,
         "worker.device": device,
-        "worker.kv_cache_memory": 1 << 30 if on_cpu else 40 << 30,
-        "worker.max_num_batched_tokens": 512 if on_cpu else 8192,
-        "worker.max_num_seqs": 32 if on_cpu else 256,
+        "worker.kv_cache_memory": 1 << 30 if small else 40 << 30,
+        "worker.max_num_batched_tokens": 512 if small else 8192,
+        "worker.max_num_seqs": 32 if small else 256,
         "log.level": "warning",
     }
 
