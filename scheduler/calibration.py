@@ -14,8 +14,8 @@ from typing import NamedTuple
 PRIOR = (0.7, 0.85, 1.0, 1.15, 1.4)
 # Outcomes that count. Older ones than so many seconds do only while there are few others: what a forecast that is too
 # high refuses can never correct it, so what is believed is not believed for ever.
-MAX_RATIOS = 512
-MEMORY_SECONDS = 60.0
+MAX_RATIOS = 256
+MEMORY_SECONDS = 30.0
 FEW_RATIOS = 8
 # Outcomes of which the error is told.
 MAX_ERRORS = 256

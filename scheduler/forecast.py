@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 
 from .credits import blocks_for
-from .fair_order import Ahead
 from .fleet import Worker
 from .outlook import FirstToken, Regime
 from .output_length import LeaveRate
@@ -41,18 +40,15 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What waits in the queue before the newcomer, and what comes besides.
+    """What waits and is served before the newcomer, and what comes after it. Tokens are those of prompts."""
 
-    What other classes have there is served first for `until_due_s` at most. `inflow` and `other_inflow` are prompt
-    tokens that arrive in a second, all and those of other classes, `other_weight` the weight of these classes against
-    that of the newcomer's.
-    """
-
-    ahead: Ahead
-    until_due_s: float = inf
+    sequences: float = 0.0
+    tokens: float = 0.0
+    # What comes in a second and passes it, and how much of that at most.
+    overtaking: float = 0.0
+    overtaking_most: float = 0.0
+    # What comes in a second.
     inflow: float = 0.0
-    other_inflow: float = 0.0
-    other_weight: float = 0.0
 
 
 @dataclass(slots=True)
@@ -152,7 +148,7 @@ class _Lane:
 def forecast(
     workers: Mapping[int, tuple[Worker, LeaveRate]],
     newcomer: Newcomer,
-    surroundings: Surroundings,
+    around: Surroundings,
     policy: Policy,
     now: float,
 ) -> FirstToken | None:
@@ -165,9 +161,9 @@ def forecast(
         return None
     lanes = [_lane(worker, leaving, newcomer, policy, now) for worker, leaving in workers.values()]
     rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
-    sequences, tokens = _ahead(surroundings, sum(rates.values()))
+    sequences, tokens = _ahead(around, sum(lane.pending for lane in lanes), sum(rates.values()))
     lane, part = _choose(lanes, rates, newcomer, tokens)
-    return _follow(lane, newcomer, sequences * part, tokens * part, surroundings.inflow / len(lanes))
+    return _follow(lane, newcomer, sequences * part, tokens * part, around.inflow / len(lanes))
 
 
 def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy, now: float) -> _Lane:
@@ -198,24 +194,14 @@ def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy
     )
 
 
-def _ahead(surroundings: Surroundings, rate: float) -> tuple[float, float]:
-    """Sequences and tokens that are served before the newcomer, those of others that are yet to come included."""
-    ahead = surroundings.ahead
-    own, others, sequences = ahead.tokens, ahead.other_tokens, ahead.other_sequences
-    if others:
-        # Nobody is interrupted for the sake of fairness.
-        whole = ceil(sequences) / sequences
-        others, sequences = others * whole, sequences * whole
-    # Others come until their class has had its share, or as long as this takes.
-    left = rate - surroundings.other_inflow
-    to_come = (own + others) / left * surroundings.other_inflow if left > 0.0 else inf
-    to_come = min(to_come, max(0.0, own * surroundings.other_weight - others))
-    if own + others + to_come > 0.0:
-        # From then on nobody of another class is ahead.
-        side_by_side = min(1.0, surroundings.until_due_s * rate / (own + others + to_come))
-        others, sequences, to_come = (side_by_side * each for each in (others, sequences, to_come))
-    mean = (own + others) / (ahead.sequences + sequences) if own + others else 1.0
-    return ahead.sequences + sequences + to_come / mean, own + others + to_come
+def _ahead(around: Surroundings, pending: float, rate: float) -> tuple[float, float]:
+    """Sequences and tokens that are served before the newcomer, those that come after it and pass it included. Workers
+    have `pending` tokens and compute `rate` in a second."""
+    left = rate - around.overtaking
+    passing = (around.tokens + pending) / left * around.overtaking if left > 0.0 else inf
+    passing = min(passing, around.overtaking_most)
+    mean = around.tokens / around.sequences if around.sequences else 1.0
+    return around.sequences + passing / mean, around.tokens + passing
 
 
 def _choose(

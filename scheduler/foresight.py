@@ -6,14 +6,12 @@ on the scheduler's clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from tercet import errors
 
 from .calibration import Errors, ForecastError, Ratios
-from .fair_order import Ahead, due_after, work_ahead
-from .fairness import LEAST_WEIGHT
 from .fleet import Pool, Worker
 from .forecast import Newcomer, Surroundings, forecast
 from .inflow import Inflow
@@ -22,6 +20,7 @@ from .output_length import LeaveRate, OutputLengths
 from .placement import CachedTokens
 from .planner import Policy
 from .sequence import Request, Sequence
+from .surroundings import surroundings
 from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target
 
 # When nothing was learned of a class for so long, the next of its requests that is to be refused is let in, to see.
@@ -148,29 +147,10 @@ class Foresight:
         return self.outputs.setdefault(traffic_class, OutputLengths())
 
     def _surroundings(self, pool: Pool, request: Request, now: float) -> Surroundings:
-        traffic_class = request.traffic_class
-        ahead = work_ahead(pool.waiting, traffic_class, request.tenant)
         fresh = 1.0 - self.cached_share
-        until_due_s = inf
-        if traffic_class.ttft is not None:
-            # A class is due as soon as one of its requests is.
-            queue = pool.waiting.classes.get(traffic_class.name)
-            lines = () if queue is None else queue.waiting.values()
-            oldest = min((line.sequences[0].request.arrived_at for line in lines), default=now)
-            until_due_s = max(0.0, oldest + due_after(traffic_class) - now)
         inflows = {name: fresh * each.per_second(now) for name, each in self.inflows.items()}
-        others = [
-            each.share.weight
-            for name, each in pool.waiting.classes.items()
-            if name != traffic_class.name and inflows.get(name)
-        ]
-        return Surroundings(
-            Ahead(ahead.tokens * fresh, ahead.sequences, ahead.other_tokens * fresh, ahead.other_sequences),
-            until_due_s,
-            inflow=sum(inflows.values()),
-            other_inflow=sum(rate for name, rate in inflows.items() if name != traffic_class.name),
-            other_weight=sum(others) / max(traffic_class.weight, LEAST_WEIGHT),
-        )
+        around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, now)
+        return replace(around, tokens=fresh * around.tokens)
 
     def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:
         """Tokens of the prompt that the worker would have to compute."""

@@ -26,7 +26,7 @@ class TrafficClass:
 
     name: str
     rank: int
-    # Seconds by which its requests let those of a class without patience go ahead.
+    # Where nothing is promised: for how many seconds its requests let those of other classes go ahead.
     patience_s: float
     # Until the first token, and from one token to the next; None: no promise, and nothing is refused for it.
     ttft: Target | None = None
@@ -47,7 +47,12 @@ class TrafficClass:
 
     def urgency(self, priority: int, arrived_at: float, arrival: int) -> tuple[float, int]:
         """The place in the order of service, smaller first. A claim grows with waiting, so that nothing starves."""
-        return arrived_at + self.patience_s + priority * PRIORITY_SECONDS, arrival
+        return arrived_at + self.claim_s + priority * PRIORITY_SECONDS, arrival
+
+    @property
+    def claim_s(self) -> float:
+        """Seconds from arrival to the moment that its requests claim: when their first token is due."""
+        return self.patience_s if self.ttft is None else self.ttft.seconds
 
 
 def class_of(name: str, settings: ClassSettings) -> TrafficClass:

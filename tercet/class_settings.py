@@ -40,8 +40,9 @@ class ClassSettings:
     )
     weight: float = setting(1.0, "its share of the work where no target is at stake", checks.between(0.001, 1000))
     patience_seconds: float = setting(
-        0.0, "time by which its requests let those of a class without patience go ahead", checks.between(0, 86_400)
-    )
+        0.0, "where it has no ttft_ms: for how long its requests let those of other classes go ahead",
+        checks.between(0, 86_400),
+    )  # fmt: skip
     max_queued_requests: int = setting(
         0, "requests of it waiting in one pool before QUEUE_FULL; 0: as scheduler.max_queued_requests", checks.count(0)
     )
@@ -63,7 +64,7 @@ class ClassSettings:
 DEFAULT_CLASSES: Mapping[str, ClassSettings] = MappingProxyType(
     {
         "interactive": ClassSettings(rank=0, ttft_ms=1000.0, gap_ms=200.0, weight=8.0, preemptible=False),
-        "rag": ClassSettings(rank=1, ttft_ms=5000.0, gap_ms=500.0, weight=4.0, patience_seconds=2.0),
+        "rag": ClassSettings(rank=1, ttft_ms=5000.0, gap_ms=500.0, weight=4.0),
         "batch": ClassSettings(rank=2, patience_seconds=60.0),
     }
 )

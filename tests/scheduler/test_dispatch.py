@@ -10,6 +10,7 @@ import pytest
 from outcomes import judge, plans, prepared, releases, settle
 
 from scheduler.actions import NewSequence, Plan, ReleaseCause, Resume
+from scheduler.admission import AdmissionMode
 from scheduler.plan_length import MAX_STEPS, least_steps
 from scheduler.planner import Policy
 from scheduler.simulator.cost import StepCost
@@ -170,18 +171,19 @@ def test_a_long_prefill_that_can_wait_lets_an_urgent_newcomer_pass(num_steps: in
 
 
 def test_a_prefill_that_others_pass_has_its_turn_when_it_has_waited_long_enough() -> None:
-    mesh, gateway = streaming(infos=[large(**LONG)])
-    # It lets those pass that come within two seconds; each of them fills a step, and one comes with every step.
+    mesh, gateway = streaming(infos=[large(**LONG)], admission_mode=AdmissionMode.OFF)
+    # It lets those pass whose first token is due before its own is; each of them fills a step, and one comes with every
+    # step.
     patient = mesh.submit(gateway, submission(1, [1] * 30_000, 1, traffic_class="rag"))
     step = GPU_LIKE.seconds(2048, 2048)
     others: list[Call] = []
-    for key in range(2, 80):
+    for key in range(2, 120):
         asked = submission(key, [key % 50] * 2047, 1, prefix_salt=bytes([key]))
         mesh.at(key * step, lambda asked=asked: others.append(mesh.submit(gateway, asked)))  # type: ignore[misc]
     settle(mesh)
     for call in (patient, *others):
         judge(call)
-    assert 2.0 < patient.times[0] < 2.0 + 17 * step
+    assert 4.0 < patient.times[0] < 4.0 + 17 * step
     passed = [call for call in others if call.times[0] < patient.times[0]]
     assert 10 < len(passed) < len(others)
 

@@ -139,11 +139,11 @@ def test_who_has_waited_for_its_patience_or_came_long_before_makes_no_room() -> 
         return yielding(pool, 100.5) == {1: [9]}
 
     assert makes_room(BATCH, 99.0)
-    assert makes_room(BATCH, 40.6)
-    assert not makes_room(BATCH, 40.5)
+    assert makes_room(BATCH, 41.1)
+    assert not makes_room(BATCH, 40.9)
     assert not makes_room(replace(BATCH, preemptible=False), 99.0)
-    assert makes_room(RAG, 98.1)
-    assert not makes_room(RAG, 97.9)
+    assert makes_room(RAG, 96.1)
+    assert not makes_room(RAG, 95.9)
 
 
 def test_no_more_make_room_than_prompts_can_start() -> None:
