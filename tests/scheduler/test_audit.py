@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 import pytest
 from outcomes import prepared
+from sequences import sequence_of
 
 from scheduler.audit import audit
+from scheduler.fairness import Share
 from scheduler.fleet import Worker
 from scheduler.sequence import Sequence, State
 from scheduler.simulator.small import submission, worker_info
 from scheduler.state import MeshState
 from scheduler.tenant import TenantPlan
+from scheduler.waiting import Line
 
 
 def books() -> tuple[MeshState, Worker]:
@@ -30,10 +33,9 @@ def books() -> tuple[MeshState, Worker]:
     return state, worker
 
 
-def waiting(state: MeshState) -> Sequence:
+def waiting(state: MeshState, place: int = -1) -> Sequence:
     (pool,) = state.fleet.pools.values()
-    (leader,) = pool.waiting
-    return leader
+    return list(pool.waiting)[place]
 
 
 def _lose_one(state: MeshState, worker: Worker) -> None:
@@ -80,6 +82,30 @@ def _miscounted(state: MeshState, worker: Worker) -> None:
     waiting(state).token_ids.append(1)
 
 
+def _out_of_order(state: MeshState, worker: Worker) -> None:
+    (pool,) = state.fleet.pools.values()
+    pool.waiting.add(sequence_of(waiting(state).request, 9, [1], 9))
+    waiting(state, 0).urgency = (1e9, 0)
+
+
+def _in_the_line_of_another(state: MeshState, worker: Worker) -> None:
+    waiting(state).request.tenant = TenantPlan("another")
+
+
+def _line_not_looked_at(state: MeshState, worker: Worker) -> None:
+    (pool,) = state.fleet.pools.values()
+    pool.waiting.classes["interactive"].waiting.clear()
+
+
+def _line_for_nothing(state: MeshState, worker: Worker) -> None:
+    (pool,) = state.fleet.pools.values()
+    pool.waiting.classes["interactive"].waiting["nobody"] = Line(Share(1.0))
+
+
+def _class_miscounted(state: MeshState, worker: Worker) -> None:
+    worker.class_sizes["batch"] = 1
+
+
 def _wrong_state(state: MeshState, worker: Worker) -> None:
     state.sequences[1].state = State.QUEUED
 
@@ -115,6 +141,11 @@ def _risk_forgotten(state: MeshState, worker: Worker) -> None:
         (_swapped_elsewhere, "is in host memory, but QUEUED on None"),
         (_host_memory_overfull, "9 of 8 blocks of host memory"),
         (_miscounted, "miscounts"),
+        (_out_of_order, "is out of order"),
+        (_in_the_line_of_another, "has sequences of others"),
+        (_line_not_looked_at, "a line that is not looked at"),
+        (_line_for_nothing, "is looked at for nothing"),
+        (_class_miscounted, "classes are miscounted"),
         (_wrong_state, "is QUEUED on link"),
         (_no_account, "accounts and sequences differ"),
         (_one_request_too_many, "is said to have 4 requests, it has 3"),
