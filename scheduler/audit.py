@@ -85,6 +85,11 @@ def _audit_queue(queue: WaitingQueue) -> list[str]:
     if queue.num_sequences != sum(len(leader.group) for leader in waiting) or len(queue) != len(waiting):
         problems.append("the queue miscounts its sequences")
     for each in queue.classes.values():
+        lines = each.waiting.values()
+        if each.num_sequences != sum(line.num_sequences for line in lines):
+            problems.append("a class miscounts its sequences")
+        if each.num_tokens != sum(line.num_tokens for line in lines):
+            problems.append("a class miscounts its tokens")
         if any(line.sequences and each.waiting.get(tenant) is not line for tenant, line in each.lines.items()):
             problems.append("somebody waits in a line that is not looked at")
         for tenant, line in each.waiting.items():

@@ -51,11 +51,13 @@ class _Class:
         self.rank = traffic_class.rank
         self.weight = queue.share.weight
         self.served = queue.share.served
-        self._heap: list[tuple[float, int, Line, int]] = []
-        for line in queue.waiting.values():
-            place = self._first(line, 0)
-            if place < len(line.sequences):
-                self._heap.append((line.share.served, line.sequences[place].arrival, line, place))
+        lines = queue.waiting.values()
+        if skip:
+            firsts = [(line, self._first(line, 0)) for line in lines]
+            firsts = [(line, place) for line, place in firsts if place < len(line.sequences)]
+        else:
+            firsts = [(line, 0) for line in lines]
+        self._heap = [(line.share.served, line.sequences[place].arrival, line, place) for line, place in firsts]
         heapify(self._heap)
         self._look()
 

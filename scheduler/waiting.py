@@ -86,6 +86,9 @@ class ClassQueue:
     waiting: dict[str, Line] = field(default_factory=dict)
     # How many sequences of each request are listed: outputs that had to give way come back one by one.
     requests: dict[Request, int] = field(default_factory=dict)
+    # Of all lines.
+    num_sequences: int = 0
+    num_tokens: int = 0
     # Of the tenant of whom something waited last.
     last: Share | None = None
 
@@ -105,10 +108,7 @@ class ClassQueue:
 
     @property
     def counts(self) -> Waiting:
-        lines = self.waiting.values()
-        return Waiting(
-            len(self.requests), sum(line.num_sequences for line in lines), sum(line.num_tokens for line in lines)
-        )
+        return Waiting(len(self.requests), self.num_sequences, self.num_tokens)
 
     def _forget(self) -> None:
         """Those who ask again begin at the level, as if they had not been forgotten."""
@@ -159,7 +159,9 @@ class WaitingQueue:
         request = sequence.request
         queue = self._queue(request.traffic_class)
         line = queue.line(request.tenant.tenant, request.tenant.weight)
-        line.share.weight = max(request.tenant.weight, LEAST_WEIGHT)
+        if not sequence.placements:
+            # One that comes back may know an older plan than those that came meanwhile.
+            line.share.weight = max(request.tenant.weight, LEAST_WEIGHT)
         if not line.sequences:
             if not queue.waiting:
                 queue.share.come_back(self.level())
@@ -167,9 +169,7 @@ class WaitingQueue:
             queue.waiting[request.tenant.tenant] = line
         place = line.add(sequence)
         queue.requests[request] = queue.requests.get(request, 0) + 1
-        self.num_sequences += len(sequence.group)
-        self.num_tokens += len(sequence.token_ids)
-        self._length += 1
+        self._count(queue, sequence, 1)
         return place
 
     def remove(self, sequence: Sequence) -> None:
@@ -186,9 +186,7 @@ class WaitingQueue:
         left = queue.requests.pop(request) - 1
         if left:
             queue.requests[request] = left
-        self.num_sequences -= len(sequence.group)
-        self.num_tokens -= len(sequence.token_ids)
-        self._length -= 1
+        self._count(queue, sequence, -1)
 
     def start(self, sequence: Sequence) -> None:
         """Takes out one that goes to a worker, and charges its prompt but for what a prefix cache is believed to have.
@@ -217,6 +215,14 @@ class WaitingQueue:
     def level(self) -> float:
         """Where a class that comes back begins."""
         return level((queue.share for queue in self.classes.values() if queue.waiting), self.last)
+
+    def _count(self, queue: ClassQueue, sequence: Sequence, times: int) -> None:
+        sequences, tokens = times * len(sequence.group), times * len(sequence.token_ids)
+        self._length += times
+        self.num_sequences += sequences
+        self.num_tokens += tokens
+        queue.num_sequences += sequences
+        queue.num_tokens += tokens
 
     def _charge(self, sequence: Sequence, tokens: int) -> None:
         tenant = sequence.request.tenant

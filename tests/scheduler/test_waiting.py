@@ -217,6 +217,14 @@ def test_tenants_are_forgotten_once_it_makes_no_difference() -> None:
     assert line_of(queue, "heavy").share.served == 91.0
 
 
+def test_the_weight_is_that_of_the_newest_plan() -> None:
+    queue = WaitingQueue()
+    queue.add(make(1, weight=1.0))
+    queue.add(make(2, weight=3.0))
+    queue.add(make(3, weight=1.0, placements=1))
+    assert line_of(queue).share.weight == 3.0
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0])
 def test_a_weight_of_nothing_is_a_small_one(weight: float) -> None:
     queue = WaitingQueue()
