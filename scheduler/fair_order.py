@@ -52,12 +52,12 @@ class _Class:
         self.weight = queue.share.weight
         self.served = queue.share.served
         lines = queue.waiting.values()
-        if skip:
-            firsts = [(line, self._first(line, 0)) for line in lines]
-            firsts = [(line, place) for line, place in firsts if place < len(line.sequences)]
-        else:
-            firsts = [(line, 0) for line in lines]
-        self._heap = [(line.share.served, line.sequences[place].arrival, line, place) for line, place in firsts]
+        firsts = [(line, self._first(line, 0)) for line in lines] if skip else [(line, 0) for line in lines]
+        self._heap = [
+            (line.share.served, line.sequences[place].arrival, line, place)
+            for line, place in firsts
+            if place < len(line.sequences)
+        ]
         heapify(self._heap)
         self._look()
 
