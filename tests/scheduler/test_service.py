@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -90,7 +91,9 @@ def test_what_a_gateway_says_of_tenants_is_taken_over() -> None:
     assert event == TenantsChanged(5, 9, (plan, TenantPlan("b", min_priority=0)))
 
 
-@pytest.mark.parametrize(("weight", "share"), [(0.0, 0.0), (-1.0, -1.0), (float("nan"), float("nan")), (float("inf"), 1.5)])
+@pytest.mark.parametrize(
+    ("weight", "share"), [(0.0, 0.0), (-1.0, -1.0), (float("nan"), float("nan")), (float("inf"), 1.5)]
+)
 def test_numbers_that_make_no_sense_are_no_limits(weight: float, share: float) -> None:
     said = scheduler_pb2.TenantPlan(tenant_id="a", weight=weight, kv_share=share)
     (plan,) = tenants_from_proto(1, scheduler_pb2.TenantUpdate(tenants=[said])).plans
