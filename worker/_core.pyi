@@ -37,6 +37,8 @@ class BlockPool:
     def num_cached(self) -> int: ...
     @property
     def num_used(self) -> int: ...
+    def hand_out_last(self, blocks: Sequence[int]) -> None:
+        """Those of `blocks` that are free by now are taken after all other free ones."""
     def take_events(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Keys of blocks that can be found no more, and of those that can be found now, since the last call; ascending.
 

@@ -208,12 +208,14 @@ class Sequences:
 
     def _swap_out(self, sequence: Sequence) -> Released:
         sequence_id = sequence.spec.sequence_id
-        sequence.host_blocks = self._swap_space.save(sequence.table.blocks())
+        blocks = sequence.table.blocks()
+        sequence.host_blocks = self._swap_space.save(blocks)
         sequence.in_decode_set = False
-        used = sequence.table.num_blocks
         freed = sequence.table.release()
+        # Who got them now would wait for their copies.
+        self._kv_cache.pool.hand_out_last(blocks)
         self._swapped[sequence_id] = self._running.pop(sequence_id)
-        return self._released(sequence_id, ReleaseCause.SWAP, (used, freed), swapped=True)
+        return self._released(sequence_id, ReleaseCause.SWAP, (len(blocks), freed), swapped=True)
 
     def _swap_in(self, sequence: Sequence) -> None:
         self._returning[sequence.spec.sequence_id] = sequence

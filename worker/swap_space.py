@@ -12,6 +12,9 @@ from . import _core
 from .kv_cache import Copied, KVCache
 from .ops.block_copy import BlockTensors, copy_blocks
 
+# Whoever needs some of the blocks that leave waits for so many, not for all: a millisecond or two of a large model.
+_BLOCKS_AT_ONCE = 8
+
 # More than stays in a CPU's caches, as what a preempted sequence leaves behind does.
 _MEASURED_BYTES = 64 << 20
 _MEASURED_TIMES = 3
@@ -51,8 +54,10 @@ class SwapSpace:
         may give them back at once."""
         assert len(blocks) <= len(self._free)
         host_blocks = [self._free.pop() for _ in blocks]
-        with self._copying(blocks):
-            copy_blocks(self._device, self._host, blocks, host_blocks)
+        for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            some = slice(first, first + _BLOCKS_AT_ONCE)
+            with self._copying(blocks[some]):
+                copy_blocks(self._device, self._host, blocks[some], host_blocks[some])
         return host_blocks
 
     def load(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> Copied | None:

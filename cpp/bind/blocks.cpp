@@ -90,6 +90,7 @@ void bind_blocks(py::module_& m) {
       .def_property_readonly("num_free", &BlockPool::num_free)
       .def_property_readonly("num_cached", &BlockPool::num_cached)
       .def_property_readonly("num_used", &BlockPool::num_used)
+      .def("hand_out_last", &BlockPool::hand_out_last, py::arg("blocks"))
       .def("take_events",
            [](BlockPool& pool) {
              const auto [removed, stored] = pool.take_events();

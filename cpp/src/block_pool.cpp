@@ -74,6 +74,12 @@ bool BlockPool::release(std::int32_t block) {
   return true;
 }
 
+void BlockPool::hand_out_last(const std::vector<std::int32_t>& blocks) {
+  const std::unordered_set<std::int32_t> last(blocks.begin(), blocks.end());
+  // The free list is a stack.
+  std::stable_partition(free_.begin(), free_.end(), [&](std::int32_t block) { return last.count(block) != 0; });
+}
+
 std::optional<std::int32_t> BlockPool::find(const PrefixHash& parent, const PrefixHash& hash,
                                             const std::int32_t* token_ids) const {
   const auto found = by_hash_.find(hash);

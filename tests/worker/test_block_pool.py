@@ -81,6 +81,25 @@ def test_free_blocks_are_taken_before_cached_ones() -> None:
     assert matches(pool, list(range(2 * S))) == 2 * S
 
 
+def test_free_blocks_that_are_to_be_last_are_taken_last() -> None:
+    pool = BlockPool(7, S, enable_prefix_caching=False)
+    first, second, other = (filled(pool, list(range(2 * S))) for _ in range(3))
+    late = [*first.blocks(), *second.blocks()]
+    for table in (first, second):
+        blocks = table.blocks()
+        table.release()
+        pool.hand_out_last(blocks)
+    other.release()
+    pool.hand_out_last([])
+    table = BlockTable(pool)
+    table.reserve(7 * S)
+    # What was last of all comes behind what was last before it.
+    assert sorted(table.blocks()[:3]) == sorted(set(range(7)) - set(late))
+    assert table.blocks()[3:] == late
+    pool.hand_out_last(table.blocks())
+    assert counts(pool) == (0, 0, 7), "those in use are nobody's"
+
+
 def test_least_recently_used_is_evicted_first() -> None:
     pool = BlockPool(3, S)
     first, second, third = ([start + i for i in range(S)] for start in (0, 100, 200))

@@ -202,7 +202,7 @@ def test_swaps_beside_what_is_computed(device: Device, seed: int) -> None:
         # What is free by now is somebody's at once.
         table = device.kv_cache.new_table(b"other")
         bench.executor.obey()
-        device.kv_cache.reserve(table, rng.randrange(device.kv_cache.counts().free * BLOCK_SIZE // 4))
+        device.kv_cache.reserve(table, device.kv_cache.counts().free * BLOCK_SIZE // rng.choice([1, 4]))
         for tensor in device.kv_cache.blocks.tensors:
             tensor[torch.tensor(table.blocks(), dtype=torch.int64, device=CUDA)] = float("nan")
         table.release()

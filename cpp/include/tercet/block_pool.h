@@ -61,6 +61,9 @@ class BlockPool {
   // free. Of blocks released one after another, the first is the first to be evicted: a chain is released from its end.
   bool release(std::int32_t block);
 
+  // Those of `blocks` that are free by now are taken after all other free ones.
+  void hand_out_last(const std::vector<std::int32_t>& blocks);
+
   int references(std::int32_t block) const { return blocks_[block].references; }
   bool published(std::int32_t block) const { return blocks_[block].published; }
 
