@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .columns import StepShape
 from .host_steps import HostSteps
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.dtypes import KERNELS_BUILT
 from .ops.follow import NONE
 from .step_graphs import CapturedStep, StepGraphs
-from .step_rows import StepRows, StepShape
+from .step_rows import StepRows
 from .step_sizes import MAX_TOKENS
 from .steps import Computed, DeviceLost, Row
 

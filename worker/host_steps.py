@@ -7,12 +7,13 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from .columns import StepShape
 from .draws import draw
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.commit import LIVE, NO_TOKEN, commit_reference
 from .ops.sampler import sample_packed
-from .step_rows import StepRows, StepShape
+from .step_rows import StepRows
 from .steps import Computed, Row
 
 # As many tokens and rows as there is room for at first.

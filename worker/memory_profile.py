@@ -16,10 +16,11 @@ import torch
 from tercet.errors import StartupError
 
 from .budget import Budget, Usage
+from .columns import StepShape
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.sampler import sample_packed
-from .step_rows import StepRows, StepShape
+from .step_rows import StepRows
 from .step_sizes import max_context
 
 log = structlog.get_logger()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 import torch
 
+from .columns import StepShape
 from .kv_cache import KVCache
 from .model.decoder import Model
 from .ops.commit import commit
@@ -19,7 +20,7 @@ from .ops.dtypes import KERNELS_BUILT
 from .ops.follow import follow
 from .ops.sampler import sample_packed
 from .ops.step_attention import attention_workspace
-from .step_rows import StepRows, StepShape
+from .step_rows import StepRows
 from .step_sizes import max_context, mixed_sizes, run_sizes
 
 if KERNELS_BUILT:

@@ -1,4 +1,4 @@
-"""The columns of a step's tokens and rows, in one piece of memory on the host, and what a device has of them.
+"""The columns of steps as sequences fill them on the host, and what a device has of them.
 
 Knows no model and no order of steps. Dim letters: T tokens, R rows, D draws (tokens to choose), W blocks of a table.
 """
@@ -6,10 +6,8 @@ Knows no model and no order of steps. Dim letters: T tokens, R rows, D draws (to
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,69 +16,17 @@ import torch
 from torch import Tensor
 
 from . import _core
+from .columns import ColumnLayout, Columns, StepShape
 from .ops.attention import AttentionBatch
-from .ops.commit import EMPTY, LIVE, NUM_STOP_IDS, CommitRows
-from .ops.follow import NONE, FollowRows
+from .ops.commit import EMPTY, LIVE, NUM_STOP_IDS
+from .ops.follow import NONE
 from .ops.sampler import PARAMS_BYTES, POSITION_OFFSET
 from .sequence import packed_params
 from .steps import Row
 
 _Column = npt.NDArray[np.int64]
-_ALIGNMENT = 256  # of each column, in bytes
 # Of a device with memory of its own: what steps on their way are still to be filled with, and what is filled next.
 _NUM_STAGES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Views of one memory. In a run row r has token r and draw r; in other steps a row has any number of tokens, and
-    draw d takes the logits of token logit_rows[d]."""
-
-    token_ids: Tensor  # int64 [T]
-    positions: Tensor  # int64 [T]
-    slots: Tensor  # int64 [T], block * S + offset; -1: nowhere
-    query_starts: Tensor  # int32 [R + 1]
-    context_lens: Tensor  # int32 [R]
-    follows: Tensor  # int32 [R], the draw of the step before whose token is the row's first; NONE: it is known
-    logit_rows: Tensor  # int64 [D]
-    params: Tensor  # uint8 [D, PARAMS_BYTES]
-    status: Tensor  # int32 [D], LIVE or EMPTY
-    remaining: Tensor  # int32 [D], tokens it may still get
-    stop_ids: Tensor  # int32 [D, NUM_STOP_IDS], filled up with -1
-    block_tables: Tensor  # int32 [R, W]; last, so that the rows in use are the end of what is copied
-
-    def commit_rows(self, num_rows: int) -> CommitRows:
-        """The first rows of a run, as `commit` advances them."""
-        return CommitRows(
-            self.token_ids, self.positions, self.slots, self.context_lens[:num_rows], self.block_tables[:num_rows],
-            self.params[:num_rows], self.status[:num_rows], self.remaining[:num_rows], self.stop_ids[:num_rows],
-        )  # fmt: skip
-
-    def follow_rows(self, num_rows: int) -> FollowRows:
-        """The first rows of a step, as `follow` completes them. Of those that follow, row r has draw r."""
-        return FollowRows(
-            self.follows[:num_rows], self.query_starts[: num_rows + 1], self.stop_ids[:num_rows], self.token_ids,
-            self.slots, self.context_lens[:num_rows], self.status[:num_rows],
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """How much of the columns a step uses. `total_context` is the sum of its context_lens, or more."""
-
-    num_tokens: int
-    num_rows: int
-    num_draws: int
-    total_context: int
-
-    def takes(self, other: StepShape) -> bool:
-        """Whether `other` can be filled up to this."""
-        return (
-            other.num_tokens <= self.num_tokens
-            and other.num_rows <= self.num_rows
-            and other.num_draws <= self.num_draws
-            and other.total_context <= self.total_context
-        )
 
 
 class _Stage:
@@ -105,30 +51,18 @@ class StepRows:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.table_width = table_width
-        shapes = _shapes(max_tokens, max_rows, table_width)
-        sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes.values()]
-        offsets = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
-
-        def columns(memory: Tensor) -> Columns:
-            views = zip(shapes.items(), sizes, offsets, strict=False)
-            return Columns(
-                **{
-                    name: memory[first : first + size].view(dtype).view(shape)
-                    for (name, (dtype, shape)), size, first in views
-                }
-            )
-
+        self._layout = ColumnLayout(max_tokens, max_rows, table_width)
+        num_bytes = self._layout.num_bytes
         on_gpu = device.type == "cuda"
-        self._device = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
-        self.device = columns(self._device)
+        self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self.device = self._layout.columns(self._device)
         # A copy does not wait there for the step that runs.
         self._aside = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._tables_offset, self._row_bytes = offsets[-2], table_width * 4
         self._stages: deque[_Stage] = deque()
         for _ in range(_NUM_STAGES if on_gpu else 1):
-            memory = torch.zeros(offsets[-1], dtype=torch.uint8, pin_memory=True) if on_gpu else self._device
+            memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True) if on_gpu else self._device
             copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-            self._stages.append(_Stage(memory, columns(memory), copied))
+            self._stages.append(_Stage(memory, self._layout.columns(memory), copied))
 
     @property
     def host(self) -> Columns:
@@ -220,8 +154,8 @@ class StepRows:
         """Copies the columns, and the tables of the first rows, to the device: in the order of the current stream."""
         stage = self._stages[0]
         if stage.copied is not None:
-            size = self._tables_offset + num_rows * self._row_bytes
-            self._device[:size].copy_(stage.memory[:size], non_blocking=True)
+            used = self._layout.used(num_rows)
+            self._device[used].copy_(stage.memory[used], non_blocking=True)
             stage.copied.record()
 
     def upload_tables(self, num_rows: int) -> None:
@@ -229,7 +163,7 @@ class StepRows:
         given from now on waits for them."""
         stage = self._stages[0]
         if stage.copied is not None:
-            used = slice(self._tables_offset, self._tables_offset + num_rows * self._row_bytes)
+            used = self._layout.tables(num_rows)
             with torch.cuda.stream(self._aside):
                 self._device[used].copy_(stage.memory[used], non_blocking=True)
                 stage.copied.record()
@@ -289,20 +223,3 @@ class StepRows:
 def _first_tokens(row: Row) -> list[int]:
     """The tokens of a row, 0 in place of one that is not known yet."""
     return [0] if row.follows != NONE else row.sequence.token_ids[row.first : row.first + row.count]
-
-
-def _shapes(max_tokens: int, max_rows: int, table_width: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    return {
-        "token_ids": (torch.int64, (max_tokens,)),
-        "positions": (torch.int64, (max_tokens,)),
-        "slots": (torch.int64, (max_tokens,)),
-        "query_starts": (torch.int32, (max_rows + 1,)),
-        "context_lens": (torch.int32, (max_rows,)),
-        "follows": (torch.int32, (max_rows,)),
-        "logit_rows": (torch.int64, (max_rows,)),
-        "params": (torch.uint8, (max_rows, PARAMS_BYTES)),
-        "status": (torch.int32, (max_rows,)),
-        "remaining": (torch.int32, (max_rows,)),
-        "stop_ids": (torch.int32, (max_rows, NUM_STOP_IDS)),
-        "block_tables": (torch.int32, (max_rows, table_width)),
-    }

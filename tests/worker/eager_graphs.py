@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker.columns import StepShape
 from worker.graph_steps import GraphSteps
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
@@ -17,7 +18,7 @@ from worker.model.decoder import Model
 from worker.ops.commit import LIVE, commit_reference
 from worker.ops.follow import follow_reference
 from worker.ops.sampler import sample_packed
-from worker.step_rows import StepRows, StepShape
+from worker.step_rows import StepRows
 from worker.step_sizes import MAX_TOKENS, mixed_sizes, run_sizes
 
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from tests.worker.recall_model import CONFIG
+from worker.columns import StepShape
 from worker.kv_cache import KVCache
 from worker.messages import Fork, NewSequence, Sampling
 from worker.ops.commit import EMPTY, LIVE
 from worker.ops.sampler import SamplingRows
 from worker.sequence import Sequence
 from worker.sequence_group import SequenceGroup
-from worker.step_rows import StepRows, StepShape
+from worker.step_rows import StepRows
 from worker.steps import next_row
 
 S = 4
