@@ -14,6 +14,7 @@ from .credits import blocks_for
 from .fleet import Worker
 from .outlook import FirstToken, Regime
 from .output_length import LeaveRate
+from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
 from .planner import Policy, prefill_cap
 
 # Moves of the fluid; the first ones are single steps, since there it is none yet.
@@ -161,7 +162,9 @@ def forecast(
         return None
     lanes = [_lane(worker, leaving, newcomer, policy, now) for worker, leaving in workers.values()]
     rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
-    sequences, tokens = _ahead(around, sum(lane.pending for lane in lanes), sum(rates.values()))
+    mean = around.tokens / around.sequences if around.sequences else max(1.0, newcomer.prompt_tokens)
+    passing = _passing(around, sum(lane.pending for lane in lanes), sum(rates.values()))
+    sequences, tokens = around.sequences + passing / mean, around.tokens + passing
     lane, part = _choose(lanes, rates, newcomer, tokens)
     return _follow(lane, newcomer, sequences * part, tokens * part, around.inflow / len(lanes))
 
@@ -194,14 +197,11 @@ def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy
     )
 
 
-def _ahead(around: Surroundings, pending: float, rate: float) -> tuple[float, float]:
-    """Sequences and tokens that are served before the newcomer, those that come after it and pass it included. Workers
-    have `pending` tokens and compute `rate` in a second."""
+def _passing(around: Surroundings, pending: float, rate: float) -> float:
+    """Tokens that come after the newcomer and pass it; workers have `pending` tokens, and compute `rate` in a second."""
     left = rate - around.overtaking
     passing = (around.tokens + pending) / left * around.overtaking if left > 0.0 else inf
-    passing = min(passing, around.overtaking_most)
-    mean = around.tokens / around.sequences if around.sequences else 1.0
-    return around.sequences + passing / mean, around.tokens + passing
+    return min(passing, around.overtaking_most)
 
 
 def _choose(
@@ -213,11 +213,12 @@ def _choose(
     if not tokens:
         able = [lane for lane in lanes if lane.steps_for_places(0.0, 0.0, newcomer) <= 0.0] or lanes
 
-        def seconds(lane: _Lane) -> float:
-            link = lane.worker.link
-            return lane.step_s + (lane.pending + newcomer.computed[link]) / rates[link]
+        def cost(lane: _Lane) -> tuple[float, float]:
+            # As placement has it.
+            computed = COMPUTED_WEIGHT * newcomer.computed[lane.worker.link]
+            return computed + lane.pending + SEQUENCE_WEIGHT * lane.running, lane.held
 
-        return min(able, key=seconds), 0.0
+        return min(able, key=cost), 0.0
     # The queue goes to all workers that are done with what they have before it is over; they end together.
     order = sorted(lanes, key=lambda lane: lane.pending / rates[lane.worker.link])
     total = total_rate = 0.0

@@ -21,10 +21,12 @@ from .placement import CachedTokens
 from .planner import Policy
 from .sequence import Request, Sequence
 from .surroundings import surroundings
-from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target
+from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target, needed_chance
 
 # When nothing was learned of a class for so long, the next of its requests that is to be refused is let in, to see.
 PROBE_SECONDS = 5.0
+# Tenants of a class of whom it is known how much they ask for.
+MOST_TENANTS = 1000
 # First tokens that say which part of prompts is cached, and the part from which on it pays to look each prompt up.
 CACHED_MEMORY = 32
 CACHED_SHARE_LOOKED_UP = 0.02
@@ -52,10 +54,12 @@ class Foresight:
     # By class: misses that are saved up, and when something was last learned.
     spare: dict[str, float] = field(default_factory=dict)
     learned_at: dict[str, float] = field(default_factory=dict)
-    # The part of prompts that prefix caches had.
-    cached_share: float = 0.0
-    # Prompt tokens that have arrived, by class.
+    # Prompt tokens of requests that have got their first token, older ones fading, and those that a prefix cache had.
+    prompt_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    # Prompt tokens that have arrived, by class, and by class and tenant.
     inflows: dict[str, Inflow] = field(default_factory=dict)
+    tenant_inflows: dict[tuple[str, str], Inflow] = field(default_factory=dict)
     tried: int = 0
     tried_in_time: int = 0
 
@@ -101,17 +105,22 @@ class Foresight:
 
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
-        self.inflows.setdefault(request.traffic_class.name, Inflow()).add(len(request.sequences[0].token_ids), now)
+        tokens, name = len(request.sequences[0].token_ids), request.traffic_class.name
+        self.inflows.setdefault(name, Inflow()).add(tokens, now)
+        self.tenant_inflows.setdefault((name, request.tenant.tenant), Inflow()).add(tokens, now)
+        if len(self.tenant_inflows) > MOST_TENANTS:
+            self.tenant_inflows = {key: each for key, each in self.tenant_inflows.items() if each.per_second(now) > 1.0}
         target, outlook = request.traffic_class.ttft, request.outlook
         if target is not None and outlook is not None and outlook.chance is not None and not outlook.to_be_refused:
             name = request.traffic_class.name
-            spare = self.spare.get(name, MOST_SPARE) + outlook.chance - target.percentile / 100
+            spare = self.spare.get(name, MOST_SPARE) + outlook.chance - needed_chance(target)
             self.spare[name] = min(MOST_SPARE, spare)
 
     def first_token(self, request: Request, now: float) -> None:
         """A request has got its first token."""
         leader = request.sequences[0]
-        self.cached_share += (leader.cached_tokens / leader.prompt_length - self.cached_share) / CACHED_MEMORY
+        self.prompt_tokens += leader.prompt_length - self.prompt_tokens / CACHED_MEMORY
+        self.cached_tokens += leader.cached_tokens - self.cached_tokens / CACHED_MEMORY
         outlook, target, actual_s = request.outlook, request.traffic_class.ttft, now - request.arrived_at
         if outlook is None:
             return
@@ -131,6 +140,11 @@ class Foresight:
         """A sequence has left its worker for good."""
         self._outputs(sequence.request.traffic_class.name).ended(sequence.generated)
 
+    @property
+    def cached_share(self) -> float:
+        """The part of prompts that prefix caches have."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
     def view(self) -> ForecastView:
         """How good forecasts were."""
         return ForecastView(self.off.view(), self.tried, self.tried_in_time)
@@ -149,8 +163,10 @@ class Foresight:
     def _surroundings(self, pool: Pool, request: Request, now: float) -> Surroundings:
         fresh = 1.0 - self.cached_share
         inflows = {name: fresh * each.per_second(now) for name, each in self.inflows.items()}
-        around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, now)
-        return replace(around, tokens=fresh * around.tokens)
+        own = self.tenant_inflows.get((request.traffic_class.name, request.tenant.tenant))
+        own_inflow = 0.0 if own is None else fresh * own.per_second(now)
+        around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, own_inflow, now)
+        return replace(around, tokens=fresh * around.tokens, overtaking_most=fresh * around.overtaking_most)
 
     def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:
         """Tokens of the prompt that the worker would have to compute."""

@@ -17,13 +17,23 @@ from .waiting import ClassQueue, WaitingQueue
 
 
 def surroundings(
-    queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantPlan, inflows: Mapping[str, float], now: float
+    queue: WaitingQueue,
+    traffic_class: TrafficClass,
+    tenant: TenantPlan,
+    inflows: Mapping[str, float],
+    own_inflow: float,
+    now: float,
 ) -> Surroundings:
-    """`inflows` are prompt tokens that arrive in a second, by class."""
+    """`inflows` are prompt tokens that arrive in a second, by class, `own_inflow` those of its tenant in its class."""
     ahead = work_ahead(queue, traffic_class, tenant)
-    sequences = tokens = overtaking = most = 0.0
+    sequences = tokens = 0.0
+    overtaking = max(0.0, inflows.get(traffic_class.name, 0.0) - own_inflow)
+    most = _due_to_others(queue.classes.get(traffic_class.name), tenant, ahead.tokens)
     for name, other in queue.classes.items():
         if name == traffic_class.name:
+            continue
+        if traffic_class.ttft is not None and other.traffic_class.ttft is None:
+            # However old, they get no more than their share where promises are at stake, and are passed on a worker.
             continue
         part = _part_before(other, now + traffic_class.claim_s, now) if other.waiting else 0.0
         sequences += part * other.counts.sequences
@@ -40,6 +50,23 @@ def surroundings(
         overtaking_most=most,
         inflow=sum(inflows.values()),
     )
+
+
+def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, tokens: float) -> float:
+    """Tokens that a class's other tenants may still be served before a newcomer of this one, if they ask for as many;
+    `tokens` are those for which they, and it, have asked."""
+    own = None if queue is None else queue.lines.get(tenant.tenant)
+    if queue is None or own is None:
+        return 0.0
+    level = queue.level()
+    begin = own.share.served if own.sequences else max(own.share.served, level)
+    mark = begin + own.num_tokens / own.share.weight
+    due = sum(
+        max(0.0, mark - (line.share.served if line.sequences else max(line.share.served, level))) * line.share.weight
+        for line in queue.lines.values()
+        if line is not own
+    )
+    return max(0.0, due + own.num_tokens - tokens)
 
 
 def _part_before(queue: ClassQueue, moment: float, now: float) -> float:

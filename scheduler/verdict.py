@@ -9,13 +9,14 @@ from tercet import errors
 
 from .calibration import Ratios
 from .outlook import FirstToken, Regime
-from .traffic_class import TrafficClass
+from .traffic_class import Target, TrafficClass
 
 # A request that would miss its target more likely than not is refused, however many of its class have met theirs.
 LEAST_CHANCE = 0.5
 # Misses that a class may save up: what it promises is a share of requests, so that one that is sure to be in time lets
-# another one be unsure.
-MOST_SPARE = 1.0
+# another one be unsure. Of the misses that the promise allows that is one part; the other is for forecasts that err.
+MOST_SPARE = 5.0
+SPENT_PART = 0.5
 # A deadline that only so few requests would meet cannot be met.
 HOPELESS_CHANCE = 0.05
 # Bounds of what is said about when to ask again.
@@ -25,6 +26,11 @@ SHORTEST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.05, 60.0
 def chance_within(seconds: float, first_token: FirstToken, ratios: Ratios) -> float:
     """How likely the first token comes within that time; `ratios`: how such forecasts turned out."""
     return ratios.share_within(seconds / first_token.seconds)
+
+
+def needed_chance(target: Target) -> float:
+    """How likely a request of the class has to be in time, on average."""
+    return 1.0 - SPENT_PART * (1.0 - target.percentile / 100)
 
 
 def misses_deadline(
@@ -50,7 +56,7 @@ def misses_target(
         return None
     # What cannot be in time even alone is not refused for that, but for having to wait as long again.
     limit_s = target.seconds if first_token.alone_s <= target.seconds else 2 * first_token.alone_s
-    needed = target.percentile / 100
+    needed = needed_chance(target)
     chance = chance_within(limit_s, first_token, ratios)
     if chance >= needed or (chance >= LEAST_CHANCE and spare + chance - needed >= 0.0):
         return None
