@@ -68,11 +68,12 @@ class Executor:
         self._stopped = False
         self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
         self._sequences = Sequences(kv_cache, self.swap_space)
-        self._works = Pipeline(steps, kv_cache, self._sequences)
         self._plans = PlanQueue()
+        self._works = Pipeline(steps, kv_cache, self._sequences, self._plans)
         # Waits in the mailbox until what comes before is told, while its first step is on its way.
         self._announced: Plan | None = None
         self._may_grow = False  # the run, since plans came that only go on
+        self._has_returned = False  # a sequence from host memory, which the run does not have
         self._outbox = Outbox()
         self._reports = Reports(self._outbox, self._plans, self._sequences, kv_cache, self._works, clock)
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
@@ -215,8 +216,7 @@ class Executor:
     def _step(self) -> None:
         if self._announced is not None and len(self._works) == 1:
             return  # its plan is to be obeyed first
-        if self._sequences.num_returning and self._sequences.welcome() and self._works.run is not None:
-            self._steps.stop()
+        self._welcome()
         if self._works:
             self._look_ahead()
         elif not self._begin():
@@ -234,15 +234,23 @@ class Executor:
             self._end_head()
         self._reports.cache_changes()
 
+    def _welcome(self) -> None:
+        """Lets sequences whose blocks are back take part in steps: the run ends for them."""
+        if self._sequences.num_returning:
+            self._has_returned |= self._sequences.welcome()
+        if self._has_returned and self._works.run is not None:
+            self._steps.stop()
+            self._has_returned = False
+
     def _begin(self) -> bool:
-        """Begins the step at the head of the plans, and in a run those behind; False if there is none to wait for."""
+        """Begins the step at the head of the plans; False if there is none to wait for."""
         if not self._plans:
             return False
         self._reports.begin_step()
-        plan, num_steps = self._plans.head if self._plans.step == 0 else None, self._plans.num_steps_alike
-        begun = self._works.begin(plan, num_steps)
+        self._has_returned = False
+        begun = self._works.begin()
         if not begun and self._sequences.num_returning and self._sequences.welcome(wait=True):
-            begun = self._works.begin(plan, num_steps)
+            begun = self._works.begin()
         if begun:
             self._look_at_mailbox()
             self._look_ahead()
@@ -255,20 +263,10 @@ class Executor:
         return False
 
     def _look_ahead(self) -> None:
-        """Begins what the plans have behind the step that is computed, or makes the run longer that is on."""
-        if self._announced is not None or len(self._works) > 1 or not self._plans:
-            return
-        run, num_steps = self._works.run, self._plans.num_steps_alike
-        if run is not None:
-            if self._may_grow and num_steps > run.num_left:
-                run.extend(num_steps - run.num_left)
-            self._may_grow = False
-        elif num_steps > 1:
-            self._works.follow(None, num_steps - 1)
-            self._look_at_mailbox()
-        elif (behind := self._plans.behind) is not None:
-            self._works.follow(*behind)
-            self._look_at_mailbox()
+        if self._announced is None and self._plans:
+            if self._works.look_ahead(may_grow=self._may_grow):
+                self._look_at_mailbox()
+            self._may_grow &= len(self._works) > 1
 
     def _look_at_mailbox(self) -> None:
         # What was submitted before a run began found none to stop.

@@ -1,4 +1,4 @@
-"""The works that a device was given, in the order in which it computes them. Knows plans only by what they ask for."""
+"""The works that a device was given for the plans, in the order in which it computes them. Knows no commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .kv_cache import KVCache
 from .messages import Plan
 from .mixed_step import MixedStep, missing_chunks
 from .ops.follow import NONE
+from .plan_queue import PlanQueue
 from .run import Run
 from .sequence import Sequence
 from .sequences import Sequences
@@ -26,10 +27,11 @@ class Pipeline:
     their last tokens only to the device, and so is who ended with a stop id and is an empty row from then on.
     """
 
-    def __init__(self, steps: Steps, kv_cache: KVCache, sequences: Sequences) -> None:
+    def __init__(self, steps: Steps, kv_cache: KVCache, sequences: Sequences, plans: PlanQueue) -> None:
         self._steps = steps
         self._kv_cache = kv_cache
         self._sequences = sequences
+        self._plans = plans
         self._works: deque[Work] = deque()
 
     def __len__(self) -> int:
@@ -56,9 +58,10 @@ class Pipeline:
         size = self._kv_cache.pool.block_size
         return sum(each.table.num_blocks - -(-each.num_computed // size) for each in self._on_their_way())
 
-    def begin(self, plan: Plan | None, num_steps: int) -> bool:
-        """Where nothing is computed: begins the first step of `plan`, or one that only goes on with what decodes, and
-        up to `num_steps` of that kind. False if there is nothing to compute."""
+    def begin(self) -> bool:
+        """Where nothing is computed: begins the step at the head of the plans, and in a run those behind it. False if
+        there is nothing to compute."""
+        plan, num_steps = self._plans.head if self._plans.step == 0 else None, self._plans.num_steps_alike
         rows, chunks = self._rows(plan, {})
         if not (rows or chunks):
             return False
@@ -72,9 +75,25 @@ class Pipeline:
         self._works.append(work)
         return True
 
+    def look_ahead(self, *, may_grow: bool) -> bool:
+        """Begins what the plans have behind the step that is computed. If a run is, makes it as long as they are by
+        now, if `may_grow`. Whether something was begun."""
+        if len(self._works) > 1:
+            return False
+        run, num_steps = self.run, self._plans.num_steps_alike
+        if run is not None:
+            if may_grow and num_steps > run.num_left:
+                run.extend(num_steps - run.num_left)
+            return False
+        if num_steps > 1:
+            return self.follow(None, num_steps - 1)
+        behind = self._plans.behind
+        return behind is not None and self.follow(*behind)
+
     def follow(self, plan: Plan | None, num_steps: int) -> bool:
-        """The same behind what is computed, which ends with the steps that are on their way. False if that has to be
-        waited for; then it may have been ended early, and what begins in `plan` have taken its blocks."""
+        """Behind what is computed, which ends with the steps that are on their way: begins the first step of `plan`, or
+        a run that only goes on with what decodes. False if that has to be waited for; then what is computed may have
+        been ended early, and who begins in `plan` may have its blocks."""
         last = self._works[-1]
         if len(self._works) == _MOST or not last.can_be_followed:
             return False
