@@ -125,7 +125,7 @@ class Worker:
         for sequence_id, sequence in list(self.arriving.items()):
             if sequence.state is State.PREFILL and self.sequences.get(sequence_id) is sequence:
                 tokens = sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
-                pending.append((sequence.urgency, tokens, self.lent_slots(sequence)))
+                pending.append((sequence.turn, tokens, self.lent_slots(sequence)))
             else:
                 del self.arriving[sequence_id]
                 self.promised.settle(sequence_id)

@@ -93,7 +93,9 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     dealt: dict[int, list[Sequence]] = {}
     order, shares = pool.order(now), KvShares(pool)
     most = swapped + sum(max(0, room.taken * pressing + room.slots) for room in rooms.values())
+    promise_s = pool.waiting.longest_promise
     while most > 0 and (sequence := order.next) is not None:
+        sequence.have_turn(now, promise_s)
         for room in rooms.values():
             room.turn_to(sequence)
         opening = any(room.opens(sequence) for room in rooms.values())

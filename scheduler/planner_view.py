@@ -119,7 +119,7 @@ def _prefill_view(
     traffic_class = sequence.request.traffic_class
     view = Prefill(
         sequence.sequence_id,
-        sequence.urgency,
+        sequence.turn,
         left,
         steps_left,
         joined,
@@ -163,7 +163,7 @@ def _holder(worker: Worker, leader: Sequence) -> Holder:
         sequence_ids=tuple(each.sequence_id for each in leader.group),
         rank=traffic_class.rank,
         priority=leader.request.submission.priority,
-        urgency=leader.urgency,
+        urgency=leader.turn,
         shielded=leader.shielded,
         lost_tokens=length - 1 if decoding else leader.computed,
         blocks=blocks + len(leader.forks) * (blocks - length // size),

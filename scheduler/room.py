@@ -81,7 +81,7 @@ class Room:
         """It is the turn of the sequence: prefills there that are more urgent come before it, if it comes."""
         self.first = self.first_tokens = self.first_slots = 0
         for urgency, tokens, lent in reversed(self.behind):
-            if urgency >= sequence.urgency:
+            if urgency >= sequence.turn:
                 break
             self.first += 1
             self.first_tokens += tokens
@@ -152,7 +152,7 @@ class Room:
         slots = len(sequence.group) - self._slots - self.leaving.sequences
         staying = self.taken - self.leaving.sequences
         blocks = self.need(sequence) + staying - self.available - self.leaving.blocks if staying > 0 else 0
-        return choose_yielding(self.yielders, sequence.request.traffic_class.rank, sequence.urgency, slots, blocks)
+        return choose_yielding(self.yielders, sequence.request.traffic_class.rank, sequence.turn, slots, blocks)
 
     def make_room(self, sequence: Sequence, victims: tuple[Holder, ...]) -> None:
         """Notes that the sequence starts there as soon as these and those that leave have gone. What is free there now

@@ -114,8 +114,10 @@ class Sequence:
     max_length: int
     # Sampling of the request with the seed of this output.
     sampling: Sampling
-    # Smaller is served earlier: the moment its claim counts from, and the arrival. Kept for life.
+    # Smaller is served earlier: when its promise is broken or its patience at an end, and the arrival. Kept for life.
     urgency: tuple[float, int]
+    # For one without a promise: its urgency since it was its turn to start.
+    urgency_in_turn: tuple[float, int] | None = None
     state: State = State.QUEUED
     # Set while it waits to be forked where the prefill of that one ends; it goes wherever the leader goes.
     leader: Sequence | None = field(default=None, repr=False)
@@ -185,6 +187,18 @@ class Sequence:
     def group(self) -> tuple[Sequence, ...]:
         """It and those that wait to be forked from it: they are placed and taken away together."""
         return (self, *self.forks)
+
+    @property
+    def turn(self) -> tuple[float, int]:
+        """Its urgency among those that a worker computes."""
+        return self.urgency_in_turn or self.urgency
+
+    def have_turn(self, now: float, promise_s: float) -> None:
+        """It may start. However long one without a promise has waited, its prefill lets promises pass that are to be
+        kept within `promise_s` seconds, and no others: so it has an end."""
+        if self.urgency_in_turn is None and self.request.traffic_class.ttft is None:
+            for each in self.group:
+                each.urgency_in_turn = max(each.urgency[0], now + promise_s), each.urgency[1]
 
     @property
     def suspect(self) -> bool:

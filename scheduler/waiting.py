@@ -149,6 +149,12 @@ class WaitingQueue:
         """Requests of which something waits."""
         return sum(len(queue.requests) for queue in self.classes.values())
 
+    @property
+    def longest_promise(self) -> float:
+        """Of the classes that it has seen: seconds to the first token; 0 if none promises any."""
+        targets = [queue.traffic_class.ttft for queue in self.classes.values()]
+        return max((target.seconds for target in targets if target is not None), default=0.0)
+
     def count(self, traffic_class: str) -> Waiting:
         """What waits of a class."""
         queue = self.classes.get(traffic_class)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -17,6 +18,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
+from scheduler.traffic_class import CLASSES
 
 ADAPTIVE = Policy(0, 0)
 # 2 ms, 50 us a token: a chunk of 960 tokens makes a step of 50 ms.
@@ -186,6 +188,26 @@ def test_a_prefill_that_others_pass_has_its_turn_when_it_has_waited_long_enough(
     assert 4.0 < patient.times[0] < 4.0 + 17 * step
     passed = [call for call in others if call.times[0] < patient.times[0]]
     assert 10 < len(passed) < len(others)
+
+
+def test_a_prefill_without_a_promise_lets_promises_pass_however_long_it_has_waited() -> None:
+    hasty = [CLASSES["interactive"], CLASSES["rag"], replace(CLASSES["batch"], patience_s=0.5)]
+    infos = [large(**{**LONG, "max_num_seqs": 2})]
+    mesh, gateway = streaming(infos=infos, classes=hasty, admission_mode=AdmissionMode.OFF)
+    names = ("interactive", "rag")
+    running = [mesh.submit(gateway, submission(len(name), [1] * 3, 30_000, traffic_class=name)) for name in names]
+    patient = mesh.submit(gateway, submission(1, [3] * 30_000, 1, traffic_class="batch"))
+    mesh.run(until=3.0)
+    assert not patient.times
+    for call in running:
+        mesh.cancel(gateway, call)
+    mesh.run(until=mesh.now + 0.1)
+    assert sum(isinstance(sent.command, NewSequence) for sent in mesh.sent) == 3
+    urgent = mesh.submit(gateway, submission(2, [4] * 3, 1))
+    came = mesh.now
+    settle(mesh)
+    assert urgent.times[0] < came + 2 * GPU_LIKE.seconds(2048, 30_000)
+    assert urgent.times[0] < patient.times[0]
 
 
 def test_a_prompt_alone_is_not_capped() -> None:
