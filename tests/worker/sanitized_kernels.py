@@ -251,6 +251,13 @@ def commit(device: Device) -> None:
             device.put(np.full((rows, 8), -1), np.int32), loop, STREAM,
         )  # fmt: skip
         assert (device.take(slots, rows * 8).view(np.int64) == 31).all(), "a row did not move on"
+        tokens = device.room(rows * 8)
+        _kernels.follow_step(
+            device.put(np.arange(rows), np.int32), device.put(np.arange(rows + 1), np.int32),
+            device.put(np.full((rows, 8), -1), np.int32), tokens, slots, device.put(np.ones(rows), np.int32),
+            others["status"], rows, loop, STREAM,
+        )  # fmt: skip
+        assert (device.take(tokens, rows * 8).view(np.int64) == 7).all(), "a row did not follow"
         loop.close()
 
 
