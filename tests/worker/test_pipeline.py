@@ -139,6 +139,51 @@ def test_a_prompt_in_several_chunks_goes_on_behind_its_own_step(followed: list[l
     assert prefills == [1, 10, 20, 29]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lost_scheduler_leaves_nothing_of_what_has_begun(seed: int) -> None:
+    bench = Bench(seed=seed)
+    bench.obey(NewSequence(1, (5,), 60), Plan(1, 30, (Chunk(1, 1),), (1,)))
+    bench.step(3)
+    bench.obey(NewSequence(2, (8, 9), 60), Plan(2, 9, (Chunk(2, 2),), (2,), 1))
+    assert len(bench.works) == 2
+    later: list[Event] = []
+    bench.obey(Attach(later.append))
+    # Behind the plan, which waits for the steps before its own.
+    bench.step(6)
+    assert not bench.works
+    assert bench.kv_cache.counts().used == 0
+    assert bench.executor.idle
+    assert [(done.plan_seq, done.revoked) for done in bench.events if isinstance(done, PlanDone)] == [(1, True)]
+    assert not any(isinstance(event, (StepResult, PlanDone)) for event in later)
+
+
+@pytest.mark.parametrize("failing", ["fill", "fill_run"])
+def test_what_cannot_begin_ends_alone(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a run that goes on: what it has computed by then is told."""
+    bench = Bench()
+    bench.obey(NewSequence(1, (5,), 60), Plan(1, 30, (Chunk(1, 1),), (1,)))
+    bench.step(3)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(StepRows, failing, fail)
+    bench.obey(NewSequence(2, (8, 9), 60), Plan(2, 9, (Chunk(2, 2),), (2,), 1))
+    bench.step(4)
+    ended = ended_of(bench.events)
+    assert {number: end.failure.message for number, end in ended.items() if end.failure} == dict.fromkeys(
+        (1, 2), "the step failed: RuntimeError"
+    )
+    told = tokens_of(bench.events, 1)
+    assert told == continuation([5], len(told))
+    assert bench.kv_cache.counts().used == 0
+    monkeypatch.undo()
+    bench.obey(NewSequence(3, (7,), 20), Plan(3, 30, (Chunk(3, 1),), (3,)))
+    bench.step(30)
+    assert tokens_of(bench.events, 3) == continuation([7], 19)
+
+
 def test_what_is_told_of_blocks_is_what_is_computed() -> None:
     bench = Bench()
     bench.obey(NewSequence(1, (1,) * S, 80), Plan(1, 32, (Chunk(1, S),), (1,)))
