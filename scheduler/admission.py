@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -14,7 +15,7 @@ from .sequence import Request, Sequence
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
 from .usage import Demand
-from .waiting import Waiting, WaitingQueue
+from .waiting import NOBODY, ClassQueue, Line, Waiting, WaitingQueue
 
 # A restarted worker is dialled at least once a second.
 NO_WORKER_RETRY_SECONDS = 1.0
@@ -50,6 +51,10 @@ class QueueBounds:
     def max_sequences(self) -> int:
         """Each costs memory, and time in every round that looks at all of them, however short its prompt is."""
         return MAX_SEQUENCES_PER_REQUEST * self.max_requests
+
+    def part(self, share: float) -> QueueBounds:
+        """So much of them, at least 1 of each."""
+        return QueueBounds(math.ceil(share * self.max_requests), math.ceil(share * self.max_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +146,43 @@ def clamp_priority(submission: Submission, plan: TenantPlan) -> Submission:
 
 
 def find_overflow(
-    submission: Submission, waiting: WaitingQueue, bounds: QueueBounds, traffic_class: TrafficClass
+    submission: Submission, waiting: WaitingQueue, bounds: QueueBounds, traffic_class: TrafficClass, plan: TenantPlan
 ) -> Overflow | None:
     """Which bound the request would break, that of its class first; None if there is room. An empty queue takes a
-    request of any size."""
+    request of any size.
+
+    Nobody is kept out by a flood that he has no part in: what waits of higher ranks does not count to the bounds of the
+    pool, and a tenant of whom less waits than his share of a bound has room until there is twice as much.
+    """
     own = QueueBounds(traffic_class.max_queued_requests, traffic_class.max_queued_tokens)
-    whole = Waiting(waiting.num_requests, waiting.num_sequences, waiting.num_tokens)
-    of_class = _overflow(submission, waiting.count(traffic_class.name), own, traffic_class.name)
-    return of_class or _overflow(submission, whole, bounds, "")
+    of_class = [each for each in waiting.classes.values() if each.traffic_class.name == traffic_class.name]
+    whole = [each for each in waiting.classes.values() if each.traffic_class.rank <= traffic_class.rank]
+    return _overflow_for(submission, of_class, own, plan, traffic_class.name) or _overflow_for(
+        submission, whole, bounds, plan, ""
+    )
+
+
+def _overflow_for(
+    submission: Submission, queues: list[ClassQueue], bounds: QueueBounds, plan: TenantPlan, traffic_class: str
+) -> Overflow | None:
+    counts = _total(each.counts for each in queues)
+    overflow = _overflow(submission, counts, bounds, traffic_class)
+    if overflow is None or _overflow(submission, counts, bounds.part(2.0), traffic_class):
+        return overflow
+    lines = [(tenant, line) for queue in queues for tenant, line in queue.waiting.items()]
+    weights = {tenant: line.share.weight for tenant, line in lines} | {plan.tenant: plan.weight}
+    mine = _total(_waiting_in(line) for tenant, line in lines if tenant == plan.tenant)
+    share = bounds.part(plan.weight / sum(weights.values()))
+    return overflow if len(weights) == 1 or _overflow(submission, mine, share, traffic_class) else None
+
+
+def _waiting_in(line: Line) -> Waiting:
+    return Waiting(len(line.sequences), line.num_sequences, line.num_tokens)
+
+
+def _total(counts: Iterable[Waiting]) -> Waiting:
+    requests, sequences, tokens = (sum(column) for column in zip(NOBODY, *counts, strict=True))
+    return Waiting(requests, sequences, tokens)
 
 
 def _overflow(submission: Submission, waiting: Waiting, bounds: QueueBounds, traffic_class: str) -> Overflow | None:

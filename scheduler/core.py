@@ -217,7 +217,7 @@ class Core:
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
-        self._check_queue(submission, pool, traffic_class, now)
+        self._check_queue(submission, pool, traffic_class, plan, now)
         request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
         self._foresee(pool, request, now)
         check_vocabulary(submission, pool)
@@ -244,14 +244,16 @@ class Core:
             retry_after_s=problem.retry_after_s,
         )
 
-    def _check_queue(self, submission: Submission, pool: Pool, traffic_class: TrafficClass, now: float) -> None:
+    def _check_queue(
+        self, submission: Submission, pool: Pool, traffic_class: TrafficClass, plan: TenantPlan, now: float
+    ) -> None:
         """Raises QueueFullError."""
         bounds = self._settings.bounds
-        if find_overflow(submission, pool.waiting, bounds, traffic_class) is None:
+        if find_overflow(submission, pool.waiting, bounds, traffic_class, plan) is None:
             return
         # In a burst the queue may hold what a plan can start at once.
         self._plan(now)
-        overflow = find_overflow(submission, pool.waiting, bounds, traffic_class)
+        overflow = find_overflow(submission, pool.waiting, bounds, traffic_class, plan)
         if overflow is not None:
             raise overflow.error(self._mesh.pace(pool, overflow.traffic_class).seconds_for(overflow.starts, now))
 

@@ -104,11 +104,13 @@ class SchedulerSettings:
         0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", checks.count(0)
     )
     max_queued_requests: int = setting(
-        1024, "requests waiting in one pool before QUEUE_FULL; eight times as many outputs may wait", checks.count(1)
+        1024,
+        "requests waiting in one pool before QUEUE_FULL, without those of higher ranks; eight times as many outputs",
+        checks.count(1),
     )
     max_queued_tokens: int = setting(
         4_000_000,
-        "prompt tokens waiting in one pool before QUEUE_FULL; outputs of one request share theirs",
+        "prompt tokens waiting in one pool before QUEUE_FULL, without those of higher ranks; outputs share theirs",
         checks.at_least(1),
     )
     default_class: str = setting("interactive", "traffic class of requests that name none", checks.not_empty)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fleets import fleet_of
 from sequences import sequence_of
@@ -23,8 +25,14 @@ from scheduler.waiting import WaitingQueue
 from tercet import errors
 
 
-def wait(waiting: WaitingQueue, key: int, length: int, traffic_class: TrafficClass = CLASSES["interactive"]) -> None:
-    request = Request(1, submission(key, [1] * length), 0.0, None, traffic_class=traffic_class)
+def wait(
+    waiting: WaitingQueue,
+    key: int,
+    length: int,
+    traffic_class: TrafficClass = CLASSES["interactive"],
+    plan: TenantPlan = ANYONE,
+) -> None:
+    request = Request(1, submission(key, [1] * length), 0.0, None, plan, traffic_class)
     waiting.add(sequence_of(request, key, [1] * length, length + 8))
 
 
@@ -101,7 +109,7 @@ def test_a_plan_bounds_how_urgent_a_request_may_be() -> None:
 
 
 def overflow_of(waiting: WaitingQueue, bounds: QueueBounds, length: int = 1, n: int = 1) -> Overflow | None:
-    return find_overflow(submission(9, (1,) * length, n=n), waiting, bounds, CLASSES["interactive"])
+    return find_overflow(submission(9, (1,) * length, n=n), waiting, bounds, CLASSES["interactive"], ANYONE)
 
 
 def test_the_bounds_of_a_pool() -> None:
@@ -123,16 +131,58 @@ def test_the_bounds_of_a_class_are_its_own() -> None:
     for key in range(5):
         wait(waiting, key, 10, other)
     asked = submission(9, (1,) * 8)
-    assert find_overflow(asked, waiting, bounds, one) is None
+    assert find_overflow(asked, waiting, bounds, one, ANYONE) is None
     wait(waiting, 5, 9, one)
-    assert find_overflow(asked, waiting, bounds, one) is None
+    assert find_overflow(asked, waiting, bounds, one, ANYONE) is None
     wait(waiting, 6, 9, one)
-    assert find_overflow(asked, waiting, bounds, one) == Overflow("one", "max_queued_tokens", 1)
+    assert find_overflow(asked, waiting, bounds, one, ANYONE) == Overflow("one", "max_queued_tokens", 1)
     wait(waiting, 7, 1, one)
-    assert find_overflow(asked, waiting, bounds, one) == Overflow("one", "max_queued_requests", 1)
-    assert find_overflow(submission(9, (1,) * 50), waiting, bounds, other) is None
+    assert find_overflow(asked, waiting, bounds, one, ANYONE) == Overflow("one", "max_queued_requests", 1)
+    assert find_overflow(submission(9, (1,) * 50), waiting, bounds, other, ANYONE) is None
     # 17 tokens too many, where eight requests have 69.
-    assert find_overflow(asked, waiting, QueueBounds(100, 60), other) == Overflow("", "max_queued_tokens", 2)
+    assert find_overflow(asked, waiting, QueueBounds(100, 60), other, ANYONE) == Overflow("", "max_queued_tokens", 2)
+
+
+def test_what_waits_of_higher_ranks_keeps_nobody_out() -> None:
+    waiting, bounds = WaitingQueue(), QueueBounds(4, 1000)
+    chat, batch = TrafficClass("chat", 0, 0.0), TrafficClass("batch", 1, 0.0)
+    asked = submission(9, (1,))
+    for key in range(4):
+        wait(waiting, key, 10, batch)
+    assert find_overflow(asked, waiting, bounds, batch, ANYONE) == Overflow("", "max_queued_requests", 1)
+    for key in range(4, 8):
+        assert find_overflow(asked, waiting, bounds, chat, ANYONE) is None
+        wait(waiting, key, 10, chat)
+    assert find_overflow(asked, waiting, bounds, chat, ANYONE) == Overflow("", "max_queued_requests", 1)
+    assert find_overflow(asked, waiting, bounds, batch, ANYONE) == Overflow("", "max_queued_requests", 5)
+
+
+@pytest.mark.parametrize("own_bound", [True, False])
+def test_a_flood_of_one_tenant_keeps_nobody_else_out_until_there_is_twice_as_much(own_bound: bool) -> None:
+    kind = TrafficClass("kind", 0, 0.0, max_queued_requests=12 * own_bound)
+    waiting, bounds = WaitingQueue(), QueueBounds(0 if own_bound else 12, 0)
+    full = Overflow("kind" if own_bound else "", "max_queued_requests", 1)
+    flood, small, large = TenantPlan("flood"), TenantPlan("small"), TenantPlan("large", weight=2.0)
+    asked = submission(9, (1,))
+
+    def overflow(plan: TenantPlan) -> Overflow | None:
+        return find_overflow(asked, waiting, bounds, kind, plan)
+
+    for key in range(12):
+        assert overflow(flood) is None
+        wait(waiting, key, 10, kind, flood)
+    assert overflow(flood) == full
+    # A half, as long as there are two.
+    for key in range(6):
+        assert overflow(small) is None
+        wait(waiting, 20 + key, 10, kind, small)
+    assert overflow(small) == replace(full, starts=7)
+    # A half of the whole, of which it has twice the weight of each.
+    for key in range(6):
+        assert overflow(large) is None
+        wait(waiting, 30 + key, 10, kind, large)
+    # A fourth would have room, but for the end of all room.
+    assert overflow(TenantPlan("late")) == replace(full, starts=13)
 
 
 def test_a_full_queue_tells_its_bound_and_not_who_waits() -> None:
