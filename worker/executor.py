@@ -70,8 +70,8 @@ class Executor:
         self._sequences = Sequences(kv_cache, self.swap_space)
         self._plans = PlanQueue()
         self._works = Pipeline(steps, kv_cache, self._sequences, self._plans)
-        # Waits in the mailbox until what comes before is told, while its first step is on its way.
-        self._announced: Plan | None = None
+        # Waits in the mailbox until what comes before is told, while what it leads to is on its way.
+        self._announced: Command | None = None
         self._may_grow = False  # the run, since plans came that only go on
         self._has_returned = False  # a sequence from host memory, which the run does not have
         self._outbox = Outbox()
@@ -161,13 +161,18 @@ class Executor:
 
     @torch.inference_mode()
     def _announce(self, command: Command) -> bool:
-        """Begins the first step of a plan that comes instead of all others, behind what is being computed."""
-        if not isinstance(command, Plan) or not self._plans.are_revoked_by(command):
-            return False
-        if not self._works.follow(command, command.num_steps):
-            return False
-        self._announced = command
-        return True
+        """Begins what a command leads to behind what is being computed: the first step of a plan that comes instead of
+        all others, or a run of those that are not released."""
+        match command:
+            case Plan():
+                begun = self._plans.are_revoked_by(command) and self._works.follow(command, command.num_steps)
+            case Release():
+                begun = self._works.run is not None and self._works.go_on(command.sequence_ids)
+            case _:
+                begun = False
+        if begun:
+            self._announced = command
+        return begun
 
     def _disturbs(self, command: Command) -> bool:
         """Whether what is computed must end before a command is obeyed."""
@@ -186,8 +191,7 @@ class Executor:
             case Plan():
                 self._accept(command)
             case Release():
-                for released in self._sequences.release(command.sequence_ids, command.cause):
-                    self._outbox.put(released)
+                self._reports.released(self._sequences.release(command.sequence_ids, command.cause))
             case Resume():
                 self._sequences.resume(command.sequence_ids)
             case Attach():
@@ -215,7 +219,7 @@ class Executor:
     @torch.inference_mode()
     def _step(self) -> None:
         if self._announced is not None and len(self._works) == 1:
-            return  # its plan is to be obeyed first
+            return  # it is to be obeyed first
         self._welcome()
         if self._works:
             self._look_ahead()

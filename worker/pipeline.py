@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from . import _core
 from .kv_cache import KVCache
@@ -86,26 +87,36 @@ class Pipeline:
                 run.extend(num_steps - run.num_left)
             return False
         if num_steps > 1:
-            return self.follow(None, num_steps - 1)
+            return self.go_on()
         behind = self._plans.behind
         return behind is not None and self.follow(*behind)
 
-    def follow(self, plan: Plan | None, num_steps: int) -> bool:
-        """Behind what is computed, which ends with the steps that are on their way: begins the first step of `plan`, or
-        a run that only goes on with what decodes. False if that has to be waited for; then what is computed may have
-        been ended early, and who begins in `plan` may have its blocks."""
+    def follow(self, plan: Plan, num_steps: int) -> bool:
+        """Behind what is computed, which ends with the steps that are on their way, begins the first step of `plan`,
+        and up to `num_steps` if it computes no prompt. False if that has to be waited for; then what is computed may
+        have been ended early, and who begins in `plan` may have its blocks."""
+        return self._follow(plan, num_steps, ())
+
+    def go_on(self, without: Collection[int] = ()) -> bool:
+        """The same with all that decodes but some ids, to the end of the plans that only go on."""
+        return self._follow(None, self._plans.num_steps_alike, without)
+
+    def _follow(self, plan: Plan | None, num_steps: int, without: Collection[int]) -> bool:
         last = self._works[-1]
         if len(self._works) == _MOST or not last.can_be_followed:
             return False
         num_steps_to_come = self._steps.settle()
         if num_steps_to_come is None:
             return False
-        if plan is not None:
+        if plan is None:
+            num_steps -= num_steps_to_come
+        else:
             self._sequences.join(plan.join)
         places = last.after(num_steps_to_come)
-        if places is None:
+        if places is None or num_steps < 1:
             return False
         rows, chunks = self._rows(plan, {row.sequence: row for row in places})
+        rows = [row for row in rows if row.sequence.spec.sequence_id not in without]
         if not (rows or chunks):
             return False
         work = self._make_run(rows, num_steps) if not chunks else self._make_step([*rows, *chunks])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from .kv_cache import KVCache
-from .messages import BlockCounts, StepResult
+from .messages import BlockCounts, Released, StepResult
 from .outbox import Outbox
 from .outcome import Outcome
 from .pipeline import Pipeline
@@ -67,6 +68,12 @@ class Reports:
     def plan_done(self, *, revoked: bool) -> None:
         """The plan at the head is over."""
         self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))
+
+    def released(self, answers: Iterable[Released]) -> None:
+        """Sequences were let go, of which nothing is on its way."""
+        num_ahead = self._works.num_ahead
+        for answer in answers:
+            self._outbox.put(dataclasses.replace(answer, blocks=answer.blocks.without(num_ahead)))
 
     def cache_changes(self) -> None:
         """What the prefix cache lost and got. Last: whoever waits for tokens need not wait for these."""

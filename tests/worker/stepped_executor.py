@@ -31,6 +31,14 @@ from worker.swap_space import SwapSpace
 CPU = torch.device("cpu")
 
 
+def obey_all(executor: Executor) -> None:
+    """Obeys what was submitted, also what waits for steps that are on their way."""
+    executor.obey()
+    while len(executor._mailbox):
+        executor.step()
+        executor.obey()
+
+
 class SteppedExecutor:
     """Commands take effect, and plans run to their ends, within `run`; the pools are checked after each step."""
 
@@ -59,11 +67,11 @@ class SteppedExecutor:
         return eager_graph_steps(self.model, self.kv_cache, rng, max_rows=32)  # type: ignore[arg-type]
 
     def obey(self, *commands: Command) -> list[Event]:
-        """Obeys the commands and runs no step; the events."""
+        """Obeys the commands, and runs no step but what was on its way; the events."""
         first = len(self.events)
         for command in commands:
             self.executor.submit(command)
-        self.executor.obey()
+        obey_all(self.executor)
         return self.events[first:]
 
     def plan(self, num_steps: int, **fields: object) -> Plan:

@@ -24,6 +24,7 @@ from worker.messages import (
     PlanDone,
     Release,
     ReleaseCause,
+    Released,
     StepResult,
 )
 from worker.ops.follow import NONE
@@ -137,6 +138,28 @@ def test_a_prompt_in_several_chunks_goes_on_behind_its_own_step(followed: list[l
     assert tokens_of(bench.events, 1) == continuation([5], 11)
     prefills = [prefill.num_computed for step in steps_of(bench.events) for prefill in step.prefills]
     assert prefills == [1, 10, 20, 29]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cause", [ReleaseCause.CANCEL, ReleaseCause.SWAP])
+def test_others_go_on_behind_the_steps_of_one_that_is_let_go(seed: int, cause: ReleaseCause) -> None:
+    bench = Bench(seed=seed)
+    bench.obey(*(NewSequence(number, (number,), 60) for number in (1, 2, 3)))
+    bench.obey(Plan(1, 30, tuple(Chunk(number, 1) for number in (1, 2, 3)), (1, 2, 3)))
+    bench.step(3)
+    bench.obey(Release((2, 77), cause))
+    assert len(bench.works) == 2
+    bench.step(29)
+    answers = [event for event in bench.events if isinstance(event, Released)]
+    assert [(answer.sequence_id, answer.found) for answer in answers] == [(2, True), (77, False)]
+    got = tokens_of(bench.events, 2)
+    assert tokens_of(bench.events[: bench.events.index(answers[0])], 2) == got == continuation([2], len(got))
+    assert 3 <= len(got) < 6
+    for number in (1, 3):
+        assert tokens_of(bench.events, number) == continuation([number], 30)
+    assert bench.done() == [(1, 30, False)]
+    bench.obey(Release((1, 3), ReleaseCause.CANCEL))
+    assert bench.kv_cache.counts().used == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
