@@ -239,12 +239,15 @@ class Executor:
         self._reports.cache_changes()
 
     def _welcome(self) -> None:
-        """Lets sequences whose blocks are back take part in steps: the run ends for them."""
+        """Lets sequences whose blocks are back take part in steps: the run goes on with them."""
         if self._sequences.num_returning:
             self._has_returned |= self._sequences.welcome()
         if self._has_returned and self._works.run is not None:
-            self._steps.stop()
             self._has_returned = False
+            if self._works.go_on():
+                self._look_at_mailbox()
+            else:
+                self._steps.stop()
 
     def _begin(self) -> bool:
         """Begins the step at the head of the plans; False if there is none to wait for."""
