@@ -141,8 +141,10 @@ def _numbers(text: str) -> list[float]:
 def _lines(run: Figures, capacity: float | None) -> list[str]:
     """A run as lines of a table."""
     load = f"{run['rate']:.1f} requests/s" + (f", {run['rate'] / capacity:.2g} x capacity" if capacity else "")
-    qualified = sum(flow["qualified_per_second"] for flow in run["flows"].values())
-    lines = [f"admission {run['admission']}, {load}: {qualified:.2f} qualified/s"]
+    requests, tokens = (
+        sum(flow[f"qualified_{what}per_second"] for flow in run["flows"].values()) for what in ("", "tokens_")
+    )
+    lines = [f"admission {run['admission']}, {load}: {requests:.2f} qualified/s with {tokens:,.0f} tokens/s"]
     for name, flow in run["flows"].items():
         ttft = flow["ttft_ms"]
         refused = sum(flow["refused"].values())

@@ -94,7 +94,9 @@ def _count(tally: FlowTally, seen: Seen, begin: float, end: float) -> None:
     if seen.broken_off:
         tally.cancelled += 1
     elif seen.error is None:
-        tally.complete(seen.ttft, seen.tpot, under_load=begin <= seen.over <= end)
+        tally.complete(
+            len(seen.ask.prompt) + len(seen.tokens), seen.ttft, seen.tpot, under_load=begin <= seen.over <= end
+        )
     elif seen.refused:
         tally.refuse(seen.error)
     else:

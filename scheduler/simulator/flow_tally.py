@@ -31,6 +31,8 @@ class FlowTally:
     qualified: int = 0
     # Between the arrivals of the first quarter of all requests and of the last one: when the load was what it is.
     qualified_under_load: int = 0
+    # Prompts and outputs of these.
+    tokens_under_load: int = 0
     first_token: Spread = field(default_factory=Spread)
 
     @property
@@ -38,13 +40,16 @@ class FlowTally:
         """Requests that have had their terminal message."""
         return self.completed + self.cancelled + self.failed.total() + self.refused.total()
 
-    def complete(self, first_token_s: float, gap_s: float, *, under_load: bool) -> None:
-        """A request got all its tokens, the first after `first_token_s`, with `gap_s` between two on average."""
+    def complete(self, tokens: int, first_token_s: float, gap_s: float, *, under_load: bool) -> None:
+        """A request got all its tokens, the first after `first_token_s`, with `gap_s` between two on average. With its
+        prompt they are `tokens`."""
         self.completed += 1
         ttft, gap = self.traffic_class.ttft, self.traffic_class.gap
         if (ttft is None or first_token_s <= ttft.seconds) and (gap is None or gap_s <= gap.seconds):
             self.qualified += 1
-            self.qualified_under_load += under_load
+            if under_load:
+                self.qualified_under_load += 1
+                self.tokens_under_load += tokens
 
     def refuse(self, failure: RequestError) -> None:
         """A request was refused."""
@@ -64,5 +69,6 @@ class FlowTally:
             "refused_with_retry": self.retries,
             "qualified": self.qualified,
             "qualified_per_second": round(self.qualified_under_load / seconds, 4) if seconds else 0.0,
+            "qualified_tokens_per_second": round(self.tokens_under_load / seconds, 1) if seconds else 0.0,
             "ttft_ms": self.first_token.report(1e3),
         }

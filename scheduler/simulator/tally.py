@@ -37,6 +37,8 @@ class Ask:
     sequence_ids: tuple[int, ...] = ()
     queue_s: float = 0.0
     first_token_s: float | None = None
+    # Of its prompt and of the outputs that have ended.
+    tokens: int = 0
     # The longest mean time between two tokens of an output that has ended.
     gap_s: float = 0.0
     # Why an output failed.
@@ -131,7 +133,9 @@ class CountingGateway(VirtualGateway):
         """A request is submitted."""
         tally = self.tally.flows[flow]
         tally.offered += 1
-        self.asks[submission.request_key] = Ask(submission, tally, now, submission.n)
+        self.asks[submission.request_key] = Ask(
+            submission, tally, now, submission.n, tokens=len(submission.prompt_token_ids)
+        )
 
     def take_over(self) -> list[Submission]:
         """Requests that were over since the last call."""
@@ -178,6 +182,7 @@ class CountingGateway(VirtualGateway):
             stream = streams.pop(end.sequence_id)
             ask = stream.ask
             ask.left -= 1
+            ask.tokens += stream.count
             ask.queue_s = max(ask.queue_s, end.account.queue_us * 1e-6)
             if stream.count > 1:
                 ask.gap_s = max(ask.gap_s, (stream.last - stream.first) / (stream.count - 1))
@@ -203,7 +208,7 @@ class CountingGateway(VirtualGateway):
             flow.failed[ask.failure] += 1
         else:
             assert ask.first_token_s is not None, "done without a token"
-            flow.complete(ask.first_token_s, ask.gap_s, under_load=self.under_load)
+            flow.complete(ask.tokens, ask.first_token_s, ask.gap_s, under_load=self.under_load)
             self.tally.queue.add(ask.queue_s)
             self.tally.total.add(now - ask.arrived_at)
         self._close(ask.submission.request_key, now)
