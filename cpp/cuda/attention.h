@@ -51,16 +51,17 @@ struct AttentionBounds {
 
 // How much room a plan needs: upper bounds.
 struct AttentionSizes {
-  bool all_decode;               // every token is one of decode
-  bool one_each;                 // and the only one of its sequence, as far as tokens of decode go
-  bool merges;                   // some token's context may be of several chunks
-  std::int64_t num_units;        // of decode: a token with one chunk of its context
-  std::int64_t num_tiles;        // of prefill: a sequence with one tile of its query rows
-  std::int64_t num_tile_blocks;  // CUDA blocks, for each KV head, that take them in turn
-  std::int64_t num_merged;       // tokens of decode, or sequences that may have one
-  std::int64_t num_blocks;       // CUDA blocks that share the units out
-  std::int64_t plan_words;       // 32-bit words of the plan itself, so many that what follows it is aligned
-  std::int64_t state_words;      // and of what chunks leave to be merged
+  bool all_decode;                // every token is one of decode
+  bool one_each;                  // and the only one of its sequence, as far as tokens of decode go
+  bool merges;                    // some token's context may be of several chunks
+  std::int64_t num_units;         // of decode: a token with one chunk of its context
+  std::int64_t num_tiles;         // of prefill: a sequence with one tile of its query rows
+  std::int64_t num_tile_blocks;   // CUDA blocks, for each KV head, that take them in turn
+  std::int64_t num_merged;        // tokens of decode of several chunks
+  std::int64_t num_merge_blocks;  // CUDA blocks that merge them, a head each at a time
+  std::int64_t num_blocks;        // CUDA blocks that share the units out
+  std::int64_t plan_words;        // 32-bit words of the plan itself, so many that what follows it is aligned
+  std::int64_t state_words;       // and of what chunks leave to be merged
 };
 
 // The sizes for a step of the rows' numbers. Bounds that turn out too low leave tokens without a result.

@@ -1,6 +1,6 @@
 // Paged decode attention: q [T, H, D], k_cache, v_cache [N, G, S, D] -> out [T, H, D]. Bound by the reading of K and V.
 //
-// An item is a token, up to 256 tokens of its context and one KV head with up to 16 of its query heads, which are the
+// An item is a token, a chunk of its context and one KV head with up to 16 of its query heads, which are the
 // columns of products: a KV head is read once for all of them. A block of four warps takes a run of items from the
 // plan. Each warp streams its own tiles of 16 tokens (32 of e4m3), cp.async from the pages into a ring of its own, and
 // its loads run ahead over the ends of items, so that memory never waits for a merge; warps meet once an item. A token
@@ -157,19 +157,21 @@ struct Merge {
   }
 };
 
+// Four columns of what has been seen of a head's context, relative to the maximum.
 struct Sum {
-  float maximum, sum;
-  float4 o;
-};
+  float maximum = -INFINITY, sum = 0.0f;
+  float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
 
-__device__ inline void add(Sum& to, float2 maximum_and_sum, float4 o) {
-  const float factor = power_of_2(maximum_and_sum.x - to.maximum);
-  to.sum += factor * maximum_and_sum.y;
-  to.o.x += factor * o.x;
-  to.o.y += factor * o.y;
-  to.o.z += factor * o.z;
-  to.o.w += factor * o.w;
-}
+  // Another's, whose maximum is no greater.
+  __device__ void add(float2 maximum_and_sum, float4 more) {
+    const float factor = power_of_2(maximum_and_sum.x - maximum);
+    sum += factor * maximum_and_sum.y;
+    o.x += factor * more.x;
+    o.y += factor * more.y;
+    o.z += factor * more.z;
+    o.w += factor * more.w;
+  }
+};
 
 template <typename T>
 __device__ void write_result(const DecodeArguments& args, int64_t row, int head_dim, int column, const Sum& sum) {
@@ -185,12 +187,12 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
   const int num_rows = min(Merge<D>::kRows, item.num_heads - first);
   for (int at = threadIdx.x; at < num_rows * kColumns; at += kThreads) {
     const int row = at / kColumns, column = at % kColumns * 4, head = item.head + first + row;
-    Sum all{-INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+    Sum all;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) all.maximum = fmaxf(all.maximum, merge.maxima[warp][row].x);
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
-      add(all, merge.maxima[warp][row], *reinterpret_cast<const float4*>(&merge.o[warp][row][column]));
+      all.add(merge.maxima[warp][row], *reinterpret_cast<const float4*>(&merge.o[warp][row][column]));
     }
     if (item.unit.context <= kChunk) {
       write_result<T>(args, static_cast<int64_t>(item.unit.token) * args.num_heads + head, D, column, all);

@@ -106,10 +106,12 @@ class Loader {
   static constexpr int kPieces = Rows::kPieces;
   static constexpr int kPiece = 16 / static_cast<int>(sizeof(S));  // elements of it
   static constexpr int kCopies = kTileTokens * kPieces / kWarp;
+  static constexpr int kIds = kChunk / kMinSlots / kWarp;
 
   // A tile within a block of the cache, where its rows follow each other.
   __device__ void load_full(uint32_t to) const {
     const int lane = threadIdx.x % kWarp;
+    const uint64_t policy = read_once_policy();
     const int64_t from = offset_of(chunk_start_ + tile_ * kTileTokens) + lane * kPiece;
     const S* k = static_cast<const S*>(args_.tensors.k_cache) + from;
     const S* v = static_cast<const S*>(args_.tensors.v_cache) + from;
@@ -121,8 +123,8 @@ class Loader {
       } else {
         place = to + Rows::offset((i * kWarp + lane) / kPieces, (i * kWarp + lane) % kPieces);
       }
-      copy_async(place, k + i * kWarp * kPiece);
-      copy_async(place + kTileBytes, v + i * kWarp * kPiece);
+      copy_async(place, k + i * kWarp * kPiece, policy);
+      copy_async(place + kTileBytes, v + i * kWarp * kPiece, policy);
     }
   }
 
@@ -155,18 +157,26 @@ class Loader {
     if (count_ <= 0) return;
     chunk_start_ = item_.unit.chunk * kChunk;
     first_block_ = chunk_start_ >> args_.block_shift;
-    const int block = first_block_ + static_cast<int>(threadIdx.x % kWarp);  // a chunk has at most 32
-    block_ = 0;
-    if (block << args_.block_shift < chunk_start_ + item_.num_tokens) {
-      const int64_t row = static_cast<int64_t>(item_.unit.sequence) * args_.rows.table_width;
-      block_ = min(static_cast<unsigned>(__ldg(args_.rows.block_tables + row + block)),
-                   static_cast<unsigned>(args_.last_block));
+    const int* table = args_.rows.block_tables + static_cast<int64_t>(item_.unit.sequence) * args_.rows.table_width;
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) {
+      const int block = first_block_ + i * kWarp + static_cast<int>(threadIdx.x % kWarp);
+      blocks_[i] = 0;
+      if (block << args_.block_shift < chunk_start_ + item_.num_tokens) {
+        blocks_[i] = min(static_cast<unsigned>(__ldg(table + block)), static_cast<unsigned>(args_.last_block));
+      }
     }
   }
 
   // Elements from the cache's start to the row of `position`. All lanes call it.
   __device__ int64_t offset_of(int position) const {
-    const int64_t block = __shfl_sync(0xffffffffu, block_, (position >> args_.block_shift) - first_block_);
+    const int at = (position >> args_.block_shift) - first_block_;
+    int64_t block = __shfl_sync(0xffffffffu, blocks_[0], at % kWarp);
+#pragma unroll
+    for (int i = 1; i < kIds; ++i) {
+      const int other = __shfl_sync(0xffffffffu, blocks_[i], at % kWarp);
+      if (at >= i * kWarp) block = other;
+    }
     const int slot = position & ((1 << args_.block_shift) - 1);
     return (((block * args_.num_kv_heads + item_.kv_head) << args_.block_shift) + slot) * D;
   }
@@ -178,7 +188,7 @@ class Loader {
   uint32_t lane_offset_;
   int stage_ = 0;
   int tile_ = 0, chunk_start_ = 0, first_block_ = 0;
-  int block_ = 0;  // of the chunk's block `lane`
+  int blocks_[kIds];  // of the chunk's blocks, each 32nd from `lane` on
 };
 
 // Writes the results of the tokens whose contexts are of several chunks, from the states that decode left.

@@ -1,79 +1,128 @@
 // The end of decode attention for tokens of several chunks: their states, maxima [units, H] of (m, l) and o [units, H,
 // D], become rows of out [T, H, D].
 //
-// A block has a token and a head, its warps share the chunks and a lane has D / 32 columns. Which warp adds what is
-// fixed by the number of chunks alone. Launched behind decode, so that it starts while the last of that ends.
+// A row, a token with a head, is a warp's if it has few chunks, and else a block's, whose warps share them: that their
+// number alone decides, and so fixes the order of additions. A lane has every 32nd column.
+//
+// Launched behind decode, so that it starts while the last of that ends. What is launched behind it starts then, too,
+// if there is little to merge, and else when decode has ended.
 #include "attention_decode.cuh"
 #include "dependent_launch.cuh"
 
 namespace tercet::cuda {
 namespace {
 
-// Of so few tokens decode leaves the GPU room, in which the next kernel may begin with what it needs no result for. Of
-// more, its blocks would only be spread unevenly, into whatever room comes up.
-constexpr unsigned kFewTokens = 16;
+// So many blocks find room beside those of decode.
+constexpr int kFewRows = 256;
+// Chunks that a warp loads at once, and all that it takes alone.
+constexpr int kAhead = 4;
+
+// What has been seen of a head's context, relative to the maximum.
+template <int D>
+struct Columns {
+  static constexpr int kCount = D / kWarp;
+  float maximum = -INFINITY, sum = 0.0f, o[kCount] = {};
+
+  // The maximum becomes `raised`, which is no less and not -inf.
+  __device__ void raise(float raised) {
+    const float factor = power_of_2(maximum - raised);
+    maximum = raised;
+    sum *= factor;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) o[j] *= factor;
+  }
+
+  // Another's, whose maximum is no greater.
+  __device__ void add(const Columns& other) {
+    const float factor = power_of_2(other.maximum - maximum);
+    sum += factor * other.sum;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) o[j] += factor * other.o[j];
+  }
+};
+
+// A row of what is to be merged.
+struct MergedRow {
+  int num_chunks;
+  int64_t first;  // the first chunk's state
+  int64_t out;    // the row of the result
+
+  __device__ MergedRow(const DecodeArguments& args, int row) {
+    const MergedToken token = args.plan.merged[row / args.num_heads];
+    const int head = row % args.num_heads;
+    num_chunks = token.num_chunks;
+    first = static_cast<int64_t>(token.first_unit) * args.num_heads + head;
+    out = static_cast<int64_t>(token.token) * args.num_heads + head;
+  }
+};
+
+// A row's chunks from `begin` on, each `step`-th.
+template <int D>
+__device__ Columns<D> add_chunks(const DecodeArguments& args, const MergedRow& row, int begin, int step) {
+  const int lane = threadIdx.x % kWarp;
+  Columns<D> all;
+  for (int start = begin; start < row.num_chunks; start += step * kAhead) {
+    Columns<D> chunks[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int chunk = start + i * step;
+      if (chunk >= row.num_chunks) continue;
+      const int64_t place = row.first + static_cast<int64_t>(chunk) * args.num_heads;
+      const float2 maximum_and_sum = args.maxima[place];
+      chunks[i].maximum = maximum_and_sum.x;
+      chunks[i].sum = maximum_and_sum.y;
+#pragma unroll
+      for (int j = 0; j < Columns<D>::kCount; ++j) chunks[i].o[j] = args.states[place * D + j * kWarp + lane];
+    }
+    float raised = all.maximum;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) raised = fmaxf(raised, chunks[i].maximum);
+    all.raise(raised);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) all.add(chunks[i]);
+  }
+  return all;
+}
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeArguments args) {
-  constexpr int kColumns = D / kWarp, kAhead = 4;
-  __shared__ float2 of_warps[kWarps];  // the maximum and the sum
-  __shared__ float parts[kWarps][D];
-  if (gridDim.x <= kFewTokens) let_next_kernel_start();
+  using Some = Columns<D>;
+  __shared__ Some of_warps[kWarps][kWarp];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, num_blocks = static_cast<int>(gridDim.x);
   // Decode's blocks have all said that they waited for what made the plan.
-  const MergedToken token = args.plan.merged[blockIdx.x];
+  const int num_rows = *args.plan.num_merged * args.num_heads;
+  if (num_rows <= kFewRows) let_next_kernel_start();
   wait_for_kernel_before();
-  if (token.num_chunks <= 1) return;
-  const int head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t first = static_cast<int64_t>(token.first_unit) * args.num_heads + head;
-
-  float maximum = -INFINITY, sum = 0.0f, o[kColumns] = {};
-  for (int start = warp; start < token.num_chunks; start += kWarps * kAhead) {
-    float2 of_chunks[kAhead];
-    float states[kAhead][kColumns];
+  T* out = static_cast<T*>(args.tensors.out);
+  const auto write = [&](const Some& all, const MergedRow& row) {
+    const float scale = args.tensors.v_scale / all.sum;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      // Past the end the last one is read again and counts nothing.
-      const int chunk = start + i * kWarps, read = min(chunk, token.num_chunks - 1);
-      const int64_t row = first + static_cast<int64_t>(read) * args.num_heads;
-      of_chunks[i] = args.maxima[row];
-      if (chunk > read) of_chunks[i].x = -INFINITY;
+    for (int j = 0; j < Some::kCount; ++j) out[row.out * D + j * kWarp + lane] = narrow<T>(all.o[j] * scale);
+  };
+  // A row for each warp where there are more than blocks.
+  const int at_once = num_rows <= num_blocks ? 1 : kWarps;
+  for (int begin = blockIdx.x * at_once; begin < num_rows; begin += num_blocks * at_once) {
+    const int end = min(begin + at_once, num_rows);
+    if (begin + warp < end) {
+      const MergedRow row(args, begin + warp);
+      if (row.num_chunks <= kAhead) write(add_chunks<D>(args, row, 0, 1), row);
+    }
+    if (begin + num_blocks * at_once >= num_rows) let_next_kernel_start();
+    for (int index = begin; index < end; ++index) {
+      const MergedRow row(args, index);
+      if (row.num_chunks <= kAhead) continue;
+      of_warps[warp][lane] = add_chunks<D>(args, row, warp, kWarps);
+      __syncthreads();
+      if (warp == 0) {
+        Some all;
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        states[i][column] = args.states[row * D + column * kWarp + lane];
+        for (int i = 0; i < kWarps; ++i) all.maximum = fmaxf(all.maximum, of_warps[i][lane].maximum);
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][lane]);
+        write(all, row);
       }
+      __syncthreads();
     }
-    float raised = maximum;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) raised = fmaxf(raised, of_chunks[i].x);
-    const float before = power_of_2(maximum - raised);
-    maximum = raised;
-    sum *= before;
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) o[column] *= before;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const float factor = power_of_2(of_chunks[i].x - maximum);
-      sum += factor * of_chunks[i].y;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) o[column] += factor * states[i][column];
-    }
-  }
-  if (lane == 0) of_warps[warp] = {maximum, sum};
-#pragma unroll
-  for (int column = 0; column < kColumns; ++column) parts[warp][column * kWarp + lane] = o[column];
-  __syncthreads();
-  T* out = static_cast<T*>(args.tensors.out) + (static_cast<int64_t>(token.token) * args.num_heads + head) * D;
-  for (int column = threadIdx.x; column < D; column += kThreads) {
-    float greatest = -INFINITY, total = 0.0f, all = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) greatest = fmaxf(greatest, of_warps[i].x);
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) {
-      const float factor = power_of_2(of_warps[i].x - greatest);
-      total += factor * of_warps[i].y;
-      all += factor * parts[i][column];
-    }
-    out[column] = narrow<T>(all * args.tensors.v_scale / total);
   }
 }
 
@@ -82,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 void merge_chunks(const AttentionShape& shape, const DecodeArguments& args, const AttentionSizes& sizes,
                   Stream stream) {
   if (!sizes.merges) return;
-  const dim3 blocks(static_cast<unsigned>(sizes.num_merged), shape.num_heads);
+  const dim3 blocks(static_cast<unsigned>(sizes.num_merge_blocks));
   with_heads(shape, [&](auto zero, auto dim) {
     launch_behind(merge_kernel<decltype(zero), dim.value>, blocks, kThreads, 0, stream, args, "attention_merge");
   });

@@ -32,16 +32,17 @@ struct PlanArguments {
 };
 
 struct Amounts {
-  int units, weight, tiles;
+  int units, weight, tiles, merged;
 };
 
 __device__ Amounts operator+(Amounts a, Amounts b) {
-  return {a.units + b.units, a.weight + b.weight, a.tiles + b.tiles};
+  return {a.units + b.units, a.weight + b.weight, a.tiles + b.tiles, a.merged + b.merged};
 }
 
 __device__ Amounts shift_up(Amounts x, int lanes) {
-  return {__shfl_up_sync(0xffffffffu, x.units, lanes), __shfl_up_sync(0xffffffffu, x.weight, lanes),
-          __shfl_up_sync(0xffffffffu, x.tiles, lanes)};
+  constexpr unsigned kAll = 0xffffffffu;
+  return {__shfl_up_sync(kAll, x.units, lanes), __shfl_up_sync(kAll, x.weight, lanes),
+          __shfl_up_sync(kAll, x.tiles, lanes), __shfl_up_sync(kAll, x.merged, lanes)};
 }
 
 // The sum of `mine` over the threads up to this one.
@@ -67,78 +68,19 @@ __device__ Amounts scan_block(Amounts mine, Amounts* of_warps) {
 
 __device__ int num_chunks(int context) { return (context + kChunk - 1) / kChunk; }
 
-__global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
-  __shared__ Amounts of_warps[kWarp];
-  __shared__ Amounts before[kThreads];
-  __shared__ Amounts carried;
-  const int thread = threadIdx.x, lane = thread % kWarp;
+// Each block begins with the first item that has its share of the weight before it. Parts of a unit weigh the same.
+// Where blocks have several items, so few share them that all have the most that one would have to take anyway: the
+// last ones would be taken by few blocks, which do not keep memory busy.
+__device__ void share_out(const PlanArguments& args, int num_units, int heaviest) {
   const Plan& plan = args.plan;
-  wait_for_kernel_before();
-  let_next_kernel_start();
-  // Tokens that no sequence has, or a tile, have nothing to be merged.
-  for (int i = thread; i < args.num_merged; i += kThreads) plan.merged[i] = {0, 0, 0};
-  Amounts total{0, 0, 0};
-  for (int base = 0; base < args.rows.num_sequences; base += kThreads) {
-    const int sequence = base + thread;
-    Amounts mine{0, 0, 0};
-    if (sequence < args.rows.num_sequences) {
-      const Span span = span_of(args.rows, args.max_context, sequence);
-      if (args.all_decode || span.num_tokens == 1) {
-        for (int i = 0; i < span.num_tokens; ++i) {
-          const int context = max(0, span.context - span.num_tokens + 1 + i);
-          mine.units += num_chunks(context);
-          mine.weight += context + kUnitWeight * num_chunks(context);
-        }
-      } else {
-        mine.tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
-      }
-    }
-    const Amounts through = total + scan_block(mine, of_warps);
-    before[thread] = {through.units - mine.units, through.weight - mine.weight, through.tiles - mine.tiles};
-    if (thread == kThreads - 1) carried = through;
-    __syncthreads();
-    total = carried;
-    const int here = min(kThreads, args.rows.num_sequences - base);
-    for (int i = thread / kWarp; i < here; i += kThreads / kWarp) {
-      const Span span = span_of(args.rows, args.max_context, base + i);
-      if (args.all_decode || span.num_tokens == 1) {
-        int unit = before[i].units, weight = before[i].weight;
-        for (int j = 0; j < span.num_tokens; ++j) {
-          const int context = max(0, span.context - span.num_tokens + 1 + j), chunks = num_chunks(context);
-          for (int chunk = lane; chunk < chunks; chunk += kWarp) {
-            const int at = unit + chunk;
-            if (at < args.num_units) plan.units[at] = {span.first_token + j, base + i, context, chunk};
-            if (at <= args.num_units) plan.weights[at] = weight + chunk * (kChunk + kUnitWeight);
-          }
-          if (lane == 0) {
-            plan.merged[args.all_decode ? span.first_token + j : base + i] = {
-                span.first_token + j, unit, max(0, min(chunks, args.num_units - unit))};
-          }
-          unit += chunks;
-          weight += context + kUnitWeight * chunks;
-        }
-      } else {
-        const int tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
-        // The last tile sees most and so should start first.
-        for (int tile = lane; tile < tiles; tile += kWarp) {
-          const int at = before[i].tiles + tile;
-          if (at < args.num_tiles) plan.tiles[at] = {base + i, tiles - 1 - tile};
-        }
-      }
-    }
-    __syncthreads();
-  }
-  const int num_units = min(total.units, args.num_units);
-  if (thread == 0) {
-    *plan.num_tiles = min(total.tiles, args.num_tiles);
-    if (total.units == num_units) plan.weights[num_units] = total.weight;
-  }
-  __syncthreads();
-
-  // Each block begins with the first item that has its share of the weight before it. Parts of a unit weigh the same.
   const int64_t parts = args.parts, all = plan.weights[num_units] * parts;
-  for (int block = thread; block <= args.num_blocks; block += kThreads) {
-    const int64_t target = (all * block + args.num_blocks - 1) / args.num_blocks;
+  int64_t num_sharing = args.num_blocks;
+  if (all > num_sharing * heaviest) {
+    const int64_t most = (all + num_sharing * heaviest - 1) / (num_sharing * heaviest);
+    num_sharing = (all + most * heaviest - 1) / (most * heaviest);
+  }
+  for (int block = threadIdx.x; block <= args.num_blocks; block += kThreads) {
+    const int64_t target = min(all, (all * block + num_sharing - 1) / num_sharing);
     int low = 0, high = num_units;  // the last unit with at most the target before it
     while (low < high) {
       const int middle = (low + high + 1) / 2;
@@ -161,6 +103,83 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
     share.part = static_cast<int>(item % parts);
     if (share.unit_index < num_units) share.unit = plan.units[share.unit_index];
   }
+}
+
+__global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
+  __shared__ Amounts of_warps[kWarp];
+  __shared__ Amounts before[kThreads];
+  __shared__ Amounts carried;
+  __shared__ int heaviest;  // of the units
+  const int thread = threadIdx.x, lane = thread % kWarp;
+  const Plan& plan = args.plan;
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  if (thread == 0) heaviest = 1;
+  int heaviest_here = 0;
+  Amounts total{};
+  for (int base = 0; base < args.rows.num_sequences; base += kThreads) {
+    const int sequence = base + thread;
+    Amounts mine{};
+    if (sequence < args.rows.num_sequences) {
+      const Span span = span_of(args.rows, args.max_context, sequence);
+      if (args.all_decode || span.num_tokens == 1) {
+        for (int i = 0; i < span.num_tokens; ++i) {
+          const int context = max(0, span.context - span.num_tokens + 1 + i);
+          mine.units += num_chunks(context);
+          mine.weight += context + kUnitWeight * num_chunks(context);
+          mine.merged += context > kChunk;
+          heaviest_here = max(heaviest_here, min(context, kChunk) + kUnitWeight);
+        }
+      } else {
+        mine.tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
+      }
+    }
+    const Amounts through = total + scan_block(mine, of_warps);
+    before[thread] = {through.units - mine.units, through.weight - mine.weight, through.tiles - mine.tiles,
+                      through.merged - mine.merged};
+    if (thread == kThreads - 1) carried = through;
+    __syncthreads();
+    total = carried;
+    const int here = min(kThreads, args.rows.num_sequences - base);
+    for (int i = thread / kWarp; i < here; i += kThreads / kWarp) {
+      const Span span = span_of(args.rows, args.max_context, base + i);
+      if (args.all_decode || span.num_tokens == 1) {
+        int unit = before[i].units, weight = before[i].weight, merged = before[i].merged;
+        for (int j = 0; j < span.num_tokens; ++j) {
+          const int context = max(0, span.context - span.num_tokens + 1 + j), chunks = num_chunks(context);
+          for (int chunk = lane; chunk < chunks; chunk += kWarp) {
+            const int at = unit + chunk;
+            if (at < args.num_units) plan.units[at] = {span.first_token + j, base + i, context, chunk};
+            if (at <= args.num_units) plan.weights[at] = weight + chunk * (kChunk + kUnitWeight);
+          }
+          if (chunks > 1 && lane == 0 && merged < args.num_merged) {
+            plan.merged[merged] = {span.first_token + j, unit, min(chunks, args.num_units - unit)};
+          }
+          merged += chunks > 1;
+          unit += chunks;
+          weight += context + kUnitWeight * chunks;
+        }
+      } else {
+        const int tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
+        // The last tile sees most and so should start first.
+        for (int tile = lane; tile < tiles; tile += kWarp) {
+          const int at = before[i].tiles + tile;
+          if (at < args.num_tiles) plan.tiles[at] = {base + i, tiles - 1 - tile};
+        }
+      }
+    }
+    __syncthreads();
+  }
+  const int num_units = min(total.units, args.num_units);
+  heaviest_here = __reduce_max_sync(0xffffffffu, heaviest_here);
+  if (lane == 0) atomicMax(&heaviest, heaviest_here);
+  if (thread == 0) {
+    *plan.num_tiles = min(total.tiles, args.num_tiles);
+    *plan.num_merged = min(total.merged, args.num_merged);
+    if (total.units == num_units) plan.weights[num_units] = total.weight;
+  }
+  __syncthreads();
+  share_out(args, num_units, heaviest);
 }
 
 }  // namespace
@@ -190,6 +209,8 @@ AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows&
   }
   sizes.num_blocks = std::max<std::int64_t>(
       1, std::min<std::int64_t>(sizes.num_units * parts, decode_blocks(shape.head_dim) * num_multiprocessors));
+  sizes.num_merge_blocks =
+      std::min<std::int64_t>(sizes.num_merged * shape.num_heads, kMergeBlocks * num_multiprocessors);
   sizes.plan_words = words_of_plan(sizes, std::max(rows.num_tokens, rows.num_sequences));
   sizes.state_words = sizes.num_units * shape.num_heads * (shape.head_dim + 2);
   return sizes;
@@ -202,7 +223,7 @@ bool attention_has_kernels(const AttentionShape& shape) {
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "attention");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
   if (shared_bytes < (dim > 128 ? kMostSharedBytes : kUsualSharedBytes)) return false;
-  if (shape.dtype == Dtype::f32 || slots < 8 || (slots & (slots - 1)) != 0) return false;
+  if (shape.dtype == Dtype::f32 || slots < kMinSlots || (slots & (slots - 1)) != 0) return false;
   if (shape.cache_dtype == Dtype::e4m3) return major == 9 && (dim == 64 || dim == 128);
   return dim == 64 || dim == 96 || dim == 128 || dim == 256;
 }

@@ -9,14 +9,20 @@
 namespace tercet::cuda {
 
 // Tokens of context that are one unit of decode work. A constant: what a token's chunks and so its result are must not
-// depend on the batch. Small, so that one long sequence fills the GPU; merging costs 1.6 % of the traffic.
-constexpr int kChunk = 256;
+// depend on the batch. Small, so that one long sequence fills the GPU; merging costs 0.8 % of the traffic.
+constexpr int kChunk = 512;
+
+// The fewest slots of a block that the kernels take.
+constexpr int kMinSlots = 8;
 
 // Query heads of one KV head that a unit takes at once: the columns of its products. Larger groups are several parts.
 constexpr int kPartHeads = 16;
 
 // CUDA blocks of decode that share a multiprocessor.
 constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : head_dim > 64 ? 3 : 4; }
+
+// And of merging.
+constexpr int kMergeBlocks = 8;
 
 // One token with one chunk of its context.
 struct alignas(16) Unit {
@@ -26,7 +32,7 @@ struct alignas(16) Unit {
   int chunk;
 };
 
-// Where a decode token's units are; of one chunk, or none if the row is no such token.
+// Where the units of a decode token of several chunks are.
 struct MergedToken {
   int token;
   int first_unit;
@@ -51,11 +57,12 @@ struct alignas(16) Share {
 // A plan, in one piece of int32 words.
 struct Plan {
   int* num_tiles;
+  int* num_merged;
   int* weights;  // [num_units + 1], the weight before each unit
   Unit* units;
   Share* shares;  // [num_blocks]
   Tile* tiles;
-  MergedToken* merged;  // [num_merged]
+  MergedToken* merged;
 };
 
 // The query tokens of a sequence. Lengths that do not fit the step are the caller's mistake; they must not become wild
@@ -115,6 +122,7 @@ inline std::int64_t words_of_plan(const AttentionSizes& sizes, std::int64_t most
 inline Plan view_of_plan(const AttentionSizes& sizes, int* words) {
   Plan plan;
   plan.num_tiles = words;
+  plan.num_merged = words + 1;
   plan.units = reinterpret_cast<Unit*>(words + 4);
   plan.shares = reinterpret_cast<Share*>(plan.units + sizes.num_units);
   plan.tiles = reinterpret_cast<Tile*>(plan.shares + sizes.num_blocks);

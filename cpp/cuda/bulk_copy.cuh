@@ -11,13 +11,6 @@ __device__ inline void arrive_expecting(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// For what is read once: it leaves the L2 first.
-__device__ inline uint64_t read_once_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // The tile whose first element is (row, column); `barrier` counts its bytes when they have arrived.
 __device__ inline void copy_tile(uint32_t to, const TensorMap& matrix, int row, int column, uint32_t barrier) {
   asm volatile(

@@ -48,9 +48,8 @@ class OnGpu:
         return paged_attention(q.cuda(), self.k_cache, self.v_cache, batch, scale, self.kv_scales)
 
     def twin(self, q: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
-        return paged_attention_reference(
-            q.double(), self.k_cache.double().cpu(), self.v_cache.double().cpu(), batch, scale, self.kv_scales
-        )
+        caches = self.k_cache.double(), self.v_cache.double()
+        return paged_attention_reference(q.cuda().double(), *caches, batch, scale, self.kv_scales).cpu()
 
     def attend(self, chunks: list[Chunk]) -> list[Tensor]:
         q, batch = self.sequences.batch(chunks)
