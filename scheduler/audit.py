@@ -72,7 +72,21 @@ def _audit_pool(pool: Pool) -> list[str]:
         problems.append(f"{pool.model}: {sorted(pool.stranded)} are said to be stranded, {sorted(stranded)} are")
     if (since := list(pool.stranded.values())) != sorted(since):
         problems.append(f"{pool.model}: who is stranded is out of order")
-    return problems + _audit_idle(pool)
+    return problems + _audit_ahead(pool) + _audit_idle(pool)
+
+
+def _audit_ahead(pool: Pool) -> list[str]:
+    """What of prompts is charged and not computed is that of the prefills on workers."""
+    known: Counter[tuple[str, str]] = Counter()
+    for worker in pool.workers.values():
+        for each in worker.sequences.values():
+            known[each.request.traffic_class.name, each.request.tenant.tenant] += each.charged_ahead
+    return [
+        f"{pool.model}: {line.share.ahead} tokens are ahead of tenant {tenant!r} in class {name!r}, not {right}"
+        for name, queue in pool.waiting.classes.items()
+        for tenant, line in queue.lines.items()
+        if line.share.ahead != (right := known[name, tenant])
+    ]
 
 
 def _audit_queue(queue: WaitingQueue) -> list[str]:

@@ -89,7 +89,7 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
     candidates = [
         Candidate(
             each.sequence_id,
-            each.turn,
+            each.place_there,
             len(each.token_ids),
             each.max_length,
             1 + len(each.forks),

@@ -65,6 +65,10 @@ class _Class:
         return now >= self.arrived_at + self._wait
 
     @property
+    def tenant_served(self) -> float:
+        return self._heap[0][0]
+
+    @property
     def moment(self) -> float:
         """When the next one's promise is broken."""
         return self.arrived_at + self._promise
@@ -109,6 +113,8 @@ class FairOrder:
     next: Sequence | None
     due: bool
     hurried: bool
+    # What its tenant has been served in its class by then.
+    served: float
 
     def __init__(self, queue: WaitingQueue, now: float, skip: Container[int] = ()) -> None:
         """`skip` are ids of sequences that nothing can be done for."""
@@ -157,6 +163,7 @@ class FairOrder:
                 chosen = min((each for each in due if each.promised), key=lambda each: (each.moment, each.rank))
         self._class = chosen
         self.next = chosen.next
+        self.served = chosen.tenant_served
         self.due = chosen in due
         self.hurried = chosen.served > first.served
 

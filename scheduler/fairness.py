@@ -15,6 +15,13 @@ class Share:
 
     weight: float
     served: float = 0.0
+    # Tokens of it that are charged and not yet computed.
+    ahead: int = 0
+
+    @property
+    def received(self) -> float:
+        """The counter without what is still ahead."""
+        return self.served - self.ahead / self.weight
 
     def charge(self, tokens: int) -> None:
         """It was served `tokens`; fewer than none give back what was charged too much."""
@@ -31,6 +38,6 @@ def share_of(weight: float) -> Share:
 
 
 def level(competing: Iterable[Share], last: Share | None) -> float:
-    """Where one that comes back begins: with the least served of those that compete, or where nobody does with the
-    last that did."""
-    return min((share.served for share in competing), default=0.0 if last is None else last.served)
+    """Where one that comes back begins: with the one of those that compete who has received least, or where nobody does
+    with the last that did."""
+    return min((share.received for share in competing), default=0.0 if last is None else last.received)

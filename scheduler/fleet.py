@@ -125,7 +125,7 @@ class Worker:
         for sequence_id, sequence in list(self.arriving.items()):
             if sequence.state is State.PREFILL and self.sequences.get(sequence_id) is sequence:
                 tokens = sequence.prefill_length - (sequence.computed or sequence.cached_ahead)
-                pending.append((sequence.turn, tokens, self.lent_slots(sequence)))
+                pending.append((sequence.place_there, tokens, self.lent_slots(sequence)))
             else:
                 del self.arriving[sequence_id]
                 self.promised.settle(sequence_id)
@@ -244,11 +244,10 @@ class Pool:
     def let_go(self, worker: Worker, sequence: Sequence) -> None:
         """A sequence has left its worker; what it got there is charged."""
         worker.let_go(sequence)
-        self.waiting.charge_tokens(sequence)
+        self.waiting.settle(sequence)
 
     def take_back(self, sequence: Sequence, now: float) -> None:
         """Takes a sequence off its worker and puts it in its place in the queue; a group when the last of it is off."""
-        self.waiting.charge_tokens(sequence)
         sequence.requeue()
         leader = sequence.leader or sequence
         if all(each.link is None for each in leader.group):

@@ -57,6 +57,7 @@ def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
     mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences), swapped=len(worker.swapped))
     leaders: dict[Sequence, None] = {}
     for sequence in worker.sequences.values():
+        pool.waiting.settle(sequence)
         if sequence.state is State.CANCELLING:
             # Its memory went with the worker: the blocks are free.
             held = worker.ledger.held(sequence.sequence_id)

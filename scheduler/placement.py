@@ -85,7 +85,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     """
     workers = [worker for worker in pool.workers.values() if not worker.dropped]
     pressing = _pressing(pool, workers, now)
-    rooms = {worker.link: Room.of(worker, policy) for worker in workers if pressing or worker.free_slots}
+    rooms = {worker.link: Room.of(worker, policy, pool.waiting) for worker in workers if pressing or worker.free_slots}
     if all(room.shut for room in rooms.values()):
         return NOTHING_DEALT
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
@@ -97,7 +97,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     while most > 0 and (sequence := order.next) is not None:
         sequence.have_turn(now, promise_s)
         for room in rooms.values():
-            room.turn_to(sequence)
+            room.turn_to(sequence, order.served)
         opening = any(room.opens(sequence) for room in rooms.values())
         stake = pressing and order.due and sequence.request.traffic_class.ttft is not None
         if not opening and (not stake or all(room.shut or room.tokens_left <= 0 for room in rooms.values())):

@@ -119,7 +119,7 @@ def _prefill_view(
     traffic_class = sequence.request.traffic_class
     view = Prefill(
         sequence.sequence_id,
-        sequence.turn,
+        sequence.place_there,
         left,
         steps_left,
         joined,

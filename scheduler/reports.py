@@ -236,7 +236,8 @@ def _note_progress(mesh: MeshState, worker: Worker, event: StepReported, now: fl
         if sequence.placements == 1:
             # What a later run finds is its own work of before, not a saving.
             sequence.cached_tokens = min(progress.num_cached, sequence.prompt_length)
-            mesh.fleet.pool_of(worker).waiting.correct_prefill(sequence, sequence.cached_tokens)
+            waiting = mesh.fleet.pool_of(worker).waiting
+            waiting.note_prefill(sequence, sequence.cached_tokens, progress.num_computed)
         if progress.num_computed >= sequence.prefill_length:
             # It and its forks get tokens that were computed as one.
             difference -= len(sequence.group)

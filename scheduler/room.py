@@ -1,4 +1,4 @@
-"""What one worker still has room for while waiting sequences are dealt. Sends nothing, and knows no queue."""
+"""What one worker still has room for while waiting sequences are dealt. Sends nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from .planner import Policy, prefill_cap
 from .planner_view import yielders
 from .preemption import Holder, choose_yielding
 from .sequence import RUNNING, Sequence
+from .service_order import Begun, begins_now, begun_there, place_among
+from .waiting import WaitingQueue
 
 # A step's prefill is dealt at most so often: more could not start in the plans that are made now.
 STEPS_DEALT = 2
@@ -53,13 +55,17 @@ class Room:
     leaving: Leaving | None = None
     yielders: list[Holder] = field(default_factory=list)
     yielding: list[Holder] = field(default_factory=list)
-    # Of those behind, the ones that are served before the sequence whose turn it is: how many, their tokens and slots.
+    # The prompts begun there by class, those that are dealt to it included.
+    begun: dict[str, list[Begun]] = field(default_factory=dict)
+    # The place in the order of service of the sequence whose turn it is.
+    place: tuple[float, int] = (0.0, 0)
+    # Of those behind, the ones that are served before that sequence: how many, their tokens and slots.
     first: int = 0
     first_tokens: int = 0
     first_slots: int = 0
 
     @classmethod
-    def of(cls, worker: Worker, policy: Policy) -> Room:
+    def of(cls, worker: Worker, policy: Policy, waiting: WaitingQueue) -> Room:
         behind = worker.pending_prefills()
         decoding = len(worker.sequences) - sum(len(sequence.group) for sequence in worker.arriving.values())
         step = worker.limits.max_num_batched_tokens
@@ -75,13 +81,15 @@ class Room:
             pending=0,
             budget=STEPS_DEALT * step,
             shut=worker.guarded,
+            begun=begun_there(worker, waiting),
         )
 
-    def turn_to(self, sequence: Sequence) -> None:
-        """It is the turn of the sequence: prefills there that are more urgent come before it, if it comes."""
+    def turn_to(self, sequence: Sequence, served: float) -> None:
+        """It is the turn of the sequence, whose tenant has been served so much: finds its place there, if it comes."""
+        self.place = place_among(self.begun.get(sequence.request.traffic_class.name, ()), sequence, served)
         self.first = self.first_tokens = self.first_slots = 0
-        for urgency, tokens, lent in reversed(self.behind):
-            if urgency >= sequence.turn:
+        for place, tokens, lent in reversed(self.behind):
+            if place >= self.place:
                 break
             self.first += 1
             self.first_tokens += tokens
@@ -129,6 +137,9 @@ class Room:
     def take(self, sequence: Sequence, computed: int) -> None:
         """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
         self._count(sequence)
+        sequence.turn_there = self.place
+        begins = begins_now(self.place, sequence)
+        self.begun.setdefault(sequence.request.traffic_class.name, []).append(begins)
         self.pending += computed
         sequence.cached_ahead = max(0, len(sequence.token_ids) - computed)
         self.budget -= max(computed, len(sequence.group))

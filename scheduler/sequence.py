@@ -118,6 +118,8 @@ class Sequence:
     urgency: tuple[float, int]
     # For one without a promise: its urgency since it was its turn to start.
     urgency_in_turn: tuple[float, int] | None = None
+    # Its turn on the worker that it was dealt to last.
+    turn_there: tuple[float, int] | None = None
     state: State = State.QUEUED
     # Set while it waits to be forked where the prefill of that one ends; it goes wherever the leader goes.
     leader: Sequence | None = field(default=None, repr=False)
@@ -165,6 +167,8 @@ class Sequence:
     # last charged.
     uncharged_prompt: int = 0
     charged_length: int = 0
+    # Tokens of its prompt that were charged and are not computed yet.
+    charged_ahead: int = 0
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None
@@ -190,8 +194,13 @@ class Sequence:
 
     @property
     def turn(self) -> tuple[float, int]:
-        """Its urgency among those that a worker computes."""
+        """Its urgency among those that workers compute."""
         return self.urgency_in_turn or self.urgency
+
+    @property
+    def place_there(self) -> tuple[float, int]:
+        """Its place in the order of service on its worker, smaller first."""
+        return self.turn_there or self.turn
 
     def have_turn(self, now: float, promise_s: float) -> None:
         """It may start. However long one without a promise has waited, its prefill lets promises pass that are to be

@@ -116,7 +116,7 @@ class ClassQueue:
         self.lines = {
             tenant: line
             for tenant, line in self.lines.items()
-            if line.sequences or line.share.served > least or line.share is self.last
+            if line.sequences or line.share.ahead or line.share.served > least or line.share is self.last
         }
 
 
@@ -202,14 +202,17 @@ class WaitingQueue:
             return
         sequence.uncharged_prompt = min(sequence.cached_ahead, sequence.prompt_length)
         self._charge(sequence, sequence.prompt_length - sequence.uncharged_prompt)
+        self._set_ahead(sequence, sequence.prompt_length - sequence.uncharged_prompt)
         for each in sequence.group:
             each.charged_length = sequence.prompt_length
 
-    def correct_prefill(self, sequence: Sequence, cached: int) -> None:
-        """Charges what a prefix cache did not have of its prompt, or gives back what it had."""
+    def note_prefill(self, sequence: Sequence, cached: int, computed: int) -> None:
+        """Its first prefill has come so far. Charges what a prefix cache did not have of its prompt, or gives back what
+        it had."""
         if cached != sequence.uncharged_prompt:
             self._charge(sequence, sequence.uncharged_prompt - cached)
             sequence.uncharged_prompt = cached
+        self._set_ahead(sequence, max(0, sequence.prompt_length - max(cached, computed)))
 
     def charge_tokens(self, sequence: Sequence) -> None:
         """Charges what was generated since the time before."""
@@ -217,6 +220,16 @@ class WaitingQueue:
         if tokens:
             self._charge(sequence, tokens)
             sequence.charged_length += tokens
+
+    def settle(self, sequence: Sequence) -> None:
+        """It leaves its worker: charges what it got there. What it has not computed is not ahead any more."""
+        self.charge_tokens(sequence)
+        self._set_ahead(sequence, 0)
+
+    def share(self, sequence: Sequence) -> Share:
+        """What its tenant has been served in its class."""
+        tenant = sequence.request.tenant
+        return self._queue(sequence.request.traffic_class).line(tenant.tenant, tenant.weight).share
 
     def level(self) -> float:
         """Where a class that comes back begins."""
@@ -236,6 +249,11 @@ class WaitingQueue:
         queue.line(tenant.tenant, tenant.weight).share.charge(tokens)
         if not sequence.hurried:
             queue.share.charge(tokens)
+
+    def _set_ahead(self, sequence: Sequence, tokens: int) -> None:
+        if tokens != sequence.charged_ahead:
+            self.share(sequence).ahead += tokens - sequence.charged_ahead
+            sequence.charged_ahead = tokens
 
     def _queue(self, traffic_class: TrafficClass) -> ClassQueue:
         queue = self.classes.get(traffic_class.name)

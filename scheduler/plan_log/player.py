@@ -24,7 +24,7 @@ class Player:
         self._plans: dict[int, int] = {}
         self._oldest_seq = worker.window.oldest_seq if worker else 1
         self._first_heard: int | None = None
-        self._releases: Counter[int] = Counter(self._sequences)
+        self._releases: Counter[int] = Counter(self._sequences | self._swapped)
         # What was told it before the record began is not all known.
         self._joined_late = worker is not None
 

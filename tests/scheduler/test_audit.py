@@ -102,6 +102,10 @@ def _line_for_nothing(state: MeshState, worker: Worker) -> None:
     pool.waiting.classes["interactive"].waiting["nobody"] = Line(Share(1.0))
 
 
+def _ahead_forgotten(state: MeshState, worker: Worker) -> None:
+    state.sequences[2].charged_ahead -= 1
+
+
 def _class_miscounted(state: MeshState, worker: Worker) -> None:
     worker.class_sizes["batch"] = 1
 
@@ -145,6 +149,7 @@ def _risk_forgotten(state: MeshState, worker: Worker) -> None:
         (_in_the_line_of_another, "has sequences of others"),
         (_line_not_looked_at, "a line that is not looked at"),
         (_line_for_nothing, "is looked at for nothing"),
+        (_ahead_forgotten, "tokens are ahead of tenant"),
         (_class_miscounted, "classes are miscounted"),
         (_wrong_state, "is QUEUED on link"),
         (_no_account, "accounts and sequences differ"),

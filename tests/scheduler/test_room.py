@@ -9,6 +9,7 @@ from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 from scheduler.fleet import Pool
 from scheduler.placement import deal
 from scheduler.sequence import Sequence, State
+from scheduler.tenant import TenantPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 
 INTERACTIVE, RAG, BATCH = (CLASSES[name] for name in ("interactive", "rag", "batch"))
@@ -144,6 +145,33 @@ def test_who_has_waited_for_its_patience_or_came_long_before_makes_no_room() -> 
     assert not makes_room(replace(BATCH, preemptible=False), 99.0)
     assert makes_room(RAG, 96.1)
     assert not makes_room(RAG, 95.9)
+
+
+def test_who_has_received_less_passes_a_prefill_of_another_tenant_and_is_passed_by_none() -> None:
+    pool = pool_of(worker(1, num_blocks=400, max_num_batched_tokens=100))
+    flood, quiet = TenantPlan("flood"), TenantPlan("quiet")
+
+    def start(key: int, length: int, tenant: TenantPlan, at: float) -> Sequence:
+        sequence = wait_for(pool, key, [1] * length, tenant=tenant, at=at)
+        assert dealt(pool)[1] == [key]
+        pool.waiting.start(sequence)
+        pool.workers[1].expect(sequence)
+        sequence.place(1, 0.0)
+        pool.workers[1].put(sequence)
+        return sequence
+
+    begun = start(1, 30, flood, at=0.0)
+    pool.waiting.note_prefill(begun, 0, 10)
+    # It is owed nothing for the time before, and is not behind what is to come.
+    first = start(2, 4, quiet, at=1.0)
+    assert first.place_there < begun.place_there
+    # With the four it has had more than those ten.
+    second = start(3, 4, quiet, at=1.1)
+    assert first.place_there < begun.place_there < second.place_there
+    # An older one of the flood comes behind them all, however urgent.
+    later = wait_for(pool, 4, [1] * 2, tenant=flood, at=0.1, urgency=(-9.0, 4))
+    assert dealt(pool)[1] == [4]
+    assert second.place_there < later.place_there
 
 
 def test_no_more_make_room_than_prompts_can_start() -> None:

@@ -124,10 +124,10 @@ def test_a_prompt_is_charged_once_and_only_what_is_computed_of_it() -> None:
     share, of_class = line_of(queue, "a").share, queue.classes["interactive"].share
     assert (share.served, of_class.served) == (40.0, 10.0)
     # The cache had less than was believed, or more.
-    queue.correct_prefill(sequence, 0)
+    queue.note_prefill(sequence, 0, 0)
     assert (share.served, of_class.served) == (50.0, 12.5)
-    queue.correct_prefill(sequence, 60)
-    queue.correct_prefill(sequence, 60)
+    queue.note_prefill(sequence, 60, 70)
+    queue.note_prefill(sequence, 60, 100)
     assert (share.served, of_class.served) == (20.0, 5.0)
     # What it gets is charged when somebody looks, and never twice.
     sequence.token_ids += [7] * 6
@@ -166,23 +166,25 @@ def test_who_is_ahead_of_the_turn_of_his_class_is_not_charged_to_it() -> None:
     assert queue.classes["interactive"].share.served == 0.0
 
 
-def test_who_comes_back_begins_with_the_least_served_of_those_that_wait() -> None:
+def test_who_comes_back_begins_with_the_least_of_those_that_wait() -> None:
     queue = WaitingQueue()
     for tenant, length in (("a", 30), ("b", 50)):
         first = make(length, length, tenant=tenant)
         queue.add(first)
         queue.add(make(length + 1, tenant=tenant))
         queue.start(first)
-    # Somebody new is owed nothing of what others got before.
+        queue.note_prefill(first, 0, 20)
+    # Somebody new is owed nothing of what others got before: what is still to be computed of that is to come.
     queue.add(make(3, tenant="c"))
-    assert line_of(queue, "c").share.served == 30.0
+    assert line_of(queue, "c").share.served == 20.0
     # Who has had more keeps that.
     served = make(4, 500, tenant="d")
     queue.add(served)
     queue.start(served)
-    assert line_of(queue, "d").share.served == 530.0
+    queue.settle(served)
+    assert line_of(queue, "d").share.served == 520.0
     queue.add(make(5, tenant="d"))
-    assert line_of(queue, "d").share.served == 530.0
+    assert line_of(queue, "d").share.served == 520.0
 
 
 def test_where_nobody_waits_one_begins_where_the_last_one_left() -> None:
@@ -190,11 +192,30 @@ def test_where_nobody_waits_one_begins_where_the_last_one_left() -> None:
     last = make(1, 70, tenant="a")
     queue.add(last)
     queue.start(last)
+    queue.note_prefill(last, 0, 40)
     queue.add(make(2, tenant="b"))
-    assert line_of(queue, "b").share.served == 70.0
+    assert line_of(queue, "b").share.served == 40.0
     # Classes as well, by their weights.
     queue.add(make(3, traffic_class="batch"))
     assert queue.classes["batch"].share.served == 70.0 / 8
+
+
+def test_what_is_ahead_of_a_prompt_goes_with_its_prefill() -> None:
+    queue = WaitingQueue()
+    sequence = make(1, 100, weight=2.0, cached_ahead=10)
+    queue.add(sequence)
+    queue.start(sequence)
+    share = line_of(queue).share
+    for cached, computed, ahead in ((10, 30, 70), (0, 40, 60), (50, 50, 50)):
+        queue.note_prefill(sequence, cached, computed)
+        assert (share.ahead, share.received) == (ahead, share.served - ahead / 2)
+    # It has to begin anew, and is not charged again.
+    queue.settle(sequence)
+    assert share.ahead == 0
+    sequence.placements = 1
+    queue.add(sequence)
+    queue.start(sequence)
+    assert share.ahead == 0
 
 
 def test_tenants_are_forgotten_once_it_makes_no_difference() -> None:
