@@ -50,6 +50,8 @@ class Surroundings:
     overtaking_most: float = 0.0
     # What comes in a second.
     inflow: float = 0.0
+    # The part of prompts that is in no prefix cache. Plans take room for the rest, too; steps are shorter for it.
+    fresh: float = 1.0
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class _Lane:
     behind: float
     arriving: float
     decoding: float
+    # Of prompts, the part that is to be computed.
+    fresh: float
     free_slots: float
     # Blocks with a claim.
     held: float
@@ -96,10 +100,10 @@ class _Lane:
         mixed = self.worker.mixed_tokens(self.policy.max_mixed_step_s, int(self.decoding))
         return max(1.0, min(most, prefill_cap(self.policy, mixed)))
 
-    def step_seconds(self, prefill: float) -> float:
-        """Of a step with so many prefill tokens."""
+    def step_seconds(self, prefill: float, own: float = 0.0) -> float:
+        """Of a step with so many tokens of prompts, and those that have to be computed of the newcomer's own."""
         context = self.worker.context_tokens if self.decoding >= 1.0 else 0
-        return self.worker.step_times.predict(int(self.decoding + prefill), context) or 0.0
+        return self.worker.step_times.predict(int(self.decoding + self.fresh * prefill + own), context) or 0.0
 
     def tokens_per_second(self) -> float:
         """Prefill while there is enough of it."""
@@ -160,7 +164,7 @@ def forecast(
     """
     if not workers or any(worker.step_times.predict(1, 0) is None for worker, _ in workers.values()):
         return None
-    lanes = [_lane(worker, leaving, newcomer, policy, now) for worker, leaving in workers.values()]
+    lanes = [_lane(worker, leaving, newcomer, around.fresh, policy, now) for worker, leaving in workers.values()]
     rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
     mean = around.tokens / around.sequences if around.sequences else max(1.0, newcomer.prompt_tokens)
     passing = _passing(around, sum(lane.pending for lane in lanes), sum(rates.values()))
@@ -169,7 +173,7 @@ def forecast(
     return _follow(lane, newcomer, sequences * part, tokens * part, around.inflow / len(lanes))
 
 
-def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy, now: float) -> _Lane:
+def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, fresh: float, policy: Policy, now: float) -> _Lane:
     in_step = sum(sum(plan.chunks.values()) for plan in worker.window.expected(revoking=True))
     pending = behind = 0
     for urgency, tokens, _ in worker.pending_prefills():
@@ -181,7 +185,7 @@ def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy
     arriving = sum(len(each.group) for each in worker.arriving.values())
     step_s = 0.0
     if len(worker.window):
-        seconds = worker.step_times.predict(running - arriving + in_step, worker.context_tokens) or 0.0
+        seconds = worker.step_times.predict(running - arriving + int(fresh * in_step), worker.context_tokens) or 0.0
         step_s = max(0.0, worker.heard_at + seconds - now)
     return _Lane(
         worker=worker,
@@ -191,6 +195,7 @@ def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy
         behind=behind,
         arriving=arriving,
         decoding=running - arriving,
+        fresh=fresh,
         free_slots=worker.free_slots,
         held=worker.info.num_blocks - worker.ledger.available,
         leaving=leaving,
@@ -198,7 +203,7 @@ def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, policy: Policy
 
 
 def _passing(around: Surroundings, pending: float, rate: float) -> float:
-    """Tokens that come after the newcomer and pass it; workers have `pending` tokens, and compute `rate` in a second."""
+    """Tokens that come after the newcomer and pass it; workers have `pending` tokens and compute `rate` in a second."""
     left = rate - around.overtaking
     passing = (around.tokens + pending) / left * around.overtaking if left > 0.0 else inf
     return min(passing, around.overtaking_most)
@@ -271,10 +276,10 @@ def _own_seconds(lane: _Lane, newcomer: Newcomer, room: float) -> float:
     """Of the steps with the newcomer's own prefill; in the first others have left it `room`."""
     tokens, cap = float(newcomer.computed[lane.worker.link]), lane.cap()
     if tokens <= room:
-        return lane.step_seconds(min(cap, cap - room + tokens + lane.behind))
+        return lane.step_seconds(min(cap - tokens, cap - room + lane.behind), tokens)
     full, rest = divmod(tokens - room, cap)
-    seconds = (1.0 + full) * lane.step_seconds(cap)
-    return seconds + (lane.step_seconds(min(cap, rest + lane.behind)) if rest else 0.0)
+    seconds = lane.step_seconds(cap - room, room) + full * lane.step_seconds(0.0, cap)
+    return seconds + (lane.step_seconds(min(cap - rest, lane.behind), rest) if rest else 0.0)
 
 
 def _alone_seconds(lane: _Lane, newcomer: Newcomer) -> float:

@@ -15,7 +15,7 @@ from .calibration import Errors, ForecastError, Ratios
 from .fleet import Pool, Worker
 from .forecast import Newcomer, Surroundings, forecast
 from .inflow import Inflow
-from .outlook import Outlook, Regime
+from .outlook import Kind, Outlook
 from .output_length import LeaveRate, OutputLengths
 from .placement import CachedTokens
 from .planner import Policy
@@ -48,7 +48,7 @@ class ForecastView:
 class Foresight:
     """Of one pool."""
 
-    ratios: dict[tuple[str, Regime], Ratios] = field(default_factory=dict)
+    ratios: dict[Kind, Ratios] = field(default_factory=dict)
     outputs: dict[str, OutputLengths] = field(default_factory=dict)
     off: Errors = field(default_factory=Errors)
     # By class: misses that are saved up, and when something was last learned.
@@ -86,12 +86,14 @@ class Foresight:
         if first_token is None:
             return None
         name, target = traffic_class.name, traffic_class.ttft
-        ratios = self._ratios(name, first_token.regime)
+        kind = Kind(name, first_token.regime, _in_line(pool, request))
+        ratios = self.ratios.setdefault(kind, Ratios())
         ratios.fade(now)
         problem: errors.RequestError | None = misses_target(
             first_token, ratios, traffic_class, self.spare.get(name, MOST_SPARE)
         )
         outlook = Outlook(
+            kind=kind,
             first_token=first_token,
             seconds=first_token.seconds * ratios.quantile(0.5),
             chance=None if target is None else chance_within(target.seconds, first_token, ratios),
@@ -106,15 +108,13 @@ class Foresight:
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
         tokens, name = len(request.sequences[0].token_ids), request.traffic_class.name
-        self.inflows.setdefault(name, Inflow()).add(tokens, now)
-        self.tenant_inflows.setdefault((name, request.tenant.tenant), Inflow()).add(tokens, now)
+        self.inflows.setdefault(name, Inflow(now)).add(tokens, now)
+        self.tenant_inflows.setdefault((name, request.tenant.tenant), Inflow(now)).add(tokens, now)
         if len(self.tenant_inflows) > MOST_TENANTS:
             self.tenant_inflows = {key: each for key, each in self.tenant_inflows.items() if each.per_second(now) > 1.0}
         target, outlook = request.traffic_class.ttft, request.outlook
         if target is not None and outlook is not None and outlook.chance is not None and not outlook.to_be_refused:
-            name = request.traffic_class.name
-            spare = self.spare.get(name, MOST_SPARE) + outlook.chance - needed_chance(target)
-            self.spare[name] = min(MOST_SPARE, spare)
+            self._save(name, outlook.chance - needed_chance(target))
 
     def first_token(self, request: Request, now: float) -> None:
         """A request has got its first token."""
@@ -126,9 +126,15 @@ class Foresight:
             return
         self._learn(request, outlook, actual_s, now)
         self.off.add(outlook.seconds, actual_s)
-        if outlook.to_be_refused and target is not None:
+        if target is None or outlook.chance is None:
+            return
+        in_time = actual_s <= target.seconds
+        if outlook.to_be_refused:
             self.tried += 1
-            self.tried_in_time += actual_s <= target.seconds
+            self.tried_in_time += in_time
+        else:
+            # Until now it was counted as what was likely.
+            self._save(request.traffic_class.name, in_time - outlook.chance)
 
     def gave_up(self, request: Request, now: float) -> None:
         """A request has ended without a token: it would have come later still."""
@@ -149,24 +155,24 @@ class Foresight:
         """How good forecasts were."""
         return ForecastView(self.off.view(), self.tried, self.tried_in_time)
 
-    def _learn(self, request: Request, outlook: Outlook, actual_s: float, now: float) -> None:
-        name, first_token = request.traffic_class.name, outlook.first_token
-        self._ratios(name, first_token.regime).add(actual_s / first_token.seconds, now)
-        self.learned_at[name] = now
+    def _save(self, traffic_class: str, misses: float) -> None:
+        """So many misses more may happen in a class."""
+        spare = self.spare.get(traffic_class, MOST_SPARE) + misses
+        self.spare[traffic_class] = max(-MOST_SPARE, min(MOST_SPARE, spare))
 
-    def _ratios(self, traffic_class: str, regime: Regime) -> Ratios:
-        return self.ratios.setdefault((traffic_class, regime), Ratios())
+    def _learn(self, request: Request, outlook: Outlook, actual_s: float, now: float) -> None:
+        self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)
+        self.learned_at[request.traffic_class.name] = now
 
     def _outputs(self, traffic_class: str) -> OutputLengths:
         return self.outputs.setdefault(traffic_class, OutputLengths())
 
     def _surroundings(self, pool: Pool, request: Request, now: float) -> Surroundings:
-        fresh = 1.0 - self.cached_share
-        inflows = {name: fresh * each.per_second(now) for name, each in self.inflows.items()}
+        inflows = {name: each.per_second(now) for name, each in self.inflows.items()}
         own = self.tenant_inflows.get((request.traffic_class.name, request.tenant.tenant))
-        own_inflow = 0.0 if own is None else fresh * own.per_second(now)
+        own_inflow = 0.0 if own is None else own.per_second(now)
         around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, own_inflow, now)
-        return replace(around, tokens=fresh * around.tokens, overtaking_most=fresh * around.overtaking_most)
+        return replace(around, fresh=1.0 - self.cached_share)
 
     def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:
         """Tokens of the prompt that the worker would have to compute."""
@@ -196,3 +202,8 @@ class Foresight:
             now += share * each.now
             later += share * each.later
         return LeaveRate(now, later or 1.0)
+
+
+def _in_line(pool: Pool, request: Request) -> bool:
+    queue = pool.waiting.classes.get(request.traffic_class.name)
+    return queue is not None and len(queue.lines) > 1 and request.tenant.tenant in queue.waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Regime(Enum):
@@ -32,10 +33,20 @@ class FirstToken:
         return self.step_s + self.queue_s + self.prefill_s
 
 
+class Kind(NamedTuple):
+    """Forecasts that err alike."""
+
+    traffic_class: str
+    regime: Regime
+    # Something of its own tenant waits, besides other tenants: it waits for its fair turn.
+    in_line: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What was expected of a request when it came."""
 
+    kind: Kind
     # As the model has it.
     first_token: FirstToken
     # Until the first token, as likely too high as too low: with what was learned of the model's errors.

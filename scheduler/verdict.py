@@ -15,7 +15,7 @@ from .traffic_class import Target, TrafficClass
 LEAST_CHANCE = 0.5
 # Misses that a class may save up: what it promises is a share of requests, so that one that is sure to be in time lets
 # another one be unsure. Of the misses that the promise allows that is one part; the other is for forecasts that err.
-MOST_SPARE = 5.0
+MOST_SPARE = 3.0
 SPENT_PART = 0.5
 # A deadline that only so few requests would meet cannot be met.
 HOPELESS_CHANCE = 0.05
