@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .fairness import LEAST_WEIGHT, Share, level, share_of
-from .sequence import Request, Sequence
+from .sequence import Request, Sequence, State
 from .traffic_class import TrafficClass
 
 # Tenants of whom nothing waits that a class remembers at least. Beyond, those are forgotten who would begin anew
@@ -222,8 +222,11 @@ class WaitingQueue:
             sequence.charged_length += tokens
 
     def settle(self, sequence: Sequence) -> None:
-        """It leaves its worker: charges what it got there. What it has not computed is not ahead any more."""
+        """It leaves its worker: charges what it got there. What is not computed of its prompt is not ahead any more, and
+        is given back if it never will be."""
         self.charge_tokens(sequence)
+        if sequence.charged_ahead and sequence.state is State.CANCELLING:
+            self._charge(sequence, -sequence.charged_ahead)
         self._set_ahead(sequence, 0)
 
     def share(self, sequence: Sequence) -> Share:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import sequence_of
 
-from scheduler.sequence import Request, Sequence
+from scheduler.sequence import Request, Sequence, State
 from scheduler.simulator.small import submission
 from scheduler.tenant import TenantPlan
 from scheduler.traffic_class import CLASSES, DEFAULT_CLASS
@@ -216,6 +216,19 @@ def test_what_is_ahead_of_a_prompt_goes_with_its_prefill() -> None:
     queue.add(sequence)
     queue.start(sequence)
     assert share.ahead == 0
+
+
+def test_what_is_cancelled_before_it_is_computed_is_given_back() -> None:
+    queue = WaitingQueue()
+    sequence = make(1, 100)
+    queue.add(sequence)
+    queue.start(sequence)
+    queue.note_prefill(sequence, 0, 30)
+    sequence.state = State.CANCELLING
+    queue.settle(sequence)
+    share = line_of(queue).share
+    assert (share.served, share.ahead) == (30.0, 0)
+    assert queue.classes["interactive"].share.served == 30.0 / 8
 
 
 def test_tenants_are_forgotten_once_it_makes_no_difference() -> None:
