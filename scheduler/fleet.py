@@ -55,8 +55,8 @@ class Worker:
     arriving: dict[int, Sequence] = field(default_factory=dict)
     # Tokens that its decodes attend to, as of the last plan.
     context_tokens: int = 0
-    # How those that run there leave, as it was after so many steps.
-    leaving: tuple[int, LeaveRate] | None = None
+    # How those that run there leave, as it was after so many steps, with so many there.
+    leaving: tuple[int, int, LeaveRate] | None = None
     # The last suspect of bringing workers down that was put there.
     suspect: Sequence | None = None
     # How many sequences of each traffic class are there, by its name.
@@ -237,9 +237,9 @@ class Pool:
         """Whether somebody waits for a worker that is there."""
         return len(self.waiting) > len(self.stranded)
 
-    def order(self, now: float) -> FairOrder:
+    def order(self, now: float, free_slots: int) -> FairOrder:
         """Those that wait for a worker that is there, in the order of service."""
-        return FairOrder(self.waiting, now, self.stranded)
+        return FairOrder(self.waiting, now, self.stranded, scarce=self.waiting.num_promised > free_slots)
 
     def let_go(self, worker: Worker, sequence: Sequence) -> None:
         """A sequence has left its worker; what it got there is charged."""

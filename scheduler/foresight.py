@@ -23,16 +23,18 @@ from .sequence import Request, Sequence
 from .surroundings import surroundings
 from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target, needed_chance
 
-# When nothing was learned of a class for so long, the next of its requests that is to be refused is let in, to see.
+# When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see.
 PROBE_SECONDS = 5.0
 # Tenants of a class of whom it is known how much they ask for.
 MOST_TENANTS = 1000
 # First tokens that say which part of prompts is cached, and the part from which on it pays to look each prompt up.
 CACHED_MEMORY = 32
 CACHED_SHARE_LOOKED_UP = 0.02
-# Steps of a worker after which it is looked who runs there; one for so many sequences where more run.
+# Steps of a worker after which it is looked who runs there, one for so many sequences where more run; and the part of
+# them that has to have come or gone to look sooner.
 LOOK_EVERY_STEPS = 8
 LOOK_SEQUENCES_PER_STEP = 16
+LOOK_CHANGED_PART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,10 @@ class Foresight:
     ratios: dict[Kind, Ratios] = field(default_factory=dict)
     outputs: dict[str, OutputLengths] = field(default_factory=dict)
     off: Errors = field(default_factory=Errors)
-    # By class: misses that are saved up, and when something was last learned.
+    # When something was last learned.
+    learned_at: dict[Kind, float] = field(default_factory=dict)
+    # By class: misses that are saved up.
     spare: dict[str, float] = field(default_factory=dict)
-    learned_at: dict[str, float] = field(default_factory=dict)
     # Prompt tokens of requests that have got their first token, older ones fading, and those that a prefix cache had.
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
@@ -99,8 +102,8 @@ class Foresight:
             chance=None if target is None else chance_within(target.seconds, first_token, ratios),
             to_be_refused=problem is not None,
         )
-        if problem is not None and now >= self.learned_at.get(name, -inf) + PROBE_SECONDS:
-            self.learned_at[name] = now
+        if problem is not None and now >= self.learned_at.get(kind, -inf) + PROBE_SECONDS:
+            self.learned_at[kind] = now
             problem = None
         request.outlook, request.forecast_s = outlook, outlook.seconds
         return misses_deadline(first_token, ratios, request.submission.deadline_s) or problem
@@ -124,7 +127,7 @@ class Foresight:
         outlook, target, actual_s = request.outlook, request.traffic_class.ttft, now - request.arrived_at
         if outlook is None:
             return
-        self._learn(request, outlook, actual_s, now)
+        self._learn(outlook, actual_s, now)
         self.off.add(outlook.seconds, actual_s)
         if target is None or outlook.chance is None:
             return
@@ -140,7 +143,7 @@ class Foresight:
         """A request has ended without a token: it would have come later still."""
         outlook, waited_s = request.outlook, now - request.arrived_at
         if outlook is not None and waited_s > outlook.seconds:
-            self._learn(request, outlook, waited_s, now)
+            self._learn(outlook, waited_s, now)
 
     def left(self, sequence: Sequence) -> None:
         """A sequence has left its worker for good."""
@@ -160,9 +163,9 @@ class Foresight:
         spare = self.spare.get(traffic_class, MOST_SPARE) + misses
         self.spare[traffic_class] = max(-MOST_SPARE, min(MOST_SPARE, spare))
 
-    def _learn(self, request: Request, outlook: Outlook, actual_s: float, now: float) -> None:
+    def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)
-        self.learned_at[request.traffic_class.name] = now
+        self.learned_at[outlook.kind] = now
 
     def _outputs(self, traffic_class: str) -> OutputLengths:
         return self.outputs.setdefault(traffic_class, OutputLengths())
@@ -184,10 +187,15 @@ class Foresight:
 
     def _leaving(self, worker: Worker) -> LeaveRate:
         """How those that run on the worker leave, as of a few steps ago at most."""
-        fresh = max(LOOK_EVERY_STEPS, len(worker.sequences) // LOOK_SEQUENCES_PER_STEP)
-        if worker.leaving is None or worker.steps >= worker.leaving[0] + fresh:
-            worker.leaving = worker.steps, self._look(worker)
-        return worker.leaving[1]
+        count = len(worker.sequences)
+        if worker.leaving is not None:
+            steps, looked_at, leaving = worker.leaving
+            fresh = worker.steps < steps + max(LOOK_EVERY_STEPS, count // LOOK_SEQUENCES_PER_STEP)
+            if fresh and abs(count - looked_at) <= looked_at // LOOK_CHANGED_PART:
+                return leaving
+        leaving = self._look(worker)
+        worker.leaving = worker.steps, count, leaving
+        return leaving
 
     def _look(self, worker: Worker) -> LeaveRate:
         lengths: dict[str, list[int]] = {}

@@ -1,0 +1,207 @@
+"""What is expected of newcomers, what comes of it, and what is learned: in simulated meshes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outcomes import prepared
+
+from scheduler.admission import AdmissionMode
+from scheduler.calibration import Ratios
+from scheduler.foresight import ForecastView, Foresight
+from scheduler.inflow import INFLOW_SECONDS, Inflow
+from scheduler.outlook import Kind, Regime
+from scheduler.planner import Policy
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.mesh import VirtualMesh, submission
+from scheduler.simulator.small import worker_info
+
+# A token of a prompt takes 1 ms: 1,000 of them as long as a class may promise.
+COST = StepCost(1e-3, 1e-3)
+KEYS = iter(range(1_000, 10_000_000))
+
+
+def mesh_that_knows(mode: AdmissionMode, **info: int) -> tuple[VirtualMesh, VirtualGateway]:
+    """Its steps."""
+    sizes = {"block_size": 16, "num_blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 256}
+    mesh, gateway = prepared(
+        infos=[worker_info(**{**sizes, "max_model_len": 20_000, **info})],
+        costs=[COST],
+        policy=Policy(0, 0),
+        delay=0.0002,
+        admission_mode=mode,
+    )
+    for length in (16, 200, 90):
+        ask(mesh, gateway, length, 5)
+        mesh.run(until=mesh.now + 1.0)
+    return mesh, gateway
+
+
+def ask(mesh: VirtualMesh, gateway: VirtualGateway, length: int, output: int = 2, **changes: Any) -> Call:
+    key = next(KEYS)
+    # No two prompts have a block in common, unless they are told to.
+    first = changes.pop("first", key)
+    prompt = [first // 50**digit % 50 for digit in range(5)] + [7] * length
+    return mesh.submit(gateway, submission(key, prompt[:length], output, **changes))
+
+
+def foresight(mesh: VirtualMesh) -> Foresight:
+    (found,) = mesh.core._mesh.foresights.values()
+    return found
+
+
+def settle(mesh: VirtualMesh) -> None:
+    mesh.run(until=mesh.now + 120.0)
+    assert mesh.core.idle
+
+
+def test_enforced_what_would_be_late_is_refused_with_a_time_to_retry() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    at = mesh.now
+    calls = [ask(mesh, gateway, 200) for _ in range(12)]
+    settle(mesh)
+    refused = [call.refused for call in calls]
+    assert refused[:4] == [None] * 4
+    assert set(refused[6:]) == {"SLO_UNREACHABLE"}
+    (log, *_) = [log for log in mesh.logs if log.event == "request_refused"]
+    assert 0.0 < log.fields["retry_after_s"] < 2.0
+    assert "promises 1 s" in log.fields["why"]
+    took = [call.times[0] - at for call in calls if call.accepted]
+    assert sum(each > 1.0 for each in took) <= 2
+
+
+def test_a_refusal_says_when_it_would_be_let_in() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    for _ in range(12):
+        ask(mesh, gateway, 200)
+    mesh.run(until=mesh.now + 0.001)
+    log = [log for log in mesh.logs if log.event == "request_refused"][-1]
+    mesh.run(until=mesh.now + log.fields["retry_after_s"])
+    again = ask(mesh, gateway, 200)
+    mesh.run(until=mesh.now + 0.001)
+    assert again.accepted
+
+
+def test_in_shadow_nothing_is_refused_and_it_shows_who_would_have_been_in_time() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW)
+    calls = [ask(mesh, gateway, 200) for _ in range(12)]
+    settle(mesh)
+    assert not any(call.refused for call in calls)
+    foreseen = [log for log in mesh.logs if log.event == "refusal_foreseen"]
+    finished = [log for log in mesh.logs if log.event == "request_finished" and log.fields["to_be_refused"]]
+    view = foresight(mesh).view()
+    # The first of its kind would have been let in to see.
+    assert len(foreseen) + 1 == view.tried == len(finished) >= 5
+    assert view.tried_in_time == sum(log.fields["first_token_ms"] <= 1000 for log in finished) < view.tried
+
+
+def test_off_nothing_is_forecast() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.OFF)
+    calls = [ask(mesh, gateway, 200) for _ in range(12)]
+    settle(mesh)
+    assert not any(call.refused for call in calls)
+    finished = [log for log in mesh.logs if log.event == "request_finished"]
+    assert {log.fields["forecast_ms"] for log in finished} == {None}
+    assert foresight(mesh).view() == ForecastView(None, 0, 0)
+
+
+def test_a_class_without_a_target_is_told_when_and_never_refused() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    calls = [ask(mesh, gateway, 200, traffic_class="batch") for _ in range(20)]
+    settle(mesh)
+    assert all(call.accepted for call in calls)
+    forecasts = [log.fields["forecast_ms"] for log in mesh.logs if log.event == "request_finished"][-20:]
+    assert min(forecasts) > 0.0
+    assert max(forecasts) > 2000
+
+
+@pytest.mark.parametrize("mode", [AdmissionMode.ENFORCE, AdmissionMode.SHADOW])
+def test_a_deadline_that_cannot_be_met(mode: AdmissionMode) -> None:
+    mesh, gateway = mesh_that_knows(mode)
+    hopeless = ask(mesh, gateway, 5000, deadline_s=1.0, traffic_class="batch")
+    mesh.run(until=mesh.now + 0.001)
+    possible = ask(mesh, gateway, 100, deadline_s=30.0, traffic_class="batch")
+    settle(mesh)
+    assert hopeless.refused == ("DEADLINE_UNREACHABLE" if mode is AdmissionMode.ENFORCE else None)
+    assert possible.ends
+
+
+def test_an_idle_mesh_takes_what_is_late_even_alone() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    call = ask(mesh, gateway, 6000)
+    settle(mesh)
+    assert call.accepted
+    assert call.times[0] - 3.0 > 6.0
+
+
+def test_a_belief_that_refuses_all_is_tried() -> None:
+    """Refusals teach nothing: now and then one is let in."""
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    ratios = foresight(mesh).ratios.setdefault(Kind("interactive", Regime.PREFILL, False), Ratios())
+    for _ in range(300):
+        ratios.add(100.0, mesh.now)
+    outcomes = []
+    for _ in range(150):
+        ask(mesh, gateway, 300)
+        mesh.run(until=mesh.now + 0.01)
+        outcomes.append(ask(mesh, gateway, 20))
+        mesh.run(until=mesh.now + 0.5)
+    refused = [call.refused for call in outcomes]
+    # The first is let in, since nothing was known of its kind.
+    assert refused[0] is None
+    assert set(refused[1:8]) == {"SLO_UNREACHABLE"}
+    assert set(refused[-8:]) == {None}
+
+
+def test_misses_are_counted_as_they_happen() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    found = foresight(mesh)
+    found.spare["interactive"] = 0.0
+    ask(mesh, gateway, 100)
+    settle(mesh)
+    # It was in time for sure, where 0.025 of a miss was allowed.
+    assert found.spare["interactive"] == pytest.approx(0.025)
+    ask(mesh, gateway, 3000)
+    settle(mesh)
+    assert found.spare["interactive"] == pytest.approx(0.025 - 0.975)
+
+
+def test_whoever_gives_up_waiting_says_that_it_takes_longer() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW)
+    call = ask(mesh, gateway, 100)
+    mesh.run(until=mesh.now + 0.001)
+    found = foresight(mesh)
+    known = sum(len(each._recent) for each in found.ratios.values())
+    # Its worker is silent.
+    mesh.workers[1].busy = True
+    mesh.workers[1].step_seconds = 50.0
+    mesh.run(until=mesh.now + 0.01)
+    mesh.cancel(gateway, call)
+    mesh.run(until=mesh.now + 0.01)
+    assert sum(len(each._recent) for each in found.ratios.values()) in (known, known + 1)
+
+
+def test_cached_prompts_are_looked_up_where_there_are_any() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW)
+    for _ in range(20):
+        ask(mesh, gateway, 2000, first=1)
+        settle(mesh)
+    assert foresight(mesh).cached_share > 0.7
+    ask(mesh, gateway, 2000, first=1)
+    settle(mesh)
+    ask(mesh, gateway, 2000)
+    settle(mesh)
+    same, other = [log.fields for log in mesh.logs if log.event == "request_finished"][-2:]
+    assert same["forecast_ms"] < 100 < 1500 < other["forecast_ms"]
+    assert other["forecast_ms"] == pytest.approx(other["first_token_ms"], rel=0.2)
+
+
+def test_what_arrives_in_a_second() -> None:
+    inflow = Inflow(0.0)
+    for tenth in range(300):
+        inflow.add(10.0, tenth / 10)
+        if tenth > 20:
+            assert inflow.per_second(tenth / 10) == pytest.approx(100.0, rel=0.05)
+    assert inflow.per_second(30.0 + 3 * INFLOW_SECONDS) < 6.0
