@@ -1,6 +1,6 @@
 """Whether a request is refused for what is expected of it. Pure.
 
-Docs: docs/adr/0019-refused-for-a-forecast.md has why a class may save up misses, and who is never refused.
+Docs: docs/adr/0020-refused-for-a-forecast.md has why a class may save up misses, and who is never refused.
 """
 
 from __future__ import annotations

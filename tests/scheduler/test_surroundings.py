@@ -1,0 +1,91 @@
+"""Who is ahead of a newcomer, and who will pass it."""
+
+from __future__ import annotations
+
+import pytest
+from sequences import sequence_of
+
+from scheduler.forecast import Surroundings
+from scheduler.sequence import Request
+from scheduler.simulator.small import submission
+from scheduler.surroundings import surroundings
+from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.traffic_class import CLASSES, TrafficClass
+from scheduler.waiting import WaitingQueue
+
+CHAT, RAG, BATCH = (CLASSES[name] for name in ("interactive", "rag", "batch"))
+
+
+class Bench:
+    """A queue that requests are put into."""
+
+    def __init__(self) -> None:
+        self.queue = WaitingQueue()
+        self._last = 0
+
+    def add(self, traffic_class: TrafficClass, length: int, at: float, tenant: TenantPlan = ANYONE) -> None:
+        self._last += 1
+        request = Request(1, submission(self._last, [1] * length), at, None, tenant, traffic_class)
+        urgency = traffic_class.urgency(0, at, self._last)
+        self.queue.add(sequence_of(request, self._last, [1] * length, length + 100, urgency=urgency))
+
+    def around(
+        self, traffic_class: TrafficClass, now: float, tenant: TenantPlan = ANYONE, own_inflow: float = 0.0,
+        **inflows: float,
+    ) -> Surroundings:  # fmt: skip
+        return surroundings(self.queue, traffic_class, tenant, inflows, own_inflow, now)
+
+
+def test_nobody_is_there() -> None:
+    assert Bench().around(CHAT, 10.0) == Surroundings()
+
+
+def test_its_own_class_is_ahead() -> None:
+    bench = Bench()
+    for at in (0.0, 0.1, 0.2):
+        bench.add(CHAT, 100, at)
+    around = bench.around(CHAT, 0.3, own_inflow=50.0, interactive=50.0)
+    assert (around.sequences, around.tokens, around.inflow) == (3, 300, 50.0)
+    assert around.overtaking == around.overtaking_most == 0.0
+
+
+def test_of_other_classes_what_is_due_sooner_is_ahead() -> None:
+    bench = Bench()
+    for at in (0.0, 2.0, 4.0):
+        bench.add(RAG, 1000, at)
+    # Its first token is due in a second, that of the first two sooner.
+    assert bench.around(CHAT, 6.5).tokens == pytest.approx(3000 * 2.5 / 6.5)
+    assert bench.around(CHAT, 2.0).tokens == 0.0
+    # One that may wait for a minute lets all pass.
+    around = bench.around(BATCH, 6.5)
+    assert (around.sequences, around.tokens) == (3, 3000)
+
+
+def test_what_comes_soon_enough_passes() -> None:
+    bench = Bench()
+    for traffic_class in (CHAT, RAG, BATCH):
+        bench.add(traffic_class, 10, 0.0)
+    inflows = {"interactive": 100.0, "rag": 500.0, "batch": 1000.0}
+    chat, rag, batch = (
+        bench.around(each, 0.0, own_inflow=inflows[each.name], **inflows) for each in (CHAT, RAG, BATCH)
+    )
+    assert (chat.overtaking, chat.overtaking_most) == (0.0, 0.0)
+    # Until the rest of the four seconds between what they promise is over.
+    assert (rag.overtaking, rag.overtaking_most) == (100.0, 400.0)
+    assert (batch.overtaking, batch.overtaking_most) == (600.0, 100.0 * 59 + 500.0 * 55)
+    assert {each.inflow for each in (chat, rag, batch)} == {1600.0}
+
+
+def test_other_tenants_pass_one_that_floods_up_to_their_shares() -> None:
+    bench, flood, light = Bench(), TenantPlan("flood"), TenantPlan("light", weight=2.0)
+    bench.add(CHAT, 100, 0.0, light)
+    for _ in range(10):
+        bench.add(CHAT, 100, 0.0, flood)
+    around = bench.around(CHAT, 0.1, flood, own_inflow=900.0, interactive=1000.0)
+    assert around.tokens == 1100
+    assert around.overtaking == 100.0
+    # While a thousand tokens of its own are served, the other, of twice the weight, may have two thousand.
+    assert around.overtaking_most == pytest.approx(2000 - 100)
+    passed = bench.around(CHAT, 0.1, light, own_inflow=100.0, interactive=1000.0)
+    assert passed.tokens < 200
+    assert passed.overtaking_most <= 50
