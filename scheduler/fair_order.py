@@ -116,9 +116,11 @@ class FairOrder:
     # What its tenant has been served in its class by then.
     served: float
 
-    def __init__(self, queue: WaitingQueue, now: float, skip: Container[int] = ()) -> None:
-        """`skip` are ids of sequences that nothing can be done for."""
+    def __init__(self, queue: WaitingQueue, now: float, skip: Container[int] = (), *, scarce: bool = False) -> None:
+        """`skip` are ids of sequences that nothing can be done for. `scarce`: there are no more places than for
+        those that were promised something; then these are first, lest others soon have to make room for them."""
         self._now = now
+        self._scarce = scarce
         classes = [_Class(each, skip) for each in queue.classes.values() if each.waiting]
         self._classes = [each for each in classes if each.next is not None]
         self._choose()
@@ -153,19 +155,21 @@ class FairOrder:
         if not self._classes:
             return
         classes, now = self._classes, self._now
-        chosen = first = classes[0] if len(classes) == 1 else min(classes, key=_by_weight)
+        chosen = rival = classes[0] if len(classes) == 1 else min(classes, key=_by_weight)
         due = [each for each in classes if each.due(now)]
-        if any(each.promised for each in due):
-            # Among those that are due weights count as soon as one of them is due by its patience: it gets its share
-            # even where promises are at stake all the time.
-            chosen = min(due, key=_by_weight)
-            if chosen.promised:
-                chosen = min((each for each in due if each.promised), key=lambda each: (each.moment, each.rank))
+        urgent = [each for each in (classes if self._scarce else due) if each.promised]
+        if urgent:
+            chosen = min(urgent, key=lambda each: (each not in due, each.moment if each in due else 0.0, each.rank))
+            patient = [each for each in due if not each.promised]
+            if patient:
+                # It gets its share even where promises are at stake all the time.
+                rival = min(patient, key=_by_weight)
+                chosen = min(chosen, rival, key=_by_weight)
         self._class = chosen
         self.next = chosen.next
         self.served = chosen.tenant_served
         self.due = chosen in due
-        self.hurried = chosen.served > first.served
+        self.hurried = chosen.served > rival.served
 
 
 def _by_weight(each: _Class) -> tuple[float, int]:

@@ -239,7 +239,7 @@ class Pool:
 
     def order(self, now: float, free_slots: int) -> FairOrder:
         """Those that wait for a worker that is there, in the order of service."""
-        return FairOrder(self.waiting, now, self.stranded, scarce=self.waiting.num_promised > free_slots)
+        return FairOrder(self.waiting, now, self.stranded, scarce=self.waiting.num_promised >= free_slots)
 
     def let_go(self, worker: Worker, sequence: Sequence) -> None:
         """A sequence has left its worker; what it got there is charged."""

@@ -91,8 +91,8 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     swapped = sum(len(worker.swapped) for worker in pool.workers.values())
     punctual = {worker.link for worker in workers if not late(worker, now)}
     dealt: dict[int, list[Sequence]] = {}
-    order, shares = pool.order(now), KvShares(pool)
-    most = swapped + sum(max(0, room.taken * pressing + room.slots) for room in rooms.values())
+    order, shares = pool.order(now, sum(room.slots for room in rooms.values())), KvShares(pool)
+    most = swapped + sum(room.taken * pressing + room.slots for room in rooms.values())
     promise_s = pool.waiting.longest_promise
     while most > 0 and (sequence := order.next) is not None:
         sequence.have_turn(now, promise_s)

@@ -155,6 +155,11 @@ class WaitingQueue:
         targets = [queue.traffic_class.ttft for queue in self.classes.values()]
         return max((target.seconds for target in targets if target is not None), default=0.0)
 
+    @property
+    def num_promised(self) -> int:
+        """Sequences of classes that promise a first token."""
+        return sum(queue.num_sequences for queue in self.classes.values() if queue.traffic_class.ttft is not None)
+
     def count(self, traffic_class: str) -> Waiting:
         """What waits of a class."""
         queue = self.classes.get(traffic_class)
@@ -222,7 +227,7 @@ class WaitingQueue:
             sequence.charged_length += tokens
 
     def settle(self, sequence: Sequence) -> None:
-        """It leaves its worker: charges what it got there. What is not computed of its prompt is not ahead any more, and
+        """It leaves its worker: charges what it got there. What is not computed of its prompt is not ahead any more; it
         is given back if it never will be."""
         self.charge_tokens(sequence)
         if sequence.charged_ahead and sequence.state is State.CANCELLING:

@@ -72,14 +72,15 @@ class Twin:
     """The order of service, slowly: for every turn it looks at everybody."""
 
     now: float
+    scarce: bool
     waiting: list[Sequence]
     # By class, and by class and tenant.
     classes: dict[str, Fraction] = field(default_factory=dict)
     tenants: dict[tuple[str, str], Fraction] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, queue: WaitingQueue, now: float, skip: frozenset[int]) -> Twin:
-        twin = cls(now, [each for each in queue if each.sequence_id not in skip])
+    def of(cls, queue: WaitingQueue, now: float, skip: frozenset[int], *, scarce: bool) -> Twin:
+        twin = cls(now, scarce, [each for each in queue if each.sequence_id not in skip])
         for name, of_class in queue.classes.items():
             twin.classes[name] = Fraction(of_class.share.served)
             for tenant, line in of_class.lines.items():
@@ -100,13 +101,19 @@ class Twin:
             )
         by_weight = sorted(firsts, key=lambda name: (self.classes[name], firsts[name].request.traffic_class.rank, name))
         due = [name for name in by_weight if self._due(firsts[name])]
-        promised = [name for name in due if CLASSES[name].ttft]
-        chosen = by_weight[0]
+        promised = [name for name in by_weight if CLASSES[name].ttft and (self.scarce or name in due)]
+        chosen = rival = by_weight[0]
         if promised:
-            chosen = due[0]
-            if CLASSES[chosen].ttft:
-                chosen = min(promised, key=lambda name: (self._broken(firsts[name]), CLASSES[name].rank))
-        return firsts[chosen], chosen in due, self.classes[chosen] > self.classes[by_weight[0]]
+            # Those at stake by when they are broken, then the others by their rank.
+            at_stake = [name for name in promised if name in due]
+            chosen = min(at_stake or promised, key=lambda name: CLASSES[name].rank)
+            if at_stake:
+                chosen = min(at_stake, key=lambda name: (self._broken(firsts[name]), CLASSES[name].rank))
+            patient = [name for name in due if not CLASSES[name].ttft]
+            if patient:
+                rival = patient[0]
+                chosen = next(name for name in by_weight if name in (chosen, rival))
+        return firsts[chosen], chosen in due, self.classes[chosen] > self.classes[rival]
 
     def serve(self, sequence: Sequence, hurried: bool) -> None:
         self.waiting.remove(sequence)
@@ -150,7 +157,9 @@ def test_the_order_is_that_of_who_looks_at_everybody_for_every_turn(data: st.Dat
             bench.start(60.0)
     skip = frozenset(each.sequence_id for each in bench.queue if data.draw(st.integers(0, 4)) == 0)
     now = data.draw(st.sampled_from([60.0, 61.5, 120.0]))
-    twin, walk = Twin.of(bench.queue, now, skip), FairOrder(bench.queue, now, skip)
+    scarce = data.draw(st.booleans())
+    twin = Twin.of(bench.queue, now, skip, scarce=scarce)
+    walk = FairOrder(bench.queue, now, skip, scarce=scarce)
     length = len(twin.waiting)
     for _ in range(length):
         sequence, due, hurried = twin.turn()
@@ -265,6 +274,23 @@ def test_patience_gives_a_class_its_share_where_promises_are_at_stake_all_the_ti
         bench.add(at=98.0, length=10)
     names = [each.request.traffic_class.name for each in bench.order(100.0)[:90]]
     assert names.count("batch") == 10
+
+
+def test_where_places_are_scarce_promises_are_first_and_patience_has_its_share() -> None:
+    bench = Bench()
+    for _ in range(20):
+        for each in (BATCH, RAG, INTERACTIVE):
+            bench.add(traffic_class=each, length=10, at=10.0)
+
+    def names(now: float) -> list[str]:
+        walk, found = FairOrder(bench.queue, now, scarce=True), []
+        while walk.next is not None:
+            found.append(walk.next.request.traffic_class.name)
+            walk.advance()
+        return found
+
+    assert names(10.1) == ["interactive"] * 20 + ["rag"] * 20 + ["batch"] * 20
+    assert 1 <= names(70.0)[:18].count("batch") <= 2
 
 
 def test_who_comes_back_is_ahead_of_its_line_and_costs_nothing() -> None:
