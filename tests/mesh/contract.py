@@ -11,7 +11,7 @@ from scheduler.events import Event, PlanEnded, SequenceReleased, StepReported, W
 class Contract:
     """Raises AssertionError where it is broken, on either side.
 
-    `read` what the worker reads at a boundary, then `check` what it says before the next.
+    `read` what the worker reads when it reads it, `check` each thing it says, and `check_answers` before the next step.
     """
 
     def __init__(self, info: WorkerInfo) -> None:
@@ -48,19 +48,21 @@ class Contract:
             self._steps[command.plan_seq] = 0
             self._revoked_through = max(self._revoked_through, command.revoke_through)
 
-    def check(self, events: list[Event]) -> None:
+    def check(self, event: Event) -> None:
         """The worker's side."""
-        for event in events:
-            if isinstance(event, SequenceReleased):
-                self._unanswered[event.sequence_id] -= 1
-                assert self._unanswered[event.sequence_id] >= 0, "a release was answered twice"
-                if event.swapped:
-                    self._swapped.add(event.sequence_id)
-            elif isinstance(event, PlanEnded):
-                steps = self._steps.pop(event.plan_seq)
-                assert event.steps_run == len(event.step_us) == steps, "a plan miscounts its steps"
-            elif isinstance(event, StepReported):
-                self._check_step(event)
+        if isinstance(event, SequenceReleased):
+            self._unanswered[event.sequence_id] -= 1
+            assert self._unanswered[event.sequence_id] >= 0, "a release was answered twice"
+            if event.swapped:
+                self._swapped.add(event.sequence_id)
+        elif isinstance(event, PlanEnded):
+            steps = self._steps.pop(event.plan_seq)
+            assert event.steps_run == len(event.step_us) == steps, "a plan miscounts its steps"
+        elif isinstance(event, StepReported):
+            self._check_step(event)
+
+    def check_answers(self) -> None:
+        """Whether all is answered that was read."""
         assert not +self._unanswered, "a release was not answered"
 
     def _check_room(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from scheduler.actions import WorkerCommand
-from scheduler.events import BlockCounts, WorkerInfo
+from scheduler.events import BlockCounts, StepReported, WorkerInfo
 from scheduler.events import Event as SchedulerEvent
 from scheduler.link import command_to_proto, event_from_proto, info_from_proto
 from scheduler.sequence import Sequence
@@ -25,7 +25,7 @@ from worker.codec import decode_command, encode_event
 from worker.executor import Executor
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
-from worker.messages import Attach, Detach, Event, StepResult
+from worker.messages import Attach, Command, Detach, Event
 from worker.steps import Steps
 from worker.swap_space import SwapSpace
 
@@ -57,6 +57,24 @@ class CountingCache(KVCache):
         self.seen["copy on write"] += table.blocks()[: len(before)] != before
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Stands where a command is read among the events of the worker that reads it."""
+
+    command: WorkerCommand
+
+
+class WatchedExecutor(Executor):
+    """Says when it reads a command of the scheduler: `unread` has those that it has not."""
+
+    unread: deque[tuple[Command, WorkerCommand]]
+
+    def _obey(self, command: Command) -> None:
+        if self.unread and self.unread[0][0] is command:
+            self._outbox.put(Read(self.unread.popleft()[1]))  # type: ignore[arg-type]
+        super()._obey(command)
+
+
 class Device:
     """A worker's process: it outlives the streams of its scheduler."""
 
@@ -77,13 +95,15 @@ class Device:
         # Called twice a step.
         ticks = itertools.count()
         self.swap_space = SwapSpace(self.kv_cache, setup.num_swap_blocks)
-        self.executor = Executor(
+        self.unread: deque[tuple[Command, WorkerCommand]] = deque()
+        self.executor = WatchedExecutor(
             self._steps(),
             self.kv_cache,
             self.swap_space,
             check_every_step=True,
             clock=lambda: next(ticks) * setup.step_s,
         )
+        self.executor.unread = self.unread
 
     def _steps(self) -> Steps:
         if self.setup.captured:
@@ -111,12 +131,21 @@ class Device:
         """Both pools. Raises PoolCorrupt."""
         self.executor._sequences.check()
 
+    def step(self) -> None:
+        """A step, if there is one to compute."""
+        self.executor.step()
+        self.check()
+
+    @property
+    def computes(self) -> bool:
+        """Whether it has steps to compute, or on their way."""
+        return bool(self.executor._works or self.executor._plans)
+
     def run_on(self, num_steps: int) -> None:
         """The stream is gone and the executor has not heard of it: it goes on with the plans it has."""
         for _ in range(num_steps):
             self.obey()
-            self.executor.step()
-            self.check()
+            self.step()
 
 
 def _hello(setup: Setup, vocab_size: int, epoch: int) -> worker_pb2.Hello:
@@ -152,7 +181,7 @@ class RealWorker:
         self.busy = False
         self._contract = Contract(self.info)
         self._mailbox: deque[WorkerCommand] = deque()
-        self._emitted: list[Event] = []
+        self._emitted: list[Event | Read] = []
         self._step: list[SchedulerEvent] = []
         device.executor.submit(Attach(self._emitted.append))
 
@@ -175,23 +204,26 @@ class RealWorker:
         assert not self.busy
         while self._mailbox:
             command = self._mailbox.popleft()
-            self._contract.read(command)
             message = worker_pb2.WorkerCommand.FromString(command_to_proto(command).SerializeToString())
-            self.device.executor.submit(decode_command(message, self.device.hello))
-        self.device.obey()
-        events = self._take()
+            decoded = decode_command(message, self.device.hello)
+            self.device.unread.append((decoded, command))
+            self.device.executor.submit(decoded)
+        events: list[SchedulerEvent] = []
         while True:
-            self.device.executor.step()
-            self.device.check()
-            step_ran = any(isinstance(event, StepResult) for event in self._emitted)
-            step = self._take()
-            if step_ran:
+            # What is computed is told before a command that changes it is obeyed: so a step may be told by that, too.
+            self.device.obey()
+            told = self._take()
+            if not _has_step(told):
+                events += told
+                self.device.step()
+                told = self._take()
+            if _has_step(told):
                 # It tells when the step's time is over.
-                self.busy, self._step = True, step
+                self.busy, self._step = True, told
                 return events
-            if not step:
+            events += told
+            if not (told or self.device.computes):
                 return events
-            events += step
 
     def finish(self) -> list[SchedulerEvent]:
         """The step ends."""
@@ -206,12 +238,22 @@ class RealWorker:
         self.device.obey()
 
     def _take(self) -> list[SchedulerEvent]:
-        events = [self._translate(event) for event in self._emitted]
+        events = []
+        for emitted in self._emitted:
+            if isinstance(emitted, Read):
+                self._contract.read(emitted.command)
+            else:
+                events.append(self._translate(emitted))
+                self._contract.check(events[-1])
         # Not a new list: the executor has this one's `append`.
         self._emitted.clear()
-        self._contract.check(events)
+        self._contract.check_answers()
         return events
 
     def _translate(self, event: Event) -> SchedulerEvent:
         message = encode_event(event).SerializeToString()
         return event_from_proto(worker_pb2.WorkerEvent.FromString(message), self.link)
+
+
+def _has_step(events: list[SchedulerEvent]) -> bool:
+    return any(isinstance(event, StepReported) for event in events)
