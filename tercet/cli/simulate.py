@@ -244,5 +244,6 @@ class _Progress:
             self._write("")
 
     def _write(self, line: str) -> None:
-        click.echo(f"\r{line:{self._width}}\r{line}", nl=False, err=True)
-        self._width = len(line)
+        over, self._width = f"\r{line:{self._width}}\r{line}", len(line)
+        # Last: what an interruption finds here is taken away.
+        click.echo(over, nl=False, err=True)
