@@ -134,7 +134,7 @@ class GraphSteps:
         if not begun.is_run:
             self._next_record()  # none: it is over
         tokens, step_us, _ = record
-        # When it began the device knows of each that another one was before.
+        # Where another one was before, its end is this one's beginning.
         knows_time = begun.is_behind or begun.num_taken > 0
         begun.num_taken += 1
         begun.num_live = int((tokens >= 0).sum())
