@@ -200,9 +200,12 @@ class Foresight:
     def _look(self, worker: Worker) -> LeaveRate:
         lengths: dict[str, list[int]] = {}
         most = 0
+        # Runs over all that run: properties in line.
         for sequence in worker.sequences.values():
-            lengths.setdefault(sequence.request.traffic_class.name, []).append(sequence.generated)
-            most += sequence.max_length - sequence.prompt_length
+            request = sequence.request
+            prompt = len(request.submission.prompt_token_ids)
+            lengths.setdefault(request.traffic_class.name, []).append(len(sequence.token_ids) - prompt)
+            most += sequence.max_length - prompt
         now = later = 0.0
         for name, of_class in lengths.items():
             share = len(of_class) / len(worker.sequences)

@@ -61,11 +61,14 @@ def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, tokens: float) 
     level = queue.level()
     begin = own.share.served if own.sequences else max(own.share.served, level)
     mark = begin + own.num_tokens / own.share.weight
-    due = sum(
-        max(0.0, mark - (line.share.served if line.sequences else max(line.share.served, level))) * line.share.weight
-        for line in queue.lines.values()
-        if line is not own
-    )
+    due = 0.0
+    for line in queue.lines.values():
+        served = line.share.served
+        if served < level and not line.sequences:
+            # It will come back where the others are.
+            served = level
+        if served < mark and line is not own:
+            due += (mark - served) * line.share.weight
     return max(0.0, due + own.num_tokens - tokens)
 
 
