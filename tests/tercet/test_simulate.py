@@ -49,6 +49,28 @@ def test_the_table_says_the_same():
     assert lines["batch"] == [f"{number:.1f}" for number in report["flows"]["batch"]["ttft_ms"].values()]
 
 
+def test_each_flow_has_a_line_of_what_became_of_it():
+    options = [
+        "--rate=0",
+        "--max-queued-requests=5",
+        "--flow=chat:tenant=a,share=3",
+        "--flow=nightly:class=batch,tenant=b,output=20",
+        "--tenant=a",
+        "--tenant=b:max_concurrent=1",
+    ]
+    shown = run(*SMALL, *options).stdout
+    flows = json.loads(run(*SMALL, *options, "--json").stdout)["flows"]
+    assert set(flows["nightly"]["refused"]) == {"TENANT_QUOTA"}
+    for name, flow in flows.items():
+        (row,) = [line.split() for line in shown.splitlines() if line.startswith(f"{name} ")]
+        numbers = [flow[key] for key in ("offered", "accepted", "completed", "qualified")]
+        assert row[:6] == [name, flow["traffic_class"], *map(str, numbers)]
+        assert [f"{count} {reason}" for reason, count in flow["refused"].items()] == [
+            part for part in " ".join(row[7:]).split(", ") if part
+        ]
+    assert "chat " not in run(*SMALL, "--flow=chat").stdout
+
+
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
@@ -56,6 +78,10 @@ def test_the_table_says_the_same():
         ("--workers=many", "'many' is not a valid integer"),
         ("--prompt-tokens=x", "--prompt-tokens: 'x' is not MEAN[:SIGMA[:MOST]]"),
         ("--classes=gold", "--classes: 'gold' is not NAME=WEIGHT"),
+        ("--flow=chat:color=blue", "--flow: 'chat:color=blue' is not NAME:KEY=VALUE,... with keys of class, tenant"),
+        ("--tenant=a:weight=0", "--tenant: 'a:weight=0': weight must be a number from 1e-06 to 1e+06, is '0'"),
+        ("--traffic-class=chat:weight=2", "--traffic-class: classes.chat: there is no such class"),
+        ("--admission-mode=perhaps", "--admission-mode: 'perhaps' is none of off, shadow, enforce"),
         ("--max-model-len=64", "--max-model-len: 100 of prompt + 10 of output are more than that"),
     ],
 )
