@@ -51,7 +51,8 @@ async def test_a_thousand_cancelled_requests_leave_nothing(own_mesh: Callable[..
     # 364 blocks, filled before the first measurement: their pages are touched for the first time as the cache fills.
     # The flight recorder keeps rounds up to its bound on purpose; with a small one that is reached at once.
     bounded = {"TERCET_WORKER_KV_CACHE_MEMORY": "128MiB", "TERCET_SCHEDULER_PLAN_LOG_ROUNDS": "200"}
-    mesh = own_mesh(**bounded, **MALLOC)
+    # A storm is more than this host can do in time.
+    mesh = own_mesh(**bounded, **MALLOC, TERCET_SCHEDULER_ADMISSION_MODE="off")
     mesh.start()
     sizes: dict[str, list[int]] = {name: [] for name in HEALTH_NAMES}
 
