@@ -69,6 +69,8 @@ def main(
             "worker.max_num_batched_tokens": 512 if on_cpu else 8192,
             "worker.max_num_seqs": 32 if on_cpu else 256,
             "worker.enable_prefix_caching": False,
+            # All the work is to be done, however late.
+            "scheduler.admission_mode": "off",
             "log.format": "json",
         }
         flags |= dict(one.split("=", 1) for one in settings)

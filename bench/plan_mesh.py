@@ -110,4 +110,6 @@ async def plan_mesh(
 def fixed(num_steps: int, **settings: Any) -> dict[str, Any]:
     """Flags: plans of so many steps, 0 for as many as seems good, and settings with _ for the first dot."""
     flags = {key.replace("_", ".", 1): value for key, value in settings.items()}
-    return {"scheduler.num_scheduler_steps": num_steps, "log.level": "warning", **flags}
+    # Nobody is refused, however slow the machine.
+    fixed = {"scheduler.num_scheduler_steps": num_steps, "scheduler.admission_mode": "off", "log.level": "warning"}
+    return fixed | flags

@@ -89,13 +89,13 @@ async def first_tokens(simulated: Simulated | None, seconds: float) -> dict[str,
 
 async def token_gaps(simulated: Simulated | None, seconds: float, runs: int) -> dict[str, Any]:
     """Inter-token gaps of 8 steady streams through gateway and client while newcomers of 32 tokens come, three a
-    second. Steps may take `max_mixed_step_ms`, 1.4 times a step without newcomers, for prefill.
+    second. Steps may take `max_mixed_step_ms`, 1.2 times a step without newcomers, for prefill.
 
     `timer` is what the machine itself did meanwhile: the same of a process that only sleeps, a step at a time."""
     rng = random.Random(2)
     async with _started(16, simulated) as (_, client):
         step_ms = 1e3 * median(await _steady_gaps(client, 2.0, rng, newcomers=False))
-    mixed_ms = max(1.0, 1.4 * step_ms)
+    mixed_ms = max(1.0, 1.2 * step_ms)
     found: dict[int, list[list[float]]] = {1: [], 16: [], 0: []}
     timers: dict[int, list[list[float]]] = {steps: [] for steps in found}
     for steps in in_turns(tuple(found), runs):

@@ -54,6 +54,8 @@ def main(model: str, preset: str, device: str, num_scheduler_steps: int, out: Pa
         "worker.max_num_seqs": 32 if on_cpu else 256,
         "worker.enable_prefix_caching": False,
         "scheduler.num_scheduler_steps": num_scheduler_steps,
+        # All the work is to be done, however late.
+        "scheduler.admission_mode": "off",
     }
     config, work = private(load_config(flags=flags)), work_for(preset)
     result: dict[str, Any] = {"engine": f"tercet {tercet.__version__} mesh", "torch": torch.__version__}
