@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from tercet.client import Client
-from tercet.errors import PermissionDeniedError, QueueExpiredError, QueueFullError, TenantQuotaError
+from tercet.errors import (
+    DeadlineUnreachableError,
+    PermissionDeniedError,
+    QueueExpiredError,
+    QueueFullError,
+    SloUnreachableError,
+    TenantQuotaError,
+)
 
 from .conftest import ROOT, Mesh
 
@@ -23,7 +30,11 @@ pytestmark = pytest.mark.e2e
 TOKENS_PER_MINUTE = 100
 SETTINGS = {
     "TERCET_WORKER_MAX_NUM_SEQS": "1",
-    "TERCET_SCHEDULER_ADMISSION_MODE": "off",
+    "TERCET_SCHEDULER_ADMISSION_MODE": "enforce",
+    "TERCET_CLASSES_INTERACTIVE_TTFT_MS": "0",
+    # Nobody but the first on an idle mesh is that fast.
+    "TERCET_CLASSES_HASTY_RANK": "1",
+    "TERCET_CLASSES_HASTY_TTFT_MS": "1",
     "TERCET_CLASSES_BATCH_MAX_QUEUED_REQUESTS": "1",
     "TERCET_CLASSES_BATCH_MAX_QUEUE_SECONDS": "1.5",
 }
@@ -115,3 +126,27 @@ async def test_a_class_has_a_queue_of_its_own_that_ends(door: Door) -> None:
         running.cancel()
     async with door.client("free") as client:
         assert await ask(client, 1, traffic_class="batch")
+
+
+async def test_a_promise_that_cannot_be_kept_is_not_made(door: Door) -> None:
+    async with door.client("free") as client:
+        running = asyncio.ensure_future(ask(client, 400))
+        await asyncio.sleep(0.5)
+        asked = [asyncio.ensure_future(ask(client, 1, traffic_class="hasty")) for _ in range(8)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, SloUnreachableError)]
+        # One of a kind may be let in to see whether the forecast is right.
+        assert len(refused) >= 6
+        assert all(error.retry_after_s for error in refused)
+        running.cancel()
+
+
+async def test_a_deadline_that_cannot_be_met_is_told(door: Door) -> None:
+    async with door.client("free") as client:
+        # However short their answers are taken to be, they need more than that, one after the other.
+        ahead = [asyncio.ensure_future(ask(client, 400)) for _ in range(60)]
+        await asyncio.sleep(0.5)
+        with pytest.raises(DeadlineUnreachableError):
+            await ask(client, 1, timeout_s=0.5)
+        for each in ahead:
+            each.cancel()
