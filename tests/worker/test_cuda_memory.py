@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,9 @@ def prefill(executor: Executor, plan_seq: int, num_tokens: int) -> StepResult:
     while not isinstance(event := events.get(timeout=30), StepResult):
         pass
     executor.submit(Detach(events.put))
+    # Read between two steps: nothing of this one is held any more.
+    while not executor.idle:
+        time.sleep(0.001)
     return event
 
 
