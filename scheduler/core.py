@@ -199,8 +199,8 @@ class Core:
         return find_class(submission, plan, self._settings.classes, self._settings.default_class)
 
     def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, Request]:
-        """The request, and who takes it. Raises the RequestError that refuses it; nothing has changed then, but for
-        what is noted of forecasts."""
+        """The request, and who takes it. Raises the RequestError that refuses it; then nothing of it is left but what
+        is noted of forecasts. For a full queue a plan may have been made meanwhile, as after any event."""
         if submission.request_key in self._mesh.gateways[gateway]:
             raise errors.DuplicateRequestError(
                 f"request key {submission.request_key} is in use on this stream",
@@ -219,8 +219,12 @@ class Core:
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, plan, now)
         request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
-        self._foresee(pool, request, now)
-        check_vocabulary(submission, pool)
+        try:
+            self._foresee(pool, request, now)
+            check_vocabulary(submission, pool)
+        except errors.RequestError:
+            request.let_go()
+            raise
         return pool, request
 
     def _foresee(self, pool: Pool, request: Request, now: float) -> None:
@@ -232,7 +236,6 @@ class Core:
         if problem is None:
             return
         if mode is AdmissionMode.ENFORCE:
-            request.let_go()
             raise problem
         self._mesh.log(
             "refusal_foreseen",

@@ -12,6 +12,7 @@ from math import inf
 from tercet import errors
 
 from .calibration import Errors, ForecastError, Ratios
+from .events import CancelReason
 from .fleet import Pool, Worker
 from .forecast import Newcomer, Surroundings, forecast
 from .inflow import Inflow
@@ -25,8 +26,8 @@ from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target, 
 
 # When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see.
 PROBE_SECONDS = 5.0
-# Tenants of a class of whom it is known how much they ask for.
-MOST_TENANTS = 1000
+# Classes' tenants of whom it is known how much they ask for, unless more of them do ask.
+MOST_INFLOWS = 1000
 # First tokens that say which part of prompts is cached, and the part from which on it pays to look each prompt up.
 CACHED_MEMORY = 32
 CACHED_SHARE_LOOKED_UP = 0.02
@@ -63,6 +64,9 @@ class Foresight:
     # Prompt tokens that have arrived, by class, and by class and tenant.
     inflows: dict[str, Inflow] = field(default_factory=dict)
     tenant_inflows: dict[tuple[str, str], Inflow] = field(default_factory=dict)
+    # Beyond so many it is looked who asks for nothing any more: twice as many as were left the last time, so that each
+    # of them is not looked at for every request.
+    most_inflows: int = MOST_INFLOWS
     tried: int = 0
     tried_in_time: int = 0
 
@@ -92,31 +96,36 @@ class Foresight:
         kind = Kind(name, first_token.regime, _in_line(pool, request))
         ratios = self.ratios.setdefault(kind, Ratios())
         ratios.fade(now)
-        problem: errors.RequestError | None = misses_target(
-            first_token, ratios, traffic_class, self.spare.get(name, MOST_SPARE)
-        )
+        deadline_s = request.submission.deadline_s
+        hopeless = misses_deadline(first_token, ratios, deadline_s)
+        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(name, MOST_SPARE))
+        target_s = target.seconds if target is not None and unlikely is not None else None
         outlook = Outlook(
             kind=kind,
             first_token=first_token,
             seconds=first_token.seconds * ratios.quantile(0.5),
             chance=None if target is None else chance_within(target.seconds, first_token, ratios),
-            to_be_refused=problem is not None,
+            limit_s=target_s if hopeless is None else deadline_s,
         )
-        if problem is not None and now >= self.learned_at.get(kind, -inf) + PROBE_SECONDS:
-            self.learned_at[kind] = now
-            problem = None
         request.outlook, request.forecast_s = outlook, outlook.seconds
-        return misses_deadline(first_token, ratios, request.submission.deadline_s) or problem
+        return None if self._to_be_tried(kind, now) else hopeless or unlikely
 
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
         tokens, name = len(request.sequences[0].token_ids), request.traffic_class.name
         self.inflows.setdefault(name, Inflow(now)).add(tokens, now)
         self.tenant_inflows.setdefault((name, request.tenant.tenant), Inflow(now)).add(tokens, now)
-        if len(self.tenant_inflows) > MOST_TENANTS:
+        if len(self.tenant_inflows) > self.most_inflows:
             self.tenant_inflows = {key: each for key, each in self.tenant_inflows.items() if each.per_second(now) > 1.0}
+            self.most_inflows = max(MOST_INFLOWS, 2 * len(self.tenant_inflows))
         target, outlook = request.traffic_class.ttft, request.outlook
-        if target is not None and outlook is not None and outlook.chance is not None and not outlook.to_be_refused:
+        if outlook is None:
+            return
+        if outlook.to_be_refused:
+            # The next ones of its kind are refused until it shows what becomes of it, or has been too long about it.
+            if self._to_be_tried(outlook.kind, now):
+                self.learned_at[outlook.kind] = now
+        elif target is not None and outlook.chance is not None:
             self._save(name, outlook.chance - needed_chance(target))
 
     def first_token(self, request: Request, now: float) -> None:
@@ -129,21 +138,24 @@ class Foresight:
             return
         self._learn(outlook, actual_s, now)
         self.off.add(outlook.seconds, actual_s)
-        if target is None or outlook.chance is None:
-            return
-        in_time = actual_s <= target.seconds
-        if outlook.to_be_refused:
+        if outlook.limit_s is not None:
             self.tried += 1
-            self.tried_in_time += in_time
-        else:
+            self.tried_in_time += actual_s <= outlook.limit_s
+        elif target is not None and outlook.chance is not None:
             # Until now it was counted as what was likely.
-            self._save(request.traffic_class.name, in_time - outlook.chance)
+            self._save(request.traffic_class.name, (actual_s <= target.seconds) - outlook.chance)
 
     def gave_up(self, request: Request, now: float) -> None:
         """A request has ended without a token: it would have come later still."""
         outlook, waited_s = request.outlook, now - request.arrived_at
-        if outlook is not None and waited_s > outlook.seconds:
+        if outlook is None:
+            return
+        if waited_s > outlook.seconds:
             self._learn(outlook, waited_s, now)
+        # The gateway may have seen the deadline a little sooner.
+        expired = request.sequences[0].cancel_reason is CancelReason.DEADLINE
+        if outlook.limit_s is not None and (expired or now >= request.arrived_at + outlook.limit_s):
+            self.tried += 1
 
     def left(self, sequence: Sequence) -> None:
         """A sequence has left its worker for good."""
@@ -162,6 +174,10 @@ class Foresight:
         """So many misses more may happen in a class."""
         spare = self.spare.get(traffic_class, MOST_SPARE) + misses
         self.spare[traffic_class] = max(-MOST_SPARE, min(MOST_SPARE, spare))
+
+    def _to_be_tried(self, kind: Kind, now: float) -> bool:
+        """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""
+        return now >= self.learned_at.get(kind, -inf) + PROBE_SECONDS
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)

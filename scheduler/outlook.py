@@ -53,5 +53,11 @@ class Outlook:
     seconds: float
     # How likely that is within what its class promises; None if that promises nothing.
     chance: float | None
-    # It was to be refused, and runs all the same: so it shows whether that would have been right.
-    to_be_refused: bool
+    # It was to be refused for getting none within so many seconds, and runs all the same: so it shows whether that had
+    # been right. None: it was not to be refused.
+    limit_s: float | None
+
+    @property
+    def to_be_refused(self) -> bool:
+        """Whether it was to be refused."""
+        return self.limit_s is not None

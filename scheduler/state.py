@@ -79,6 +79,9 @@ class MeshState:
     def note_starts(self, pool: Pool, started: list[str], now: float) -> None:
         """Sequences of these classes, one at least, have gone to workers."""
         key = pool.model, pool.model_revision
+        if (*key, "") not in self.paces:
+            # Those of pools that are no more are of no use.
+            self.paces = {each: pace for each, pace in self.paces.items() if each[:2] in self.fleet.pools}
         self.paces.setdefault((*key, ""), StartPace()).note(len(started), len(pool.waiting) > 0, now)
         for name, count in Counter(started).items():
             waiting = pool.waiting.count(name).requests > 0

@@ -37,7 +37,10 @@ def misses_deadline(
     first_token: FirstToken, ratios: Ratios, deadline_s: float | None
 ) -> errors.DeadlineUnreachableError | None:
     """What refuses a request whose deadline in `deadline_s` seconds cannot be met; None if it can."""
-    if deadline_s is None or chance_within(deadline_s, first_token, ratios) >= HOPELESS_CHANCE:
+    # Where nothing is ahead there is only the forecast against it, and those that are refused never correct that.
+    if deadline_s is None or first_token.regime is Regime.IDLE:
+        return None
+    if chance_within(deadline_s, first_token, ratios) >= HOPELESS_CHANCE:
         return None
     expected_s = first_token.seconds * ratios.quantile(0.5)
     return errors.DeadlineUnreachableError(

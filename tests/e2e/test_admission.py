@@ -146,7 +146,9 @@ async def test_a_deadline_that_cannot_be_met_is_told(door: Door) -> None:
         # However short their answers are taken to be, they need more than that, one after the other.
         ahead = [asyncio.ensure_future(ask(client, 400)) for _ in range(60)]
         await asyncio.sleep(0.5)
-        with pytest.raises(DeadlineUnreachableError):
-            await ask(client, 1, timeout_s=0.5)
+        asked = [asyncio.ensure_future(ask(client, 1, timeout_s=0.5)) for _ in range(4)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        # One of a kind may be let in to see whether the forecast is right.
+        assert sum(isinstance(answer, DeadlineUnreachableError) for answer in answers) >= 3
         for each in ahead:
             each.cancel()

@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 from outcomes import prepared
 
-from scheduler.admission import AdmissionMode
+from scheduler.admission import AdmissionMode, make_request
 from scheduler.calibration import Ratios
 from scheduler.foresight import ForecastView, Foresight
 from scheduler.inflow import INFLOW_SECONDS, Inflow
 from scheduler.outlook import Kind, Regime
 from scheduler.planner import Policy
+from scheduler.sequence import Request
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
+from scheduler.tenant import TenantPlan
+from scheduler.traffic_class import CLASSES
 
 # A token of a prompt takes 1 ms: 1,000 of them as long as a class may promise.
 COST = StepCost(1e-3, 1e-3)
@@ -50,6 +53,19 @@ def ask(mesh: VirtualMesh, gateway: VirtualGateway, length: int, output: int = 2
 def foresight(mesh: VirtualMesh) -> Foresight:
     (found,) = mesh.core._mesh.foresights.values()
     return found
+
+
+def request_of(tenant: str) -> Request:
+    asked = submission(next(KEYS), [7] * 100)
+    return make_request(1, asked, TenantPlan(tenant), CLASSES["interactive"], 1, 0.0)
+
+
+def believe(mesh: VirtualMesh, traffic_class: str, ratio: float, regime: Regime = Regime.PREFILL) -> None:
+    """All forecasts of a kind turned out so much too low."""
+    kind = Kind(traffic_class, regime, False)
+    foresight(mesh).ratios[kind] = Ratios()
+    for _ in range(300):
+        foresight(mesh).ratios[kind].add(ratio, mesh.now)
 
 
 def settle(mesh: VirtualMesh) -> None:
@@ -120,12 +136,94 @@ def test_a_class_without_a_target_is_told_when_and_never_refused() -> None:
 @pytest.mark.parametrize("mode", [AdmissionMode.ENFORCE, AdmissionMode.SHADOW])
 def test_a_deadline_that_cannot_be_met(mode: AdmissionMode) -> None:
     mesh, gateway = mesh_that_knows(mode)
-    hopeless = ask(mesh, gateway, 5000, deadline_s=1.0, traffic_class="batch")
+    ask(mesh, gateway, 5000, traffic_class="batch")
     mesh.run(until=mesh.now + 0.001)
+    # Nothing was ever learned of what waits for prompts: the first one is let in to see.
+    tried, hopeless = (ask(mesh, gateway, 100, deadline_s=1.0, traffic_class="batch") for _ in range(2))
     possible = ask(mesh, gateway, 100, deadline_s=30.0, traffic_class="batch")
     settle(mesh)
     assert hopeless.refused == ("DEADLINE_UNREACHABLE" if mode is AdmissionMode.ENFORCE else None)
-    assert possible.ends
+    assert possible.times
+    assert tried.accepted
+    assert not tried.times
+    view = foresight(mesh).view()
+    assert (view.tried, view.tried_in_time) == (1 if mode is AdmissionMode.ENFORCE else 2, 0)
+
+
+def test_in_shadow_it_shows_whether_a_deadline_could_be_met() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW)
+    believe(mesh, "batch", 100.0)
+    ask(mesh, gateway, 300, traffic_class="batch")
+    mesh.run(until=mesh.now + 0.01)
+    calls = [ask(mesh, gateway, 20, deadline_s=2.0, traffic_class="batch") for _ in range(2)]
+    settle(mesh)
+    assert all(call.times for call in calls)
+    # The first of its kind would have been let in to see.
+    (log,) = [log for log in mesh.logs if log.event == "refusal_foreseen"]
+    assert log.fields["reason"] == "DEADLINE_UNREACHABLE"
+    view = foresight(mesh).view()
+    assert (view.tried, view.tried_in_time) == (2, 2)
+
+
+def test_an_idle_mesh_that_was_slow_refuses_nobody_for_a_deadline() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    believe(mesh, "interactive", 100.0, Regime.IDLE)
+    for _ in range(20):
+        call = ask(mesh, gateway, 20, deadline_s=0.3)
+        mesh.run(until=mesh.now + 0.5)
+        assert call.times
+
+
+def test_a_belief_that_no_deadline_can_be_met_is_tried() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    believe(mesh, "batch", 100.0)
+    outcomes = []
+    for _ in range(150):
+        ask(mesh, gateway, 300, traffic_class="batch")
+        mesh.run(until=mesh.now + 0.01)
+        outcomes.append(ask(mesh, gateway, 20, deadline_s=2.0, traffic_class="batch"))
+        mesh.run(until=mesh.now + 0.5)
+    refused = [call.refused for call in outcomes]
+    # The first is let in, since nothing was known of its kind.
+    assert refused[0] is None
+    assert set(refused[1:8]) == {"DEADLINE_UNREACHABLE"}
+    assert set(refused[-8:]) == {None}
+
+
+def test_a_request_that_is_refused_all_the_same_is_no_try() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    ask(mesh, gateway, 5000)
+    mesh.run(until=mesh.now + 0.001)
+    learned_at = dict(foresight(mesh).learned_at)
+    unknown = mesh.submit(gateway, submission(next(KEYS), [10**6] * 100))
+    mesh.run(until=mesh.now + 0.001)
+    assert unknown.refused == "INVALID_FIELD"
+    assert foresight(mesh).learned_at == learned_at
+    tried, refused = (ask(mesh, gateway, 100) for _ in range(2))
+    mesh.run(until=mesh.now + 0.001)
+    assert tried.accepted
+    assert refused.refused == "SLO_UNREACHABLE"
+
+
+def test_many_tenants_that_ask_are_not_looked_at_for_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    per_second = Inflow.per_second
+
+    def counted(inflow: Inflow, now: float) -> float:
+        nonlocal looked
+        looked += 1
+        return per_second(inflow, now)
+
+    monkeypatch.setattr(Inflow, "per_second", counted)
+    found = Foresight()
+    for number in range(5000):
+        found.queued(request_of(f"tenant-{number}"), number * 1e-4)
+    assert len(found.tenant_inflows) == 5000
+    assert 0 < looked < 2 * 5000
+    # A minute later all of them are silent.
+    for number in range(6000):
+        found.queued(request_of(f"other-{number}"), 60.0)
+    assert len(found.tenant_inflows) == 6000
 
 
 def test_an_idle_mesh_takes_what_is_late_even_alone() -> None:
@@ -139,9 +237,7 @@ def test_an_idle_mesh_takes_what_is_late_even_alone() -> None:
 def test_a_belief_that_refuses_all_is_tried() -> None:
     """Refusals teach nothing: now and then one is let in."""
     mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
-    ratios = foresight(mesh).ratios.setdefault(Kind("interactive", Regime.PREFILL, False), Ratios())
-    for _ in range(300):
-        ratios.add(100.0, mesh.now)
+    believe(mesh, "interactive", 100.0)
     outcomes = []
     for _ in range(150):
         ask(mesh, gateway, 300)

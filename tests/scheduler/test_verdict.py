@@ -62,6 +62,7 @@ def test_an_unsure_one_is_let_in_while_there_are_misses_to_spare() -> None:
 def test_where_nothing_is_ahead_or_promised_nobody_is_refused() -> None:
     assert misses_target(expected(9.0, Regime.IDLE), EXACT, CHAT, 0.0) is None
     assert misses_target(expected(900.0), EXACT, BATCH, 0.0) is None
+    assert misses_deadline(expected(9.0, Regime.IDLE), EXACT, 0.1) is None
 
 
 def test_what_is_late_even_alone_is_refused_for_waiting_only() -> None:
@@ -81,7 +82,7 @@ def test_the_time_to_retry_has_bounds() -> None:
 def test_a_deadline_that_few_would_meet_is_refused_whatever_the_class() -> None:
     assert misses_deadline(expected(2.0), EXACT, None) is None
     assert misses_deadline(expected(2.0), EXACT, 2.1) is None
-    refusal = misses_deadline(expected(2.0, Regime.IDLE), EXACT, 1.5)
+    refusal = misses_deadline(expected(2.0), EXACT, 1.5)
     assert refusal is not None
     assert refusal.metadata == {"forecast_ms": "2000", "deadline_ms": "1500"}
     # As long as one in twenty would meet it, it is tried.
