@@ -10,7 +10,7 @@ from collections.abc import Container
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from .fairness import LEAST_WEIGHT, Share
+from .fairness import Share
 from .sequence import Request, Sequence
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
@@ -177,54 +177,39 @@ def _by_weight(each: _Class) -> tuple[float, int]:
 
 
 class Ahead(NamedTuple):
-    """What is served before a newcomer, of its class and of all others: tokens to compute and sequences to start."""
+    """What of its class is served before a newcomer: tokens to compute and sequences to start."""
 
     tokens: float
     sequences: float
-    other_tokens: float = 0.0
-    other_sequences: float = 0.0
+
+
+NOTHING_AHEAD = Ahead(0.0, 0.0)
 
 
 def work_ahead(queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantPlan) -> Ahead:
-    """What would be ahead of a newcomer that nobody is in a hurry about.
+    """What of its class would be ahead of a newcomer that nobody is in a hurry about.
 
-    As if tokens flowed: its own line comes first, and everybody else is served until his counter is where the line's
-    will then be, or nothing is left of him. Promises and patience are not looked at, nor what is generated meanwhile.
-    Takes time for each tenant that waits.
+    As if tokens flowed: its own line comes first, and every other tenant is served until his counter is where the
+    line's will then be, or nothing is left of him. What is generated meanwhile is not looked at. Takes time for each
+    tenant that waits.
     """
     of_class = queue.classes.get(traffic_class.name)
     if of_class is None:
-        share, tokens, sequences = Share(max(traffic_class.weight, LEAST_WEIGHT), queue.level()), 0.0, 0.0
-    else:
-        share = of_class.share
-        tokens, sequences = _ahead_in_class(of_class, tenant)
-    begin = share.served if of_class is not None and of_class.waiting else max(share.served, queue.level())
-    mark = begin + tokens / share.weight
-    other_tokens = other_sequences = 0.0
-    for other in queue.classes.values():
-        if other is not of_class and other.waiting:
-            counts = other.counts
-            part = _part(other.share, mark, counts.tokens)
-            other_tokens += part * counts.tokens
-            other_sequences += part * counts.sequences
-    return Ahead(tokens, sequences, other_tokens, other_sequences)
-
-
-def _ahead_in_class(queue: ClassQueue, tenant: TenantPlan) -> tuple[float, float]:
-    own = queue.lines.get(tenant.tenant)
-    level = queue.level()
+        return NOTHING_AHEAD
+    own = of_class.lines.get(tenant.tenant)
+    level = of_class.level()
     tokens = sequences = 0.0
     mark = level
     if own is not None:
         tokens, sequences = float(own.num_tokens), float(own.num_sequences)
         begin = own.share.served if own.sequences else max(own.share.served, level)
         mark = begin + tokens / own.share.weight
-    for line in queue.waiting.values():
+    for line in of_class.waiting.values():
         if line is not own:
             part = _part(line.share, mark, line.num_tokens)
             tokens += part * line.num_tokens
             sequences += part * line.num_sequences
-    return tokens, sequences
+    return Ahead(tokens, sequences)
 
 
 def _part(share: Share, mark: float, tokens: int) -> float:

@@ -15,17 +15,24 @@ class Share:
 
     weight: float
     served: float = 0.0
-    # Tokens of it that are charged and not yet computed.
+    # Tokens of it that are charged and not yet computed, and what was charged for them.
     ahead: int = 0
+    charged_ahead: float = 0.0
 
     @property
     def received(self) -> float:
         """The counter without what is still ahead."""
-        return self.served - self.ahead / self.weight
+        return self.served - self.charged_ahead
 
-    def charge(self, tokens: int) -> None:
-        """It was served `tokens`; fewer than none give back what was charged too much."""
-        self.served += tokens / self.weight
+    def charge(self, tokens: int, weight: float) -> None:
+        """It was served `tokens` at that weight; fewer than none give back what was charged too much."""
+        self.served += tokens / weight
+
+    def put_ahead(self, tokens: int, weight: float) -> None:
+        """So many more of the tokens charged at that weight are ahead; fewer than none are so no more."""
+        self.ahead += tokens
+        # From nothing on, so that what rounding leaves does not add up.
+        self.charged_ahead = self.charged_ahead + tokens / weight if self.ahead else 0.0
 
     def come_back(self, level: float) -> None:
         """It has something to be served again: what it did not ask for meanwhile is not owed to it."""

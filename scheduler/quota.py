@@ -42,6 +42,11 @@ class Bucket:
     def take(self, amount: float, now: float) -> None:
         self.level, self.filled_at = self.level_at(now) - amount, now
 
+    def resize(self, per_minute: int, now: float) -> None:
+        """Another limit, > 0: it is as full as before, for its size."""
+        self.level, self.filled_at = self.level_at(now) * per_minute / self.per_minute, now
+        self.per_minute = per_minute
+
 
 @dataclass(slots=True, eq=False)
 class Reservation:
@@ -89,6 +94,15 @@ class TokenBucket(Bucket):
         """The level at which a request may be let in: it holds what is expected, and even if all that is under way goes
         on to its end, it does not go deeper than its debt."""
         return max(self.expected(tokens), most + self.at_risk - self.debt)
+
+    def resize(self, per_minute: int, now: float) -> None:
+        """What is missing of reservations grows or shrinks with what is missing of the bucket, so that no more can be
+        given back. What is at risk stays: requests under way may use what they could before."""
+        self._pass(now)
+        for reservation in self.taken:
+            reservation.missing *= per_minute / self.per_minute
+        # Not by super(): a class with slots is made a second time, and does not find itself.
+        Bucket.resize(self, per_minute, now)
 
     def reserve(self, tokens: int, most: int, now: float) -> Reservation:
         """Takes what a request is expected to use; `level_for` says whether that may be done."""

@@ -167,6 +167,8 @@ class Sequence:
     # last charged.
     uncharged_prompt: int = 0
     charged_length: int = 0
+    # The weight of its tenant at which its prompt is charged.
+    prompt_weight: float = 1.0
     # Tokens of its prompt that were charged and are not computed yet.
     charged_ahead: int = 0
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.

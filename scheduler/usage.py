@@ -46,15 +46,21 @@ class Usage:
     seconds: Mean = field(default_factory=Mean)
 
     def adopt(self, plan: TenantPlan, now: float) -> None:
-        """The plan from now on. A limit that changes begins with a full bucket; what is under way settles with the one
-        that it was taken from."""
-        old, self.plan = self.plan, plan
-        if self.requests is None or plan.requests_per_minute != old.requests_per_minute:
-            limit = plan.requests_per_minute
-            self.requests = Bucket(limit, float(limit), now) if limit else None
-        if self.tokens is None or plan.tokens_per_minute != old.tokens_per_minute:
-            limit = plan.tokens_per_minute
-            self.tokens = TokenBucket(limit, float(limit), now) if limit else None
+        """The plan from now on. A bucket whose limit changes is as full as it was, for its size; that of a limit where
+        there was none is full."""
+        self.plan = plan
+        if not (limit := plan.requests_per_minute):
+            self.requests = None
+        elif self.requests is None:
+            self.requests = Bucket(limit, float(limit), now)
+        elif limit != self.requests.per_minute:
+            self.requests.resize(limit, now)
+        if not (limit := plan.tokens_per_minute):
+            self.tokens = None
+        elif self.tokens is None:
+            self.tokens = TokenBucket(limit, float(limit), now)
+        elif limit != self.tokens.per_minute:
+            self.tokens.resize(limit, now)
 
     def check(self, demand: Demand, traffic_class: str, now: float) -> None:
         """Raises TenantQuotaError, without a time to retry if the request can never be let in. Changes nothing."""

@@ -206,7 +206,8 @@ class WaitingQueue:
         if sequence.placements:
             return
         sequence.uncharged_prompt = min(sequence.cached_ahead, sequence.prompt_length)
-        self._charge(sequence, sequence.prompt_length - sequence.uncharged_prompt)
+        sequence.prompt_weight = self.share(sequence).weight
+        self._charge_prompt(sequence, sequence.prompt_length - sequence.uncharged_prompt)
         self._set_ahead(sequence, sequence.prompt_length - sequence.uncharged_prompt)
         for each in sequence.group:
             each.charged_length = sequence.prompt_length
@@ -215,7 +216,7 @@ class WaitingQueue:
         """Its first prefill has come so far. Charges what a prefix cache did not have of its prompt, or gives back what
         it had."""
         if cached != sequence.uncharged_prompt:
-            self._charge(sequence, sequence.uncharged_prompt - cached)
+            self._charge_prompt(sequence, sequence.uncharged_prompt - cached)
             sequence.uncharged_prompt = cached
         self._set_ahead(sequence, max(0, sequence.prompt_length - max(cached, computed)))
 
@@ -223,7 +224,7 @@ class WaitingQueue:
         """Charges what was generated since the time before."""
         tokens = len(sequence.token_ids) - sequence.charged_length
         if tokens:
-            self._charge(sequence, tokens)
+            self._charge(sequence, tokens, self.share(sequence).weight)
             sequence.charged_length += tokens
 
     def settle(self, sequence: Sequence) -> None:
@@ -231,7 +232,7 @@ class WaitingQueue:
         is given back if it never will be."""
         self.charge_tokens(sequence)
         if sequence.charged_ahead and sequence.state is State.CANCELLING:
-            self._charge(sequence, -sequence.charged_ahead)
+            self._charge_prompt(sequence, -sequence.charged_ahead)
         self._set_ahead(sequence, 0)
 
     def share(self, sequence: Sequence) -> Share:
@@ -251,16 +252,19 @@ class WaitingQueue:
         queue.num_sequences += sequences
         queue.num_tokens += tokens
 
-    def _charge(self, sequence: Sequence, tokens: int) -> None:
-        tenant = sequence.request.tenant
-        queue = self._queue(sequence.request.traffic_class)
-        queue.line(tenant.tenant, tenant.weight).share.charge(tokens)
+    def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
+        """All at one weight, or a plan that changes would give back more than was taken."""
+        self._charge(sequence, tokens, sequence.prompt_weight)
+
+    def _charge(self, sequence: Sequence, tokens: int, weight: float) -> None:
+        self.share(sequence).charge(tokens, weight)
         if not sequence.hurried:
-            queue.share.charge(tokens)
+            share = self._queue(sequence.request.traffic_class).share
+            share.charge(tokens, share.weight)
 
     def _set_ahead(self, sequence: Sequence, tokens: int) -> None:
         if tokens != sequence.charged_ahead:
-            self.share(sequence).ahead += tokens - sequence.charged_ahead
+            self.share(sequence).put_ahead(tokens - sequence.charged_ahead, sequence.prompt_weight)
             sequence.charged_ahead = tokens
 
     def _queue(self, traffic_class: TrafficClass) -> ClassQueue:

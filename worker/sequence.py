@@ -55,11 +55,6 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def num_remaining(self) -> int:
-        """Tokens it may still get."""
-        return self.spec.max_length - len(self.token_ids)
-
-    @property
     def stops_on_device(self) -> bool:
         """Whether `stop_ids` has all of its stop ids, so that a device ends it where the host does."""
         return len(self.spec.stop_token_ids) <= NUM_STOP_IDS

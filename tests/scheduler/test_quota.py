@@ -240,20 +240,37 @@ def test_several_limits_are_all_kept() -> None:
     usage.check(Demand(10, 10, 1), "rag", 0.0)
 
 
-def test_a_limit_that_changes_begins_full_and_old_takings_settle_with_the_old_one() -> None:
-    usage = usage_of(tokens_per_minute=100, requests_per_minute=1)
-    reservation = usage.accept(Demand(50, 50, 1), "rag", 0.0)
-    usage.adopt(TenantPlan("a", tokens_per_minute=200, requests_per_minute=1), 1.0)
+def test_a_limit_that_changes_leaves_its_bucket_as_full_as_it_was() -> None:
+    usage = usage_of(tokens_per_minute=100, requests_per_minute=2)
+    reservation = usage.accept(Demand(25, 25, 1), "rag", 0.0)
+    usage.adopt(TenantPlan("a", tokens_per_minute=200, requests_per_minute=4), 0.0)
     assert usage.tokens is not None
-    usage.ended(reservation, 60, 1.0, 1.0)
-    assert usage.tokens.level_at(1.0) == 200
-    assert usage.tokens.at_risk == 0
-    # The same limit is not filled by being named again.
     assert usage.requests is not None
-    assert usage.requests.level_at(1.0) < 1.0
+    assert (usage.tokens.level_at(0.0), usage.requests.level_at(0.0)) == (100.0, 2.0)
+    # What is under way settles with it: ten of fifty tokens were used.
+    usage.ended(reservation, 10, 1.0, 0.0)
+    assert usage.tokens.level_at(0.0) == 140.0
+    assert usage.tokens.at_risk == 0
+    # To and fro fills nothing, and neither does the same limit named again.
+    for limit in (3, 100, 100, 200):
+        usage.adopt(TenantPlan("a", tokens_per_minute=limit, requests_per_minute=limit), 0.0)
+    assert usage.tokens.level_at(0.0) == pytest.approx(140.0)
+    assert usage.requests.level_at(0.0) == pytest.approx(100.0)
     usage.adopt(TenantPlan("a"), 2.0)
     assert usage.tokens is None
     assert usage.accept(Demand(50, 50, 1), "rag", 2.0) is None
+
+
+def test_a_smaller_bucket_is_never_given_more_than_is_missing() -> None:
+    bucket = TokenBucket(1000, 1000.0, 0.0)
+    first = bucket.reserve(400, 400, 0.0)
+    second = bucket.reserve(400, 400, 0.0)
+    bucket.resize(10, 0.0)
+    assert bucket.level == 2.0
+    first.settle(0, 0.0)
+    assert bucket.level == 6.0
+    second.settle(0, 30.0)
+    assert bucket.level == 10.0
 
 
 def test_a_bucket_is_never_more_than_full() -> None:

@@ -266,3 +266,21 @@ def test_a_weight_of_nothing_is_a_small_one(weight: float) -> None:
     queue.add(sequence)
     queue.start(sequence)
     assert line_of(queue).share.served == pytest.approx(10_000.0)
+
+
+def test_what_is_given_back_is_what_was_charged_whatever_the_weight_is_now() -> None:
+    queue = WaitingQueue()
+    sequence = make(1, 1000, weight=100.0)
+    queue.add(sequence)
+    queue.start(sequence)
+    share = line_of(queue).share
+    assert (share.served, share.received) == (10.0, 0.0)
+    # The plan changes with the next request.
+    queue.add(make(2, 10, weight=0.1))
+    assert (share.weight, share.served, share.received) == (0.1, 10.0, 0.0)
+    queue.note_prefill(sequence, 100, 100)
+    assert (share.served, share.received) == (pytest.approx(9.0), pytest.approx(0.0))
+    sequence.state = State.CANCELLING
+    queue.settle(sequence)
+    assert share.served == pytest.approx(0.0)
+    assert share.received == share.served
