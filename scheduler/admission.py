@@ -119,12 +119,16 @@ def find_class(
 
     Raises InvalidFieldError for one that there is not, PermissionDeniedError for one that the plan does not include.
     """
-    allowed = plan.classes or tuple(each.name for each in classes)
+    known = tuple(each.name for each in classes)
+    allowed = plan.classes or known
     name = submission.traffic_class or plan.default_class or (default if default in allowed else allowed[0])
     found = next((each for each in classes if each.name == name), None)
     if found is None:
+        whose = ", which the tenant's plan names" if name in (*plan.classes, plan.default_class) else ""
+        # What others may use is not told, unless the plan includes nothing that there is.
+        offered = [each for each in allowed if each in known] or known
         raise errors.InvalidFieldError(
-            f"there is no traffic class {name!r}; the classes are {', '.join(allowed)}", field="traffic_class"
+            f"there is no traffic class {name!r}{whose}; the classes are {', '.join(offered)}", field="traffic_class"
         )
     if name not in allowed:
         raise errors.PermissionDeniedError(

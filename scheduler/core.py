@@ -146,7 +146,8 @@ class Core:
         requests = self._mesh.gateways.pop(event.gateway, None)
         if requests is None:
             return
-        self._mesh.tenants.gateway_lost(event.gateway)
+        self._mesh.tenants.gateway_lost(event.gateway, now)
+        self._forget_tenants()
         self._mesh.log("gateway_lost", requests=len(requests))
         for request in list(requests.values()):
             cancel(self._mesh, request, CancelReason.LINK_LOST, None, now)
@@ -155,7 +156,12 @@ class Core:
         if event.gateway not in self._mesh.gateways:
             return
         self._mesh.tenants.learn(event, now)
-        self._mesh.traffic.keep(self._mesh.tenants.plans.keys())
+        self._forget_tenants()
+
+    def _forget_tenants(self) -> None:
+        """Counts tenants that are gone as one."""
+        if self._mesh.tenants.kept:
+            self._mesh.traffic.keep(self._mesh.tenants.plans.keys())
 
     def _submitted(self, event: Submitted, now: float) -> None:
         if event.gateway not in self._mesh.gateways:

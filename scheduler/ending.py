@@ -169,6 +169,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         "request_finished",
         request_id=submission.request_id,
         model=submission.model,
+        tenant=request.tenant.tenant,
         traffic_class=request.traffic_class.name,
         priority=submission.priority,
         n=submission.n,

@@ -16,31 +16,29 @@ from .usage import Demand, Usage, fresh_usage
 
 @dataclass(slots=True, eq=False)
 class Tenants:
-    """The plans of the newest revision, whichever gateway told them."""
+    """The plans of the newest revision that a live gateway stands by, whichever that is."""
 
-    revision: int = 0
     plans: dict[str, TenantPlan] = field(default_factory=dict)
     # Whether a gateway ever named tenants. From then on nobody is served without being one: a gateway that was started
     # without the others' store must not be a way around it.
     kept: bool = False
-    # Live gateway streams that named tenants.
-    tellers: set[int] = field(default_factory=set)
+    # What each live gateway stream that named tenants told last, in the order of that.
+    told: dict[int, TenantsChanged] = field(default_factory=dict)
     # Of those that asked for something, by tenant.
     usage: dict[str, Usage] = field(default_factory=dict)
 
     def learn(self, event: TenantsChanged, now: float) -> None:
-        """What an older revision says is ignored, unless no other gateway is there that said anything newer: a store
-        may be made anew, or be put back."""
-        if event.revision >= self.revision or not self.tellers - {event.gateway}:
-            self.revision = event.revision
-            self.plans = {plan.tenant: plan for plan in event.plans}
-            self._adopt(now)
+        """An older revision waits until no gateway tells a newer one: a store may be put back to what it was, which
+        each gateway sees at another moment."""
         self.kept = True
-        self.tellers.add(event.gateway)
+        self.told.pop(event.gateway, None)
+        self.told[event.gateway] = event
+        self._choose(now)
 
-    def gateway_lost(self, gateway: int) -> None:
-        """What it told stays."""
-        self.tellers.discard(gateway)
+    def gateway_lost(self, gateway: int, now: float) -> None:
+        """What it told stays if it was the last that told anything."""
+        if self.told.pop(gateway, None) is not None and self.told:
+            self._choose(now)
 
     def plan_of(self, tenant: str) -> TenantPlan:
         """Raises PermissionDeniedError for one that no gateway has named."""
@@ -87,6 +85,12 @@ class Tenants:
                     f"{usage.tokens.at_risk} tokens of tenant {tenant!r} are said to be at risk, {at_risk[tenant]} are"
                 )
         return problems
+
+    def _choose(self, now: float) -> None:
+        # Of the same revision, what was told last.
+        newest = max(reversed(self.told.values()), key=lambda told: told.revision)
+        self.plans = {plan.tenant: plan for plan in newest.plans}
+        self._adopt(now)
 
     def _adopt(self, now: float) -> None:
         """Those that are gone and have nothing left are forgotten; what the others have left runs on."""

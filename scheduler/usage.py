@@ -13,8 +13,8 @@ from .tenant import TenantPlan
 
 # So many outputs have to have ended before their mean length is expected of the next.
 OUTPUTS_KNOWN = 4
-# When a request of the tenant may end, while none has.
-END_RETRY_SECONDS = 1.0
+# When a request of the tenant may end, while none has; and the soonest that is said.
+END_RETRY_SECONDS, SHORTEST_RETRY_SECONDS = 1.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Usage:
         """Seconds until one of its requests ends, by how long they take and how many run."""
         if not self.seconds.count or not self.running:
             return END_RETRY_SECONDS
-        return self.seconds.value / self.running
+        return max(self.seconds.value / self.running, SHORTEST_RETRY_SECONDS)
 
     def _refusal(self, quota: str, limit: int, retry_after_s: float) -> errors.TenantQuotaError:
         return errors.TenantQuotaError(

@@ -6,13 +6,14 @@ Kept without tokens; written as one line of JSON data, read back for a replay.
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, get_args
 
 from tercet.errors import PlanFileError
 
 from ..actions import DropWorker, Plan, ToWorker
-from ..events import BlockCounts, Event, PrefillProgress, StepReported, Submitted
+from ..events import BlockCounts, Event, PrefillProgress, StepReported, Submitted, TenantsChanged
+from ..tenant import TenantPlan
 from .conform import conforms
 from .values import MAX_ID, Copied, decode, encode, whole_number
 
@@ -23,6 +24,7 @@ _OUTSIDE_TOKEN = 2**32 - 1
 _MAX_SECONDS = 6e10
 # What a round counts beside its lists.
 _ROUND_VALUES = 8
+_PLAN_VALUES = len(fields(TenantPlan))
 _COPIES = frozenset({Copied, dict})
 
 
@@ -62,6 +64,8 @@ class KeptRound(NamedTuple):
         for event in self.events:
             if type(event) is KeptStep:
                 values += 2 * len(event.prefills) + _ROUND_VALUES * len(event.ended)
+            elif type(event) is TenantsChanged:
+                values += _PLAN_VALUES * len(event.plans)
             elif type(event) in _COPIES:
                 values += 2 * _ROUND_VALUES
         for each in self.commands:

@@ -90,8 +90,19 @@ def test_a_plan_says_which_classes_there_are() -> None:
     # What others may use is not told.
     with pytest.raises(errors.InvalidFieldError, match=r"classes are batch, interactive$"):
         class_of("bulk", plan)
-    with pytest.raises(errors.InvalidFieldError, match="'bulk'"):
+
+
+def test_a_plan_that_names_a_class_that_there_is_not_is_said_to() -> None:
+    said = r"'bulk', which the tenant's plan names; the classes are"
+    with pytest.raises(errors.InvalidFieldError, match=rf"{said} interactive, rag, batch$"):
         class_of("", TenantPlan("a", default_class="bulk"))
+    for asked in ("", "bulk"):
+        with pytest.raises(errors.InvalidFieldError, match=rf"{said} batch$"):
+            class_of(asked, TenantPlan("a", classes=("bulk", "batch")))
+        with pytest.raises(errors.InvalidFieldError, match=rf"{said} interactive, rag, batch$"):
+            class_of(asked, TenantPlan("a", classes=("bulk",)))
+    with pytest.raises(errors.InvalidFieldError, match=r"'none'; the classes are batch$"):
+        class_of("none", TenantPlan("a", classes=("bulk", "batch")))
 
 
 @pytest.mark.parametrize("priority", [-101, 101, 2**31 - 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from scheduler.events import (
 )
 from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.planner import Policy
+from scheduler.sequence import Request
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import TenantPlan
@@ -237,6 +239,41 @@ def test_the_newest_revision_counts_whoever_tells_it() -> None:
     assert isinstance(door.refusal(tenant="a"), errors.PermissionDeniedError)
 
 
+def test_a_store_that_was_put_back_is_adopted_beside_a_gateway_that_told_the_same() -> None:
+    door = Door()
+    door.handle(GatewayAttached(OTHER, "two"))
+    for gateway in (GATEWAY, OTHER):
+        door.know(TenantPlan("a"), TenantPlan("b"), revision=9, gateway=gateway)
+    door.accept(tenant="b")
+    door.know(TenantPlan("a"), revision=3)
+    door.accept(tenant="b")
+    door.know(TenantPlan("a"), revision=3, gateway=OTHER)
+    assert isinstance(door.refusal(tenant="b"), errors.PermissionDeniedError)
+    # One that has not seen it is gone: nobody tells again, and its word goes with it.
+    door.know(TenantPlan("a"), TenantPlan("b"), revision=9, gateway=OTHER)
+    door.accept(tenant="b")
+    door.handle(GatewayLost(OTHER))
+    assert isinstance(door.refusal(tenant="b"), errors.PermissionDeniedError)
+    assert door.core.traffic(door.now, 10).tenants[-1].tenant is None, "the counts of b go on as those of who is gone"
+
+
+def test_a_gateway_that_leaves_where_nobody_keeps_tenants_takes_no_counts_along() -> None:
+    door = Door()
+    door.accept()
+    door.handle(GatewayAttached(OTHER, "two"))
+    door.handle(GatewayLost(OTHER))
+    assert [each.tenant for each in door.core.traffic(door.now, 10).tenants] == [""]
+
+
+def test_the_log_says_whose_a_request_was() -> None:
+    mesh, gateway = prepared()
+    mesh.post(TenantsChanged(1, 1, (TenantPlan("a"),)))
+    mesh.submit(gateway, submission(1, tenant="a"))
+    settle(mesh)
+    (finished,) = (log.fields for log in mesh.logs if log.event == "request_finished")
+    assert finished["tenant"] == "a"
+
+
 def test_a_tenant_that_is_gone_ends_what_it_has() -> None:
     mesh, gateway = prepared()
     mesh.post(TenantsChanged(1, 1, (TenantPlan("a", tokens_per_minute=600),)))
@@ -441,3 +478,43 @@ def test_what_a_forecast_does_is_a_setting(mode: AdmissionMode) -> None:
     assert (len(foreseen) > 50) == (mode is AdmissionMode.SHADOW)
     forecasts = [log.fields["forecast_ms"] for log in mesh.logs if log.event == "request_finished"]
     assert any(forecasts) == (mode is not AdmissionMode.OFF)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [("INVALID_FIELD", {"prompt": (10**6,) * 50}), ("SLO_UNREACHABLE", {"prompt": (9,) * 50})],
+)
+def test_a_refused_request_is_not_left_to_the_garbage_collector(reason: str, changes: dict[str, Any]) -> None:
+    classes = (TrafficClass("interactive", 0, 0.0, ttft=Target(0.3)),)
+    mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)], classes=classes, step_time=0.02)
+    for key in range(10):
+        mesh.submit(gateway, submission(key, (5, key), 100))
+        mesh.run(until=mesh.now + 0.2)
+    gc.collect()
+    gc.disable()
+    try:
+        before = _num_requests()
+        calls = [mesh.submit(gateway, submission(key, **changes)) for key in range(100, 150)]
+        mesh.run(until=mesh.now + 0.01)
+        assert {call.refused for call in calls} == {reason}
+        assert _num_requests() <= before
+    finally:
+        gc.enable()
+
+
+def _num_requests() -> int:
+    return sum(isinstance(each, Request) for each in gc.get_objects())
+
+
+def test_how_fast_queues_move_is_known_of_pools_that_there_are() -> None:
+    """Each time another model, on the same worker."""
+    mesh = VirtualMesh([worker_info(model_revision=f"r{number}") for number in range(4)])
+    gateway = mesh.attach_gateway()
+    for number in range(4):
+        worker = mesh.attach_worker(number)
+        mesh.submit(gateway, submission(number, model_revision=f"r{number}"))
+        mesh.run(until=mesh.now + 5.0)
+        assert gateway.calls[number].over
+        mesh.lose_worker(worker)
+        mesh.run(until=mesh.now + 60.0)
+    assert {revision for _, revision, _ in mesh.core._mesh.paces} == {"r3"}

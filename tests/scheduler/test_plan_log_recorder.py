@@ -19,6 +19,7 @@ from scheduler.events import (
     GatewayAttached,
     StepReported,
     Submitted,
+    TenantsChanged,
     TimePassed,
     WorkerAttached,
     WorkerLost,
@@ -31,6 +32,7 @@ from scheduler.plan_log.round import KeptStep
 from scheduler.planner import Policy
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
+from scheduler.tenant import TenantPlan
 from tercet.errors import EngineFaultError, SwitchedOffError
 
 SETTINGS = CoreSettings(("host:1",), Policy(4, 0), QueueBounds(10, 1000))
@@ -108,6 +110,16 @@ def test_rounds_that_hold_much_are_fewer() -> None:
     file = reread(dumped(recorder))
     assert 5 <= len(file.rounds) <= 12
     assert file.rounds[-1].now == 99.0
+
+
+def test_plans_of_tenants_count() -> None:
+    recorder = started(100)
+    plans = tuple(TenantPlan(f"t{index}") for index in range(VALUES_PER_ROUND))
+    for number in range(100):
+        recorder.note(float(number), [TenantsChanged(1, number, plans)], [])
+    file = reread(dumped(recorder))
+    assert 5 <= len(file.rounds) <= 12
+    assert file.rounds[-1].events == (TenantsChanged(1, 99, plans),)
 
 
 def test_the_same_sequences_are_kept_and_written_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
 from scheduler.tenant import TenantPlan
-from scheduler.usage import END_RETRY_SECONDS, OUTPUTS_KNOWN, Demand, Usage, fresh_usage
+from scheduler.usage import END_RETRY_SECONDS, OUTPUTS_KNOWN, SHORTEST_RETRY_SECONDS, Demand, Usage, fresh_usage
 from tercet import errors
 
 LIMIT = 600
@@ -230,6 +230,14 @@ def test_requests_at_a_time() -> None:
     usage.accept(Demand(1, 1, 1), "rag", 6.0)
     # Two run, and each takes six seconds.
     assert refusal_of(usage, Demand(1, 1, 1), 6.0).retry_after_s == 3.0
+
+
+def test_nobody_is_told_to_come_again_at_once() -> None:
+    usage = usage_of(max_concurrent=1)
+    usage.accept(Demand(1, 1, 1), "rag", 0.0)
+    usage.ended(None, 2, 0.003, 0.003)
+    usage.accept(Demand(1, 1, 1), "rag", 0.003)
+    assert refusal_of(usage, Demand(1, 1, 1), 0.003).retry_after_s == SHORTEST_RETRY_SECONDS
 
 
 def test_several_limits_are_all_kept() -> None:

@@ -1,0 +1,64 @@
+"""Which gateway's tenants hold."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.events import TenantsChanged
+from scheduler.tenant import TenantPlan
+from scheduler.tenants import Tenants
+
+GATEWAYS = st.integers(1, 3)
+
+
+def told(gateway: int, revision: int, *names: str) -> TenantsChanged:
+    return TenantsChanged(gateway, revision, tuple(map(TenantPlan, names)))
+
+
+def test_a_store_that_was_put_back_holds_when_the_last_gateway_has_seen_it() -> None:
+    tenants = Tenants()
+    tenants.learn(told(1, 10, "a", "b"), 0.0)
+    tenants.learn(told(2, 10, "a", "b"), 0.0)
+    tenants.learn(told(1, 4, "a", "c"), 1.0)
+    assert tenants.plans.keys() == {"a", "b"}
+    tenants.learn(told(2, 4, "a", "c"), 1.2)
+    assert tenants.plans.keys() == {"a", "c"}
+    # What it was before is as old as any other older state.
+    tenants.learn(told(2, 3, "b"), 2.0)
+    assert tenants.plans.keys() == {"a", "c"}
+
+
+def test_a_gateway_that_leaves_takes_its_newer_revision_along() -> None:
+    tenants = Tenants()
+    tenants.learn(told(1, 10, "a", "b"), 0.0)
+    tenants.learn(told(2, 4, "c"), 0.0)
+    tenants.gateway_lost(3, 1.0)
+    assert tenants.plans.keys() == {"a", "b"}
+    tenants.gateway_lost(1, 1.0)
+    assert tenants.plans.keys() == {"c"}
+    # The last one leaves what it told.
+    tenants.gateway_lost(2, 2.0)
+    assert tenants.plans.keys() == {"c"}
+    tenants.learn(told(4, 1, "d"), 3.0)
+    assert tenants.plans.keys() == {"d"}
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(GATEWAYS, st.none() | st.integers(0, 4)), min_size=1, max_size=30))
+def test_the_newest_that_a_live_gateway_told_last_holds(steps: list[tuple[int, int | None]]) -> None:
+    """A revision of None: the gateway leaves."""
+    tenants = Tenants()
+    live: dict[int, tuple[int, int]] = {}
+    holds: str | None = None
+    for number, (gateway, revision) in enumerate(steps):
+        if revision is None:
+            live.pop(gateway, None)
+            tenants.gateway_lost(gateway, float(number))
+        else:
+            live[gateway] = revision, number
+            tenants.learn(told(gateway, revision, f"told in step {number}"), float(number))
+        if live:
+            holds = f"told in step {max(live.values())[1]}"
+        assert list(tenants.plans) == ([] if holds is None else [holds])
+        assert tenants.kept is (holds is not None)
