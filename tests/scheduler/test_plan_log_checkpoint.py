@@ -266,6 +266,7 @@ def test_all_that_the_state_is_made_of_is_declared() -> None:
     kinds = {CLASSES[name] for name in names} - BLANK_CLASSES
     for each in gc.get_objects():
         if type(each) in kinds:
-            attributes = {*vars(each)} if hasattr(each, "__dict__") else {*type(each).__slots__}
+            slots = {name for cls in type(each).__mro__ for name in getattr(cls, "__slots__", ())}
+            attributes = {*vars(each)} if hasattr(each, "__dict__") else slots
             assert attributes == hints_of(type(each)).keys()
             assert attributes - {LOOKUP} == {*shape.shape_of(type(each)).fields}
