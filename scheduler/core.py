@@ -169,7 +169,8 @@ class Core:
         try:
             pool, request = self._admit(event.gateway, event.submission, now)
         except errors.RequestError as error:
-            self._refuse(event.gateway, event.submission, error)
+            # Where it was raised there are the error itself and the request: a cycle for the garbage collector.
+            self._refuse(event.gateway, event.submission, error.with_traceback(None))
         else:
             self._accept(pool, request, now)
 

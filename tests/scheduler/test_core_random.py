@@ -13,8 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outcomes import judge, prepared, refusals_for, settle
 
+from scheduler.actions import Action, Refused, ToGateway
 from scheduler.admission import AdmissionMode
-from scheduler.events import EndReason, TenantsChanged
+from scheduler.core import Core
+from scheduler.events import EndReason, Event, Submitted, TenantsChanged
+from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.sequence import MAX_LOSSES
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
@@ -23,6 +26,34 @@ from scheduler.simulator.small import GREEDY, submission, worker_info
 from scheduler.simulator.text import VOCAB
 from scheduler.simulator.worker import Habits
 from scheduler.traffic_class import CLASSES
+
+
+class WatchedCore(Core):
+    """Sees to it that what is refused leaves no trace."""
+
+    def apply(self, event: Event, now: float) -> list[Action]:
+        before = self._trace() if isinstance(event, Submitted) else None
+        actions = super().apply(event, now)
+        if any(isinstance(action, ToGateway) and isinstance(action.message, Refused) for action in actions):
+            assert self._trace() == before
+        return actions
+
+    def _trace(self) -> list[Any]:
+        """All that an accepted request changes, but for what it says in the log."""
+        mesh = self._mesh
+        return [
+            self._next_id,
+            list(mesh.sequences),
+            [list(requests) for requests in mesh.gateways.values()],
+            list(mesh.dirty),
+            [len(each.heap) for each in (mesh.deadlines, mesh.ages, mesh.promises)],
+            [list(Snapshot(pool.waiting).encoded()) for pool in mesh.fleet.pools.values()],
+            list(Snapshot(mesh.tenants).encoded()),
+            [
+                list(Snapshot([each.inflows, each.tenant_inflows, each.spare, each.learned_at]).encoded())
+                for each in mesh.foresights.values()
+            ],
+        ]
 
 
 class Story:
@@ -41,6 +72,7 @@ class Story:
         self._shared = [self.rng.randrange(VOCAB) for _ in range(24)]
         self._most_outputs = most_outputs
         self._plain = plain
+        self.enforced = mesh.core._settings.admission_mode is AdmissionMode.ENFORCE
         self._draining: set[int] = set()
         # How long no worker took anything new, each time, and since when none does.
         self._deserted: list[float] = []
@@ -61,7 +93,7 @@ class Story:
             rng.randrange(1, 24),
             stop_token_ids=(7,) if rng.random() < 0.5 else (),
             sampling=replace(GREEDY, seed=rng.randrange(3)),
-            deadline_s=rng.random() * 0.5 if rng.random() < 0.2 else None,
+            deadline_s=rng.random() * 0.5 if rng.random() < (0.5 if self.enforced else 0.2) else None,
             prefix_salt=rng.choice([b"", b"tenant"]),
             n=rng.randint(1, self._most_outputs),
             tenant=self._whose.choice(self._tenants),
@@ -106,6 +138,9 @@ class Story:
                 refusals = refusals_for(call.submission, self.mesh.infos[0])
                 if call.submission.tenant == PARTIAL:
                     refusals |= {"KV_NEVER_FITS"}
+                if self.enforced:
+                    refusals |= {"SLO_UNREACHABLE"}
+                    refusals |= {"DEADLINE_UNREACHABLE"} if call.submission.deadline_s else set()
                 judge(
                     call,
                     failures={"WORKER_LOST", "NO_WORKER"} if lost else (),
@@ -159,9 +194,10 @@ def random_story(rng: random.Random, *, hasty: bool = False) -> Story:
         batching=rng.random() < 0.5,
         caching=rng.random() < 0.5,
         habits=Habits(eager_revoke=rng.random() < 0.5, reserve_ahead=rng.random() < 0.5),
-        admission_mode=AdmissionMode.OFF,
+        admission_mode=rng.choice([AdmissionMode.OFF, AdmissionMode.OFF, AdmissionMode.ENFORCE]),
         classes=hasty_classes(rng) if hasty else tuple(CLASSES.values()),
     )
+    mesh.core = WatchedCore(mesh.core._settings)
     tenants = TENANTS if hasty else ("",)
     story = Story(mesh, 2, rng.choice([1, 2, 4]), plain=not hasty and rng.random() < 0.5, tenants=tenants)
     if hasty:
@@ -169,7 +205,8 @@ def random_story(rng: random.Random, *, hasty: bool = False) -> Story:
     for index in range(len(infos)):
         mesh.attach_worker(index)
     burst = rng.random() < 0.5
-    for key in range(rng.randint(1, 25)):
+    # The first of a kind is let in whatever is forecast.
+    for key in range(rng.randint(1, 75 if story.enforced else 25)):
         mesh.at(rng.random() * (0.02 if burst else 1.0), lambda key=key: story.arrive(key))  # type: ignore[misc]
     for move in (story.crash, story.drain):
         if rng.random() < 0.5:
@@ -215,12 +252,15 @@ def test_random_lives_of_tenants_and_classes_that_compete(rng: random.Random) ->
     live(rng, hasty=True)
 
 
-def test_those_lives_know_who_makes_room_and_who_falls_short_of_blocks() -> None:
-    causes = Counter[bool]()
+def test_those_lives_know_who_makes_room_who_falls_short_of_blocks_and_who_is_refused_for_a_forecast() -> None:
+    causes, reasons = Counter[bool](), Counter[str]()
     for seed in range(100):
         mesh = live(random.Random(seed), hasty=True)
         causes.update({log.fields["made_room"] for log in mesh.logs if log.event == "preempted"})
+        reasons.update(log.fields["reason"] for log in mesh.logs if log.event == "request_refused")
     assert min(causes[True], causes[False]) >= 10
+    assert reasons["SLO_UNREACHABLE"] >= 10
+    assert reasons["DEADLINE_UNREACHABLE"] >= 4
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
