@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 
 from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, Resume, ToWorker
 from .fleet import Pool, Worker
+from .kv_shares import KvShares
 from .placement import NOTHING_DEALT, CachedTokens, cached_tokens, deal
 from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, Running, make_plan
 from .planner_view import holders, lone, running_view, worst_cases
@@ -58,7 +59,8 @@ def _dispatch_worker(
         running = running_view(worker, revoking=False, max_steps=_most_steps(pool, worker, dealt))
         decision = _decide(pool, worker, running, dealt, policy)
         if decision.shortage:
-            _release(worker, choose_victims(holders(worker), decision.shortage), actions, made_room=False)
+            victims = choose_victims(holders(worker, KvShares(pool).beyond()), decision.shortage)
+            _release(worker, victims, actions, made_room=False)
         if not decision.num_steps:
             return
         _send(pool, worker, running, dealt, decision, now, actions, revoke=False)
@@ -186,7 +188,7 @@ def reserve(worker: Worker) -> None:
 
 
 def _release(worker: Worker, victims: SequenceOf[Holder], actions: list[Action], *, made_room: bool) -> None:
-    """Tells them to give way: to one whose promise is at stake, if `made_room`, else for want of blocks."""
+    """Tells them to give way: to one that waits, if `made_room`, else for want of blocks to grow by."""
     leaving: dict[ReleaseCause, list[int]] = {ReleaseCause.PREEMPT: [], ReleaseCause.SWAP: []}
     host_blocks = worker.info.num_swap_blocks - worker.swap_blocks_used
     for victim in victims:

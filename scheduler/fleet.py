@@ -61,6 +61,8 @@ class Worker:
     suspect: Sequence | None = None
     # How many sequences of each traffic class are there, by its name.
     class_sizes: dict[str, int] = field(default_factory=dict)
+    # And how many of tenants whose share of blocks is bounded.
+    num_bounded: int = 0
 
     def __post_init__(self) -> None:
         info = self.info
@@ -99,12 +101,14 @@ class Worker:
         self.sequences[sequence.sequence_id] = sequence
         name = sequence.request.traffic_class.name
         self.class_sizes[name] = self.class_sizes.get(name, 0) + 1
+        self.num_bounded += sequence.request.tenant.kv_share > 0
 
     def let_go(self, sequence: Sequence) -> None:
         """Forgets one that has left it, and what it held."""
         del self.sequences[sequence.sequence_id]
         self.ledger.forget(sequence.sequence_id)
         name = sequence.request.traffic_class.name
+        self.num_bounded -= sequence.request.tenant.kv_share > 0
         self.class_sizes[name] -= 1
         if not self.class_sizes[name]:
             del self.class_sizes[name]

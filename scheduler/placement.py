@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from .fair_order import due
 from .fleet import Pool, Worker
@@ -77,7 +78,8 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the
     workers it may go to take nothing that is behind it, or a long one could starve; unless that is of a lower rank, and
     the one ahead not due. Tenants at their share of blocks are passed over, and so are classes that have on every
-    worker what they may have there. One whose promise is at stake, and that finds no room, gets it from higher ranks.
+    worker what they may have there. One that finds too few blocks gets them from those that have grown beyond their
+    tenants' shares; one whose promise is at stake, and that finds no room, gets it from higher ranks.
 
     One that waits in a worker's host memory may go there only. A suspect of bringing workers down goes to an empty
     worker only, for which one of them takes nobody else, and stays alone there until it has got a token. What a worker
@@ -116,7 +118,10 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
         most -= 1
         fitting = [room for room in allowed if room.has_place(sequence) and room.has_blocks(sequence)]
         if not fitting:
-            if not (stake and _make_room(allowed, sequence, now)):
+            made = _make_room(allowed, sequence, partial(Room.who_returns, sequence=sequence, beyond=shares.beyond()))
+            if not made and stake:
+                made = _make_room(allowed, sequence, partial(Room.who_yields, sequence=sequence, now=now))
+            if not made:
                 _hold(allowed, sequence, due=order.due)
             order.advance()
             continue
@@ -149,12 +154,12 @@ def _pressing(pool: Pool, workers: list[Worker], now: float) -> bool:
     return any(each.traffic_class.ttft and due(each, now) for each in queues.values())
 
 
-def _make_room(places: list[Room], sequence: Sequence, now: float) -> bool:
+def _make_room(places: list[Room], sequence: Sequence, who_leaves: Callable[[Room], tuple[Holder, ...] | None]) -> bool:
     """Where the least is lost, if anywhere, the sequence will have room. Whether it will."""
     best: tuple[tuple[int, int], Room, tuple[Holder, ...]] | None = None
     if not sequence.suspect:
         for room in places:
-            victims = room.who_yields(sequence, now)
+            victims = who_leaves(room)
             if victims is not None:
                 loss = sum(len(each.sequence_ids) for each in victims), sum(each.lost_tokens for each in victims)
                 if best is None or loss < best[0]:

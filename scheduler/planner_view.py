@@ -5,6 +5,8 @@ Reads the state; decides nothing. Runs over every sequence for every plan, so it
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from .credits import blocks_for
 from .fair_order import aged
 from .fleet import Worker
@@ -136,9 +138,12 @@ def _forking(worker: Worker, running: list[Sequence]) -> bool:
     return len(running) > 1 and worker.window.steps_worst(running[0].join_first) > 0
 
 
-def holders(worker: Worker) -> list[Holder]:
-    """The worker's running sequences as those of whom some must give way; groups as one."""
-    return [_holder(worker, each) for each in worker.sequences.values() if each.state in RUNNING and not each.leader]
+def holders(worker: Worker, beyond: Container[int] = ()) -> list[Holder]:
+    """The worker's running sequences as those of whom some must give way; groups as one. `beyond` are ids of those
+    that have grown beyond their tenants' shares."""
+    return [
+        _holder(worker, each, beyond) for each in worker.sequences.values() if each.state in RUNNING and not each.leader
+    ]
 
 
 def yielders(worker: Worker, now: float) -> list[Holder]:
@@ -154,7 +159,7 @@ def yielders(worker: Worker, now: float) -> list[Holder]:
     )
 
 
-def _holder(worker: Worker, leader: Sequence) -> Holder:
+def _holder(worker: Worker, leader: Sequence, beyond: Container[int] = ()) -> Holder:
     length, traffic_class = len(leader.token_ids), leader.request.traffic_class
     decoding = leader.state is State.DECODE
     size = worker.info.block_size
@@ -164,6 +169,7 @@ def _holder(worker: Worker, leader: Sequence) -> Holder:
         rank=traffic_class.rank,
         priority=leader.request.submission.priority,
         urgency=leader.turn,
+        beyond_share=leader.sequence_id in beyond,
         shielded=leader.shielded,
         lost_tokens=length - 1 if decoding else leader.computed,
         blocks=blocks + len(leader.forks) * (blocks - length // size),

@@ -16,6 +16,8 @@ class Holder(NamedTuple):
     rank: int
     priority: int
     urgency: tuple[float, int]
+    # It has grown beyond its tenant's share of blocks.
+    beyond_share: bool
     # It has got no token since it gave way the last time.
     shielded: bool
     # Tokens in the KV cache, to be computed again.
@@ -53,11 +55,21 @@ def choose_yielding(
     `yielders` are in the order of `first_to_go`. Only a higher rank that is less urgent makes room for a lower one, so
     that the most urgent of all never does; and nobody who is shielded.
     """
+    return _enough((each for each in yielders if each.rank > rank and each.urgency > urgency), slots, blocks)
+
+
+def choose_returning(holders: Iterable[Holder], blocks: int) -> tuple[Holder, ...] | None:
+    """Those beyond their tenants' shares who make room for one that lacks `blocks`, as `choose_yielding` but whatever
+    their rank and urgency."""
+    return _enough((each for each in first_to_go(holders) if each.beyond_share), 0, blocks)
+
+
+def _enough(holders: Iterable[Holder], slots: int, blocks: int) -> tuple[Holder, ...] | None:
     victims = []
-    for each in yielders:
+    for each in holders:
         if slots <= 0 and blocks <= 0:
             break
-        if each.rank > rank and each.urgency > urgency and not each.shielded:
+        if not each.shielded:
             victims.append(each)
             slots -= len(each.sequence_ids)
             blocks -= each.blocks + len(each.sequence_ids)
@@ -65,11 +77,13 @@ def choose_yielding(
 
 
 def first_to_go(holders: Iterable[Holder]) -> list[Holder]:
-    """Those that are shielded last; then by class, priority, and the work that would be lost; of equals the latest."""
+    """Those that are shielded last; of others those beyond their tenants' shares first; then by class, priority, and
+    the work that would be lost; of equals the latest."""
     return sorted(
         holders,
         key=lambda each: (
             each.shielded,
+            not each.beyond_share,
             -each.rank,
             -each.priority,
             each.lost_tokens,

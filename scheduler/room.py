@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from .credits import blocks_for
 from .fleet import Worker
 from .planner import Policy, prefill_cap
-from .planner_view import yielders
-from .preemption import Holder, choose_yielding
+from .planner_view import holders, yielders
+from .preemption import Holder, choose_returning, choose_yielding
 from .sequence import RUNNING, Sequence
 from .service_order import Begun, begins_now, begun_there, place_among
 from .waiting import WaitingQueue
@@ -53,7 +54,7 @@ class Room:
     keys: set[int] = field(default_factory=set)
     # Once somebody needs room: those that leave, those that may have to besides, and those that have to.
     leaving: Leaving | None = None
-    yielders: list[Holder] = field(default_factory=list)
+    yielders: list[Holder] | None = None
     yielding: list[Holder] = field(default_factory=list)
     # The prompts begun there by class, those that are dealt to it included.
     begun: dict[str, list[Begun]] = field(default_factory=dict)
@@ -156,26 +157,45 @@ class Room:
         would not help, or nothing may be dealt to it any more."""
         if self.shut or self.tokens_left <= 0:
             return None
-        if self.leaving is None:
-            told = [each for each in self.worker.sequences.values() if each.state not in RUNNING]
-            self.leaving = Leaving(len(told), sum(self.worker.ledger.reserved(each.sequence_id) for each in told))
-            self.yielders = yielders(self.worker, now)
-        slots = len(sequence.group) - self._slots - self.leaving.sequences
-        staying = self.taken - self.leaving.sequences
-        blocks = self.need(sequence) + staying - self.available - self.leaving.blocks if staying > 0 else 0
+        leaving = self._who_leaves()
+        if self.yielders is None:
+            self.yielders = [each for each in yielders(self.worker, now) if not self._told(each)]
+        slots = len(sequence.group) - self._slots - leaving.sequences
+        blocks = self._blocks_missing(sequence, leaving)
         return choose_yielding(self.yielders, sequence.request.traffic_class.rank, sequence.turn, slots, blocks)
+
+    def who_returns(self, sequence: Sequence, beyond: Set[int]) -> tuple[Holder, ...] | None:
+        """Which of `beyond`, grown beyond their tenants' shares, have to leave, so that the sequence finds blocks. None
+        if that would not help, or it is not blocks that it lacks."""
+        if not beyond or self.tokens_left <= 0 or not self.has_place(sequence):
+            return None
+        mine = [each for each in holders(self.worker, beyond) if not self._told(each)]
+        return choose_returning(mine, self._blocks_missing(sequence, self._who_leaves()))
 
     def make_room(self, sequence: Sequence, victims: tuple[Holder, ...]) -> None:
         """Notes that the sequence starts there as soon as these and those that leave have gone. What is free there now
         is kept for it."""
-        assert self.leaving is not None
+        leaving = self._who_leaves()
         self.yielding += victims
-        self.yielders = [each for each in self.yielders if each not in victims]
-        self.leaving.sequences += sum(len(each.sequence_ids) for each in victims)
-        self.leaving.blocks += sum(each.blocks for each in victims)
+        self.yielders = None
+        leaving.sequences += sum(len(each.sequence_ids) for each in victims)
+        leaving.blocks += sum(each.blocks for each in victims)
         self._count(sequence)
         self.budget -= len(sequence.token_ids)
         self.held_for = _NOBODY
+
+    def _who_leaves(self) -> Leaving:
+        if self.leaving is None:
+            told = [each for each in self.worker.sequences.values() if each.state not in RUNNING]
+            self.leaving = Leaving(len(told), sum(self.worker.ledger.reserved(each.sequence_id) for each in told))
+        return self.leaving
+
+    def _blocks_missing(self, sequence: Sequence, leaving: Leaving) -> int:
+        staying = self.taken - leaving.sequences
+        return self.need(sequence) + staying - self.available - leaving.blocks if staying > 0 else 0
+
+    def _told(self, holder: Holder) -> bool:
+        return any(each.sequence_ids == holder.sequence_ids for each in self.yielding)
 
     @property
     def _slots(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pools import dealt, decode, pool_of, put, wait_for, worker
+from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
 from scheduler.fleet import Pool
 from scheduler.kv_shares import KvShares
+from scheduler.placement import deal
 from scheduler.sequence import State
 from scheduler.tenant import TenantPlan
 
@@ -24,8 +25,8 @@ def shared_pool() -> Pool:
 
 def test_a_tenant_at_his_share_is_passed_over() -> None:
     pool = shared_pool()
-    # Five blocks, and one more for which there is none.
-    wait_for(pool, 1, [1] * 16, tenant=QUARTER)
+    # Two blocks and one to grow by, as the others have; and one more for which there is none.
+    wait_for(pool, 1, [1] * 4, tenant=QUARTER)
     wait_for(pool, 2, [1], tenant=QUARTER)
     wait_for(pool, 3, [1] * 3)
     assert {key for keys in dealt(pool).values() for key in keys} == {1, 3}
@@ -54,7 +55,7 @@ def test_what_is_more_than_a_share_runs_when_nothing_else_of_the_tenant_does() -
 
 def test_shares_are_of_the_workers_that_stay() -> None:
     pool = shared_pool()
-    waits = wait_for(pool, 1, [1] * 16, tenant=QUARTER)
+    waits = wait_for(pool, 1, [1] * 4, tenant=QUARTER)
     assert not KvShares(pool).full(waits)
     pool.workers[2].draining = True
     assert KvShares(pool).full(waits)
@@ -67,3 +68,41 @@ def test_nobody_is_counted_where_nobody_has_a_share() -> None:
     assert not shares.full(waits)
     shares.take(waits)
     assert shares._held is None
+
+
+def test_beyond_a_share_are_the_least_urgent_of_the_tenant_and_never_all() -> None:
+    pool = shared_pool()
+    decode(pool, 1, wait_for(pool, 102, [1] * 16))
+    assert not KvShares(pool).beyond()
+    first, second = pool.workers[1].ledger, pool.workers[2].ledger
+    # It grows: twelve and five blocks of sixteen.
+    first.reserve(100, 48)
+    assert KvShares(pool).beyond() == {101}
+    # As much as it likes, as long as it is the most urgent one.
+    first.reserve(100, 80)
+    assert KvShares(pool).beyond() == {101}
+    first.reserve(100, 40)
+    assert not KvShares(pool).beyond()
+    second.reserve(101, 32)
+    assert KvShares(pool).beyond() == {101}
+    # Who has been told to leave is not asked again.
+    pool.workers[2].sequences[101].become(State.PREEMPTED)
+    assert not KvShares(pool).beyond()
+
+
+def test_who_finds_no_blocks_gets_them_from_who_has_grown_beyond_a_share() -> None:
+    pool = pool_of(worker(1, num_blocks=20))
+    for key in range(100, 103):
+        decode(pool, 1, wait_for(pool, key, [1] * 16, tenant=QUARTER))
+    # Five of twenty blocks are left, and five are the share.
+    wait_for(pool, 1, [1] * 20)
+    given = deal(pool, POLICY, 0.0)
+    assert not given.newcomers
+    assert [each.sequence_ids for each in given.yielding[1]] == [(102,)]
+    # Nobody leaves for what would not help, and nobody for one of his own.
+    wait_for(pool, 0, [1] * 70)
+    assert not deal(pool, POLICY, 0.0).yielding
+    for each in list(pool.waiting):
+        pool.waiting.remove(each)
+    wait_for(pool, 2, [1] * 20, tenant=QUARTER)
+    assert not deal(pool, POLICY, 0.0).yielding

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.preemption import Holder, choose_victims, choose_yielding, first_to_go, prefer_swap
+from scheduler.preemption import Holder, choose_returning, choose_victims, choose_yielding, first_to_go, prefer_swap
 
 
 def holder(key: int, **changes: Any) -> Holder:
@@ -16,6 +16,7 @@ def holder(key: int, **changes: Any) -> Holder:
         "rank": 0,
         "priority": 0,
         "urgency": (0.0, key),
+        "beyond_share": False,
         "shielded": False,
         "lost_tokens": 10,
         "blocks": 1,
@@ -44,6 +45,15 @@ def test_within_a_class_the_higher_priority_number_gives_way_first() -> None:
 
 def test_then_the_one_that_loses_least() -> None:
     assert victims(holder(1), holder(2, lost_tokens=3), holder(3, lost_tokens=4)) == [2]
+
+
+def test_who_is_beyond_a_share_of_blocks_gives_way_first_but_for_the_shielded() -> None:
+    beyond = holder(2, beyond_share=True, lost_tokens=900)
+    assert victims(holder(1), beyond, holder(3, rank=2)) == [2]
+    assert victims(holder(1), holder(2, beyond_share=True, shielded=True), holder(3)) == [3]
+    assert choose_returning([holder(1), beyond, holder(3, rank=2)], 2) == (beyond,)
+    assert choose_returning([holder(1), beyond, holder(3, rank=2)], 3) is None
+    assert choose_returning([holder(2, beyond_share=True, shielded=True)], 1) is None
 
 
 def test_the_most_urgent_stays_whatever_its_class() -> None:
