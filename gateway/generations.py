@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, QueueFullError, RequestCancelledError
+from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, RequestCancelledError
 from tercet.ids import new_request_id
 from tercet.tenants.directory import Directory
 
@@ -18,6 +18,7 @@ from .caller import Caller
 from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
 from .link import RETRY_AFTER_S, Link
+from .places import Places
 from .tokenizing import Tokenizing
 from .validate import GenerationRequest
 
@@ -26,7 +27,7 @@ log = structlog.get_logger()
 
 class Generations:
     """The running requests of this gateway, by tenant and id: two tenants may use the same id, and neither can tell. At
-    most `settings.max_concurrent_requests`."""
+    most `settings.max_concurrent_requests`, of which each tenant has its `Places`."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Generations:
         self._means = Means(settings, link, self.tokenizing, clock, draw_seed)
         self.draining = False
         self._running: dict[tuple[str, str], Generation] = {}
+        self._places = Places(settings.max_concurrent_requests)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -50,7 +52,7 @@ class Generations:
     def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
         """Takes a request in. `time_left_s` is the time to the client's deadline.
 
-        Raises DrainingError, DuplicateRequestError, QueueFullError, DeadlineError.
+        Raises DrainingError, DuplicateRequestError, QueueFullError, TenantQuotaError, DeadlineError.
         """
         self.refuse_if_draining()
         if time_left_s is not None and time_left_s <= 0:
@@ -60,14 +62,11 @@ class Generations:
             raise DuplicateRequestError(
                 f"a request with id {request_id!r} is running", metadata={"request_id": request_id}
             )
-        if len(self._running) >= self.settings.max_concurrent_requests:
-            raise QueueFullError(
-                "the gateway has as many requests as it takes (gateway.max_concurrent_requests)",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        self._places.check(caller)
         deadline_at = None if time_left_s is None else self._means.clock() + time_left_s
         generation = Generation(self._means, request, request_id, caller, deadline_at, self._forget)
         self._running[caller.tenant, request_id] = generation
+        self._places.take(caller.tenant)
         self._idle.clear()
         return generation
 
@@ -102,7 +101,8 @@ class Generations:
 
     def _forget(self, generation: Generation) -> None:
         """Takes a closed request out."""
-        self._running.pop((generation.caller.tenant, generation.request_id), None)
+        if self._running.pop((generation.caller.tenant, generation.request_id), None) is not None:
+            self._places.leave(generation.caller.tenant)
         if not self._running:
             self._idle.set()
 

@@ -44,7 +44,8 @@ class Guard:
         key = directory.find(_given(context.invocation_metadata() or ()) or _NO_KEY, self._clock())
         if key is None:
             raise _unauthenticated()
-        return Caller(key.tenant, key.id, key.operator, directory.salt_key(key.tenant))
+        plan = directory.tenants[key.tenant].plan
+        return Caller(key.tenant, key.id, key.operator, directory.salt_key(key.tenant), plan.max_concurrent)
 
     def operator(self, context: grpc.aio.ServicerContext) -> Caller:
         """Who calls, if an operator; as `caller`, and PermissionDeniedError for others."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -15,6 +18,8 @@ log = structlog.get_logger()
 
 # A key that was revoked is refused within a second; so a change is seen well before.
 POLL_S = 0.2
+# A store that does not answer for so long does not let a gateway start.
+START_LIMIT_S = 10.0
 
 
 class TenantWatch:
@@ -52,8 +57,11 @@ class TenantWatch:
         return self._clock() - self._read_at > self._stale_s
 
     async def start(self) -> None:
-        """Reads the first state. Raises StoreError."""
-        await self._read()
+        """Reads the first state. Raises StoreError, also if that takes longer than START_LIMIT_S."""
+        try:
+            await asyncio.wait_for(self._read(), START_LIMIT_S)
+        except asyncio.TimeoutError:
+            raise StoreError(f"has not answered for {START_LIMIT_S:g} s") from None
 
     async def run(self) -> None:
         """Reads again and again until cancelled."""
@@ -61,22 +69,49 @@ class TenantWatch:
             await asyncio.sleep(POLL_S)
             try:
                 await self._read()
-            except StoreError as error:
+            except Exception as error:
+                # Whatever it is, the last state still holds for a while, and the next read may succeed.
                 if not self._lost:
-                    log.error("tenants_store_lost", problem=str(error), stale_seconds=self._stale_s)
+                    unexpected = None if isinstance(error, StoreError) else error
+                    log.error(
+                        "tenants_store_lost", problem=str(error), stale_seconds=self._stale_s, exc_info=unexpected
+                    )
                 self._lost = True
 
     async def _read(self) -> None:
         known = None if self._directory is None else self._directory.revision
-        # In a thread: whatever the database waits for, the event loop does not.
         began_at = self._clock()
-        found = await asyncio.to_thread(self._read_store, known)
+        found = await _in_thread(lambda: self._read_store(known))
+        if found is not None:
+            # First: what fails there is to be told again.
+            self._on_change(found)
+            self._directory = found
+            log.info("tenants_read", revision=found.revision, tenants=len(found.tenants), keys=len(found.keys))
         # From the beginning: a change during the read may not be in it.
         self._read_at = began_at
         if self._lost:
             log.info("tenants_store_found")
             self._lost = False
-        if found is not None:
-            self._directory = found
-            log.info("tenants_read", revision=found.revision, tenants=len(found.tenants), keys=len(found.keys))
-            self._on_change(found)
+
+
+async def _in_thread(read: Callable[[], Directory | None]) -> Directory | None:
+    """What `read` gives or raises. Whatever the database waits for, the event loop does not; nor does the end of the
+    process, as it would for a thread of an executor."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Directory | None] = loop.create_future()
+
+    def work() -> None:
+        try:
+            found = read()
+        except Exception as error:
+            tell(answer.set_exception, error)
+        else:
+            tell(answer.set_result, found)
+
+    def tell(settle: Callable[[Any], None], value: object) -> None:
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if answer.done() else settle(value))
+
+    threading.Thread(target=work, name="tenants", daemon=True).start()
+    return await answer

@@ -20,6 +20,12 @@ from tercet.errors import StoreError
 
 # How long a writer waits for another one, in seconds. Readers of a WAL wait for nobody.
 _BUSY_S = 5.0
+# What makes a driver give up a server that cannot be reached, or that is gone in the middle.
+_TIMEOUTS: dict[str, dict[str, int]] = {
+    "psycopg": {"connect_timeout": 5, "tcp_user_timeout": 5_000},
+    "psycopg2": {"connect_timeout": 5, "tcp_user_timeout": 5_000},
+    "pymysql": {"connect_timeout": 5, "read_timeout": 10, "write_timeout": 10},
+}
 
 
 class Database:
@@ -39,7 +45,7 @@ class Database:
         self._opened: tuple[int, int] | None = None
         with self._typed():
             if self._file is None:
-                self._engine = sa.create_engine(url, pool_pre_ping=True)
+                self._engine = sa.create_engine(url, pool_pre_ping=True, connect_args=_timeouts(url))
                 self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
                 self._writer = self._engine
                 return
@@ -123,6 +129,12 @@ def _url(where: str) -> sa.URL:
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise StoreError("must be a file: gateways and `tercet tenant` meet in it")
     return url
+
+
+def _timeouts(url: sa.URL) -> dict[str, int]:
+    """Those of the URL's driver that it does not set itself."""
+    timeouts = _TIMEOUTS.get(url.get_driver_name(), {})
+    return {name: value for name, value in timeouts.items() if name not in url.query}
 
 
 def _on_connect(connection: Any, _: Any) -> None:

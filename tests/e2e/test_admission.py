@@ -85,6 +85,13 @@ async def ask(client: Client, max_tokens: int, **options: Any) -> int:
     return usage.prompt_tokens + usage.completion_tokens
 
 
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels them, and waits until their calls are over."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_fifty_at_once_never_use_more_than_the_limit_and_its_debt(door: Door) -> None:
     begun = time.monotonic()
     async with door.client("metered") as client:
@@ -123,7 +130,7 @@ async def test_a_class_has_a_queue_of_its_own_that_ends(door: Door) -> None:
             await waiting
         assert expired.value.retry_after_s
         assert not running.done()
-        running.cancel()
+        await cancelled(running)
     async with door.client("free") as client:
         assert await ask(client, 1, traffic_class="batch")
 
@@ -138,7 +145,7 @@ async def test_a_promise_that_cannot_be_kept_is_not_made(door: Door) -> None:
         # One of a kind may be let in to see whether the forecast is right.
         assert len(refused) >= 6
         assert all(error.retry_after_s for error in refused)
-        running.cancel()
+        await cancelled(running)
 
 
 async def test_a_deadline_that_cannot_be_met_is_told(door: Door) -> None:
@@ -150,5 +157,4 @@ async def test_a_deadline_that_cannot_be_met_is_told(door: Door) -> None:
         answers = await asyncio.gather(*asked, return_exceptions=True)
         # One of a kind may be let in to see whether the forecast is right.
         assert sum(isinstance(answer, DeadlineUnreachableError) for answer in answers) >= 3
-        for each in ahead:
-            each.cancel()
+        await cancelled(*ahead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.e2e
 
 PROMPT = "A letter that nobody else should know was ever read here. " * 8
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "grpcurl"
-# What a gateway may take to see a change.
-SEEN_S = 1.0
+# A key that was revoked opens nothing after so many seconds.
+REVOKED_S = 1.0
 
 
 class Tenants:
@@ -176,13 +177,21 @@ async def works(tenants: Tenants, name: str) -> bool:
     return True
 
 
+async def until_works(tenants: Tenants, name: str, expected: bool = True) -> None:
+    """Waits until the gateway has seen what became of a key."""
+    while True:
+        if await works(tenants, name) == expected:
+            return
+        await asyncio.sleep(0.05)
+
+
 async def test_a_key_is_revoked_within_a_second(tenants: Tenants) -> None:
     await asyncio.to_thread(tenants.add, "carol")
-    await asyncio.sleep(SEEN_S)
+    await until_works(tenants, "carol")
     task = await running(tenants, "carol")
     assert not task.done()
     await asyncio.to_thread(tenants.command, "revoke", "carol")
-    await asyncio.sleep(SEEN_S)
+    await asyncio.sleep(REVOKED_S)
     assert not await works(tenants, "carol")
     # What it had started is over, and costs nothing any more.
     with pytest.raises(RequestCancelledError, match="the key of the request was revoked"):
@@ -194,35 +203,36 @@ async def test_a_key_is_revoked_within_a_second(tenants: Tenants) -> None:
             await asyncio.sleep(0.05)
     # It is let in again with a new key, and the neighbours have noticed nothing.
     tenants.keys["carol"] = await asyncio.to_thread(tenants.command, "rotate", "carol")
-    await asyncio.sleep(SEEN_S)
-    assert await works(tenants, "carol")
+    await until_works(tenants, "carol")
     assert await works(tenants, "alice")
 
 
 async def test_a_rotation_has_a_grace(tenants: Tenants) -> None:
     await asyncio.to_thread(tenants.add, "dave")
     tenants.keys["new"] = await asyncio.to_thread(tenants.command, "rotate", "dave", "--grace", "3600")
-    await asyncio.sleep(SEEN_S)
+    await until_works(tenants, "new")
     assert await works(tenants, "dave")
-    assert await works(tenants, "new")
     tenants.keys["newer"] = await asyncio.to_thread(tenants.command, "rotate", "dave")
-    await asyncio.sleep(SEEN_S)
+    await until_works(tenants, "newer")
     assert [await works(tenants, name) for name in ("dave", "new", "newer")] == [False, False, True]
 
 
 async def test_a_plan_holds_without_a_restart(tenants: Tenants) -> None:
     await asyncio.to_thread(tenants.add, "erin", "--class", "batch")
-    await asyncio.sleep(SEEN_S)
+    await until_works(tenants, "erin")
     async with tenants.client("erin") as client:
         options = {"max_tokens": 2, "ignore_eos": True}
         assert (await client.generate_once("Once", **options)).token_ids
         with pytest.raises(PermissionDeniedError):
             await client.generate_once("Once", **options, traffic_class="interactive")
         await asyncio.to_thread(tenants.command, "set", "erin", "--class", "interactive")
-        await asyncio.sleep(SEEN_S)
-        assert (await client.generate_once("Once", **options, traffic_class="interactive")).token_ids
+        answer = None
+        while answer is None:
+            with contextlib.suppress(PermissionDeniedError):
+                answer = await client.generate_once("Once", **options, traffic_class="interactive")
+        assert answer.token_ids
         await asyncio.to_thread(tenants.command, "remove", "erin")
-        await asyncio.sleep(SEEN_S)
+        await until_works(tenants, "erin", expected=False)
         with pytest.raises(UnauthenticatedError):
             await client.generate_once("Once", **options)
 

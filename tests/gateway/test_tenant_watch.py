@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from gateway import tenant_watch
 from gateway.guard import Guard
 from gateway.tenant_watch import TenantWatch
 from tercet.errors import StoreError, StoreLostError, UnauthenticatedError
@@ -35,6 +39,7 @@ class FakeStore:
     def __init__(self) -> None:
         self.state = state(1)
         self.fails = False
+        self.breaks = False
         self.hang = False
         self.go_on = threading.Event()
         self.reads = 0
@@ -45,6 +50,8 @@ class FakeStore:
             self.go_on.wait(30)
         if self.fails:
             raise StoreError("the disk is gone")
+        if self.breaks:
+            raise ZeroDivisionError("a bug")
         return None if self.state.revision == known else self.state
 
 
@@ -65,9 +72,13 @@ class Bench:
         self.store = FakeStore()
         self.now = 100.0
         self.seen: list[int] = []
-        self.watch = TenantWatch(
-            self.store.read, STALE_S, lambda directory: self.seen.append(directory.revision), lambda: self.now
-        )
+        self.deaf = False
+        self.watch = TenantWatch(self.store.read, STALE_S, self._changed, lambda: self.now)
+
+    def _changed(self, directory: Directory) -> None:
+        if self.deaf:
+            raise ZeroDivisionError("a bug")
+        self.seen.append(directory.revision)
 
     def ask(self, headers: Headers | None = None) -> str:
         """Whom the guard takes a call for."""
@@ -143,3 +154,68 @@ async def test_a_store_that_does_not_answer_is_lost_as_well(bench: Bench) -> Non
     bench.store.go_on.set()
     await until(lambda: not bench.watch.stale)
     assert bench.ask() == "alice"
+
+
+async def test_what_nobody_expects_is_a_lost_store_too(bench: Bench) -> None:
+    with structlog.testing.capture_logs() as logs:
+        bench.store.breaks = True
+        await bench.reads()
+        assert bench.ask() == "alice"
+        bench.now += STALE_S + 0.1
+        with pytest.raises(StoreLostError):
+            bench.ask()
+        bench.store.breaks = False
+        await until(lambda: not bench.watch.stale)
+    assert [line["event"] for line in logs] == ["tenants_store_lost", "tenants_store_found"]
+    assert isinstance(logs[0]["exc_info"], ZeroDivisionError)
+
+
+async def test_what_was_not_heard_is_told_again(bench: Bench) -> None:
+    bench.deaf = True
+    bench.store.state = state(2)
+    await bench.reads()
+    assert bench.watch.directory.revision == 1
+    bench.deaf = False
+    await until(lambda: bench.seen == [1, 2])
+
+
+async def test_a_store_that_does_not_answer_at_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_watch, "START_LIMIT_S", 0.1)
+    made = Bench()
+    made.store.hang = True
+    with pytest.raises(StoreError, match="has not answered"):
+        await made.watch.start()
+    made.store.go_on.set()
+
+
+HUNG = """
+import asyncio, threading
+from gateway.tenant_watch import TenantWatch
+from tercet.tenants.directory import Directory
+
+hangs = threading.Event()
+
+def read(known):
+    if known is None:
+        return Directory(1, bytes(32), {}, {})
+    hangs.set()
+    threading.Event().wait()
+
+async def main():
+    watch = TenantWatch(read, 30.0, lambda directory: None)
+    await watch.start()
+    task = asyncio.create_task(watch.run())
+    await asyncio.to_thread(hangs.wait)
+    task.cancel()
+    await asyncio.wait([task])
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_a_process_ends_while_its_store_hangs() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=30, cwd=Path(__file__).parents[2]
+    )
+    assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["ended"]), ended.stderr

@@ -138,6 +138,21 @@ async def test_a_key_that_only_ends_takes_nothing_along(guarded: GuardedGateway)
     assert (await guarded.refused("Models/ListModels", fresh)).reason == "UNAUTHENTICATED"
 
 
+async def test_a_plan_bounds_what_a_gateway_holds(guarded: GuardedGateway) -> None:
+    """Twice what it allows, since the scheduler here allows everything."""
+    guarded.store.change("alice", max_concurrent=1)
+    await guarded.until_seen()
+    held = [await guarded.hold("alice", request_id) for request_id in ("1", "2")]
+    refused = await guarded.refused("Inference/Generate", "alice", PROMPT)
+    assert (refused.reason, dict(refused.variables)["quota"]) == ("TENANT_QUOTA", "max_concurrent")
+    held.append(await guarded.hold("bob"))
+    await guarded.call("Operations/CancelGeneration", "alice", operations_pb2.CancelGenerationRequest(request_id="1"))
+    assert (await refusal(held[0])).reason == "REQUEST_CANCELLED"
+    held.append(await guarded.hold("alice", "3"))
+    for task in held:
+        task.cancel()
+
+
 async def test_a_full_gateway_does_not_say_how_full(
     scheduler: Any, make_gateway: Callable[..., Awaitable[Any]], stop_gateway: Callable[[Any], Awaitable[None]]
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -352,3 +354,48 @@ def test_a_url_that_leads_nowhere_is_named_without_its_password(where, what):
     with pytest.raises(StoreError, match=what) as caught:
         Store(where, Clock()).read()
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [("", {"connect_timeout": 5, "read_timeout": 10}), ("?connect_timeout=30", {"connect_timeout": 30})],
+)
+def test_a_server_is_not_waited_for_without_end(monkeypatch, query, expected):
+    """By a driver that is told so, unless the URL says something else."""
+    given = []
+
+    class Unreachable(Exception):
+        pass
+
+    def connect(**options):
+        given.append(options)
+        raise Unreachable(2003, "timeout expired")
+
+    errors = dict.fromkeys(
+        ("Error", "InterfaceError", "InternalError", "OperationalError", "ProgrammingError"), Unreachable
+    )
+    driver = types.SimpleNamespace(connect=connect, paramstyle="pyformat", VERSION=(1, 1, 0), **errors)
+    monkeypatch.setitem(sys.modules, "pymysql", driver)
+    with pytest.raises(StoreError, match="timeout expired"):
+        Store(f"mysql+pymysql://u:geheim@db/tenants{query}", Clock()).read()
+    assert expected.items() <= given[0].items()
+
+
+@pytest.mark.parametrize("grace_s", [math.nan, math.inf, -1.0])
+def test_a_grace_is_a_time(store, clock, grace_s):
+    key = store.add("alice", TenantPlan(), operator=False)
+    revision = store.read().revision
+    with pytest.raises(TenantError, match="grace must be a finite number"):
+        store.rotate("alice", grace_s=grace_s, operator=None)
+    assert store.read(revision) is None
+    store.rotate("alice", grace_s=0, operator=None)
+    assert store.read().find(key, clock.now) is None
+
+
+def test_every_entry_has_its_own_keys(store):
+    names = ["a", "b", "c"]
+    made = {name: [store.add(name, TenantPlan(), operator=False)] for name in names}
+    for name in ("c", "a", "c"):
+        made[name].append(store.rotate(name, grace_s=60, operator=None))
+    told = {entry.name: {key.id for key in entry.keys} for entry in store.entries()}
+    assert told == {name: {key.id for key in made[name]} for name in names}
