@@ -58,7 +58,9 @@ class ClassSettings:
     )
     preemptible: bool = setting(True, "whether requests of a lower rank may take its place")
     max_steps: int = setting(0, "most steps of a plan in which it takes part; 0: no limit", checks.count(0))
-    max_running: int = setting(0, "most of its sequences on one worker; 0: no limit", checks.count(0))
+    max_running: int = setting(
+        0, "most of its sequences on one worker, or one request of more outputs; 0: no limit", checks.count(0)
+    )
 
 
 DEFAULT_CLASSES: Mapping[str, ClassSettings] = MappingProxyType(
