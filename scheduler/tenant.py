@@ -19,8 +19,8 @@ class TenantPlan:
     # Prompt and output together.
     tokens_per_minute: int = 0
     max_concurrent: int = 0
-    # Part of a pool's KV blocks that its running sequences may hold together while others find too few: it starts none
-    # beyond, and of those that grew beyond the least urgent give way. One may always run.
+    # Part of a pool's KV blocks that its running sequences may hold together. It starts none beyond; of those that have
+    # grown beyond, the least urgent give way as soon as others find too few blocks. One may always run.
     kv_share: float = 0.0
     # Longest prompt + output.
     max_context: int = 0
