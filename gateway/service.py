@@ -79,18 +79,20 @@ class InferenceService:
             if generation is not None:
                 generation.close()
 
-    async def tokenize(self, message: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResult:
+    async def tokenize(self, message: inference_pb2.TokenizeRequest, caller: Caller) -> inference_pb2.TokenizeResult:
         """Token ids as Generate would make them."""
         max_bytes = self._generations.settings.max_prompt_bytes
         model, given = validate_tokenize(message, self._catalogue, max_prompt_bytes=max_bytes)
-        # All callers have one turn here: nothing is charged for this, so they wait for each other.
-        text, ids = await self._generations.tokenizing.encode(model, given, "")
+        text, ids = await self._generations.tokenizing.encode(model, given, caller.tenant)
         return inference_pb2.TokenizeResult(token_ids=ids, text=text)
 
-    async def detokenize(self, message: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResult:
+    async def detokenize(
+        self, message: inference_pb2.DetokenizeRequest, caller: Caller
+    ) -> inference_pb2.DetokenizeResult:
         """Text of token ids."""
         model, ids = validate_detokenize(message, self._catalogue)
-        return inference_pb2.DetokenizeResult(text=model.tokenizer.decode(ids))
+        text = await self._generations.tokenizing.decode(model, ids, caller.tenant)
+        return inference_pb2.DetokenizeResult(text=text)
 
     def _start(
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
@@ -137,11 +139,11 @@ class ModelsService:
         self._catalogue = catalogue
         self._link = link
 
-    async def list_models(self, _: models_pb2.ListModelsRequest) -> models_pb2.ListModelsResponse:
+    async def list_models(self, _: models_pb2.ListModelsRequest, _caller: Caller) -> models_pb2.ListModelsResponse:
         """All models."""
         return models_pb2.ListModelsResponse(models=[self._model(model) for model in self._catalogue.models])
 
-    async def get_model(self, message: models_pb2.GetModelRequest) -> models_pb2.Model:
+    async def get_model(self, message: models_pb2.GetModelRequest, _caller: Caller) -> models_pb2.Model:
         """One model by any of its names."""
         if not message.name:
             raise errors.InvalidFieldError("name is required", field="name")
@@ -171,11 +173,11 @@ class OperationsService:
         self._link = link
         self._guard = guard
 
-    async def get_fleet(self, _: operations_pb2.GetFleetRequest) -> operations_pb2.Fleet:
+    async def get_fleet(self, _: operations_pb2.GetFleetRequest, _caller: Caller) -> operations_pb2.Fleet:
         """What the scheduler says."""
         return await self._link.fleet()
 
-    async def get_traffic(self, message: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
+    async def get_traffic(self, message: operations_pb2.GetTrafficRequest, _caller: Caller) -> operations_pb2.Traffic:
         """What the scheduler says."""
         return await self._link.traffic(message)
 
@@ -267,15 +269,15 @@ def add_services(
 
 def _unary(
     admit: Callable[[grpc.aio.ServicerContext], Caller],
-    method: Callable[[Request], Awaitable[Message]],
+    method: Callable[[Request, Caller], Awaitable[Message]],
     cls: type[Request],
 ) -> grpc.RpcMethodHandler:
-    """A method that need not know who calls, for those whom `admit` lets in."""
+    """A method for those whom `admit` lets in."""
 
     async def handle(received: Request | Malformed, context: grpc.aio.ServicerContext) -> Message:
         try:
-            admit(context)
-            return await method(checked(received))
+            caller = admit(context)
+            return await method(checked(received), caller)
         except BaseException as error:
             await _end_call(error, context, None)
 

@@ -1,8 +1,9 @@
-"""Inputs to token ids without stopping the event loop. Knows nothing of what becomes of them."""
+"""Inputs to token ids, and ids to texts, without stopping the event loop. Knows nothing of what becomes of them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from .served_model import ServedModel
@@ -11,6 +12,7 @@ from .validate import ChatInput, Input, TextInput, TokenInput
 
 # Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
 _INLINE_CHARS = 1024
+_INLINE_IDS = 1024
 _TOKENIZER_THREADS = 2
 
 
@@ -31,6 +33,13 @@ class Tokenizing:
             return self._encode(model, given)
         async with self._turns.place(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
+
+    async def decode(self, model: ServedModel, token_ids: Sequence[int], tenant: str) -> str:
+        """The text of token ids that a tenant has."""
+        if len(token_ids) <= _INLINE_IDS:
+            return model.tokenizer.decode(token_ids)
+        async with self._turns.place(tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, model.tokenizer.decode, token_ids)
 
     def close(self) -> None:
         """Lets the threads go."""

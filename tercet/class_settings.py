@@ -48,7 +48,7 @@ class ClassSettings:
     )
     max_queued_tokens: int = setting(
         0, "prompt tokens of it waiting in one pool before QUEUE_FULL; 0: as scheduler.max_queued_tokens",
-        checks.at_least(0),
+        checks.whole(0),
     )  # fmt: skip
     max_queue_seconds: float = setting(
         0.0, "longest wait for a first start before QUEUE_EXPIRED; 0: for ever", checks.between(0, 86_400)

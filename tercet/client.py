@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from tercet import errors
+from tercet import errors, setting_check
 from tercet.messages import (
     Accepted,
     Answer,
@@ -156,10 +156,13 @@ class Client:
 
     `address` is host:port; `api_key` is sent with every call, in plain text as all else. Nothing is dialled before the
     first call. Every method raises errors.RequestError: the gateway's own, GatewayLostError if there is no gateway,
-    DeadlineError after `timeout_s` seconds. Raises ValueError for a key that no gateway could read.
+    DeadlineError after `timeout_s` seconds. Raises ValueError for an address that is
+    not host:port and a key that no gateway could read.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "") -> None:
+        if (problem := setting_check.address(address)) is not None:
+            raise ValueError(f"address {problem}")
         self.address = address
         if not all("!" <= character <= "~" for character in api_key):
             raise ValueError("api_key must be printable ASCII without spaces")

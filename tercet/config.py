@@ -86,7 +86,7 @@ class GatewaySettings:
         4096, "tokens kept for a client that does not read before SLOW_CONSUMER", checks.count(1)
     )
     max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", checks.count(1))
-    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.at_least(0))
+    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.seconds(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class SchedulerSettings:
     max_queued_tokens: int = setting(
         4_000_000,
         "prompt tokens waiting in one pool before QUEUE_FULL, without those of higher ranks; outputs share theirs",
-        checks.at_least(1),
+        checks.whole(1),
     )
     default_class: str = setting("interactive", "traffic class of requests that name none", checks.not_empty)
     admission_mode: AdmissionMode = setting(
@@ -123,16 +123,18 @@ class SchedulerSettings:
         checks.count(0),
     )
     max_mixed_step_ms: float = setting(
-        50.0, "longest a step may take for prefill while sequences decode, by measured step times", checks.at_least(1)
+        50.0,
+        "longest a step may take for prefill while sequences decode, by measured step times",
+        checks.between(1, 86_400_000),
     )
-    resolve_seconds: float = setting(5.0, "how often a dns:// name in workers is resolved again", checks.at_least(0.1))
+    resolve_seconds: float = setting(5.0, "how often a dns:// name in workers is resolved again", checks.seconds(0.1))
     plan_log_rounds: int = setting(
         20_000, "rounds of planning the flight recorder keeps for tercet dump-plans; 0: off", checks.count(0)
     )
     worker_grace_seconds: float = setting(
-        30.0, "how long accepted requests wait for a worker that can run them before WORKER_LOST", checks.at_least(0)
+        30.0, "how long accepted requests wait for a worker that can run them before WORKER_LOST", checks.seconds(0)
     )
-    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.at_least(0))
+    drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.seconds(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class WorkerSettings:
     kv_cache_memory: int = setting(
         0,
         "bytes of KV cache; 0: 1 GiB on CPU, on CUDA what gpu_memory_utilization leaves",
-        checks.at_least(0),
+        checks.whole(0),
         in_bytes=True,
     )
     max_num_seqs: int = setting(
@@ -172,10 +174,10 @@ class WorkerSettings:
     max_num_batched_tokens: int = setting(512, "most tokens in a step", checks.count(1))
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of ended sequences for later prompts")
     swap_space: int = setting(
-        0, "bytes of host memory for the KV blocks of preempted sequences; 0: they are recomputed", checks.at_least(0),
+        0, "bytes of host memory for the KV blocks of preempted sequences; 0: they are recomputed", checks.whole(0),
         in_bytes=True,
     )  # fmt: skip
-    drain_seconds: float = setting(10.0, "grace for running sequences at shutdown", checks.at_least(0))
+    drain_seconds: float = setting(10.0, "grace for running sequences at shutdown", checks.seconds(0))
     num_threads: int = setting(0, "CPU threads; 0: all cores", checks.count(0, 1024))
 
 
@@ -188,7 +190,7 @@ class TenantsSettings:
     )
     stale_seconds: float = setting(
         300.0, "how long the tenants last read hold while the store cannot be read; then calls are refused",
-        checks.at_least(1),
+        checks.seconds(1),
     )  # fmt: skip
 
 
@@ -312,7 +314,8 @@ def _merge_file(values: dict[str, Any], path: Path, problems: list[ConfigError])
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("config", f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
+        # Also of a number that has too many digits to be read.
         raise ConfigError("config", f"{path} is not valid TOML: {error}") from error
     tables = {key: value for key, value in data.items() if key != classes.SECTION}
     named = data.get(classes.SECTION, {})

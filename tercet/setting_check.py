@@ -14,6 +14,10 @@ DNS_PREFIX = "dns://"
 
 # Counts that travel between services are 32-bit there.
 MAX_COUNT = 2**31 - 1
+# Others: what every float tells from its neighbours, so that a part of one can be taken.
+MAX_WHOLE = 2**53
+# A year: the longest time in seconds.
+MAX_SECONDS = 365 * 86_400
 
 
 def count(low: int, high: int = MAX_COUNT) -> Check:
@@ -21,14 +25,19 @@ def count(low: int, high: int = MAX_COUNT) -> Check:
     return lambda value: None if low <= value <= high else f"must be from {low:,} to {high:,}, is {value:,}"
 
 
-def at_least(low: float) -> Check:
-    """A number from `low` on."""
-    return lambda value: None if value >= low else f"must be at least {low}, is {value}"
+def whole(low: int) -> Check:
+    """A whole number from `low` to MAX_WHOLE, for tokens and bytes."""
+    return count(low, MAX_WHOLE)
 
 
 def between(low: float, high: float) -> Check:
     """A number from `low` to `high`."""
     return lambda value: None if low <= value <= high else f"must be from {low:,} to {high:,}, is {value}"
+
+
+def seconds(low: float) -> Check:
+    """A time in seconds from `low` to MAX_SECONDS."""
+    return between(low, MAX_SECONDS)
 
 
 def fraction(value: float) -> str | None:

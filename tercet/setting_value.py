@@ -16,6 +16,9 @@ def convert(key: str, hint: Any, value: Any, *, in_bytes: bool) -> Any:
     `hint` is a Literal of strings, tuple[str, ...], str, bool, int or float; an int with `in_bytes` may end in KiB, MiB
     or GiB. Raises ConfigError naming `key`.
     """
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        # Not shown: it may have more digits than Python writes.
+        raise ConfigError(key, f"must have at most {_MAX_BITS} bits, has {value.bit_length():,}")
     origin = typing.get_origin(hint)
     if origin is Literal:
         choices = typing.get_args(hint)
@@ -27,9 +30,9 @@ def convert(key: str, hint: Any, value: Any, *, in_bytes: bool) -> Any:
             value = [part.strip() for part in value.split(",") if part.strip()]
         if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
             raise ConfigError(key, f"must be a list of strings, is {value!r}")
-        return tuple(value)
+        return tuple(_without_nul(key, part) for part in value)
     if hint is str and isinstance(value, str):
-        return value
+        return _without_nul(key, value)
     if hint is bool:
         if isinstance(value, bool):
             return value
@@ -48,6 +51,15 @@ def convert(key: str, hint: Any, value: Any, *, in_bytes: bool) -> Any:
     raise ConfigError(key, f"must be {_TYPE_NAMES[hint]}{suffixes}, is {value!r}")
 
 
+def _without_nul(key: str, text: str) -> str:
+    """What can be a path, a name of a host and a variable of an environment. Raises ConfigError."""
+    if "\0" in text:
+        raise ConfigError(key, f"must hold no NUL character, is {text!r}")
+    return text
+
+
+# Of a whole number, as TOML has them.
+_MAX_BITS = 63
 _BOOLEANS: Mapping[str, bool] = types.MappingProxyType(
     {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 )

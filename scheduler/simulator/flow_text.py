@@ -11,6 +11,7 @@ from typing import Any
 from tercet.class_settings import class_fields
 from tercet.config import load_config
 from tercet.errors import ConfigError
+from tercet.tenants import plan
 
 from ..tenant import TenantPlan
 from ..traffic_class import TrafficClass, class_of
@@ -164,13 +165,13 @@ _NUMBERS = {
     "cancel": _Number("cancel_ratio", float, 0, 1),
 }
 _LIMITS = {
-    "weight": _Number("weight", float, *_SHARES),
-    "requests_per_minute": _Number("requests_per_minute", int, 0, 10**9),
-    "tokens_per_minute": _Number("tokens_per_minute", int, 0, 10**12),
-    "max_concurrent": _Number("max_concurrent", int, 0, 10**9),
+    "weight": _Number("weight", float, plan.MIN_WEIGHT, plan.MAX_WEIGHT),
+    "requests_per_minute": _Number("requests_per_minute", int, 0, plan.MAX_COUNT),
+    "tokens_per_minute": _Number("tokens_per_minute", int, 0, plan.MAX_TOKENS),
+    "max_concurrent": _Number("max_concurrent", int, 0, plan.MAX_COUNT),
     "kv_share": _Number("kv_share", float, 0, 1),
-    "max_context": _Number("max_context", int, 0, MAX_TOKENS),
-    "min_priority": _Number("min_priority", int, -100, 100),
+    "max_context": _Number("max_context", int, 0, plan.MAX_COUNT),
+    "min_priority": _Number("min_priority", int, plan.MOST_URGENT, -plan.MOST_URGENT),
 }
 
 
@@ -189,8 +190,7 @@ def _number(where: str, text: str, key: str, value: str) -> float:
     except ValueError:
         number = float("nan")
     if not allowed.least <= number <= allowed.most:
-        what = "a whole number" if allowed.kind is int else "a number"
-        raise ConfigError(
-            where, f"{text!r}: {key} must be {what} from {allowed.least:g} to {allowed.most:g}, is {value!r}"
-        )
+        shown = "a whole number from {:,} to {:,}" if allowed.kind is int else "a number from {:g} to {:g}"
+        bounds = shown.format(allowed.least, allowed.most)
+        raise ConfigError(where, f"{text!r}: {key} must be {bounds}, is {value!r}")
     return number

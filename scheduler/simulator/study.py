@@ -78,6 +78,7 @@ class Study:
         self.check()
         served = to_traffic_classes("--traffic-class", self.traffic_class)
         fleet, flows, tenants = self._fleet(), self._flows(served), self._tenants(served)
+        _check_tenants(flows, [plan.tenant for plan in tenants])
         for flow in flows:
             self._check_longest_step(flow)
         capacity = fleet.requests_per_second(flows)
@@ -195,6 +196,14 @@ def _check_unique(where: str, names: Sequence[str]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(where, f"{twice[0]!r} is there twice")
+
+
+def _check_tenants(flows: Sequence[Flow], known: Sequence[str]) -> None:
+    """Where some tenants are named, the others are mistyped. Raises ConfigError."""
+    for flow in flows:
+        if known and flow.tenant and flow.tenant not in known:
+            problem = f"{flow.name!r}: there is no tenant {flow.tenant!r}; --tenant names {', '.join(known)}"
+            raise ConfigError("--flow", problem)
 
 
 # Least and most of each option. Above some of these a run would take more memory or hours than a laptop has.

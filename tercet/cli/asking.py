@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tercet import setting_check
+from tercet.cli.finite import SOME_SECONDS, FiniteNumber
 from tercet.cli.root import EXIT_INTERRUPTED
 from tercet.client import DEFAULT_ADDRESS, Options
 from tercet.config import API_KEY_VARIABLE
@@ -23,19 +25,36 @@ CONTROL_TIMEOUT_S = 10.0
 
 _UINT32 = click.IntRange(0, 2**32 - 1)
 
+
+def _checked_address(_: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Raises click.BadParameter for what is no address in settings either."""
+    if (problem := setting_check.address(value)) is not None:
+        raise click.BadParameter(problem, param=parameter)
+    return value
+
+
 address_option = click.option(
-    "--address", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Where the gateway listens."
+    "--address",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    metavar="HOST:PORT",
+    callback=_checked_address,
+    help="Where the gateway listens.",
 )
 
 
 def _read_api_key(_: click.Context, parameter: click.Parameter, value: str) -> str:
     """The key itself, or what the file of `@FILE` holds. Raises click.BadParameter."""
     if value.startswith("@"):
+        name = value[1:]
         try:
-            value = Path(value[1:]).read_text(encoding="ascii").strip()
+            value = Path(name).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             problem = error.strerror if isinstance(error, OSError) else "it is not a key"
-            raise click.BadParameter(f"cannot read {value[1:]}: {problem}", param=parameter) from None
+            raise click.BadParameter(f"cannot read {name}: {problem}", param=parameter) from None
+        if not value:
+            # To send none would be to ask as somebody else.
+            raise click.BadParameter(f"{name} is empty", param=parameter)
     if not all("!" <= character <= "~" for character in value):
         # Not shown: it may be most of one.
         raise click.BadParameter("is not a key", param=parameter)
@@ -52,18 +71,18 @@ api_key_option = click.option(
     f"command line. Default: {API_KEY_VARIABLE}.",
 )
 model_option = click.option("--model", default="", metavar="NAME", help="Served model. Default: the gateway's first.")
-timeout_option = click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Deadline of each request."
-)
+timeout_option = click.option("--timeout", type=SOME_SECONDS, metavar="SECONDS", help="Deadline of each request.")
 
 
 def sampling_options(command: Command) -> Command:
     """Adds the flags of client.Options, but for `model` and `n`; the command passes its keywords to `options_of`."""
     flags = [
-        click.option("--temperature", type=float, metavar="X", help="0 is greedy. Default: the model's own, else 1."),
-        click.option("--top-p", type=float, metavar="X", help="Smallest set of tokens with this probability."),
+        click.option(
+            "--temperature", type=FiniteNumber(), metavar="X", help="0 is greedy. Default: the model's own, else 1."
+        ),
+        click.option("--top-p", type=FiniteNumber(), metavar="X", help="Smallest set of tokens with this probability."),
         click.option("--top-k", type=_UINT32, metavar="N", help="Only the N most likely tokens; 0 is off."),
-        click.option("--min-p", type=float, metavar="X", help="Only tokens this likely relative to the best."),
+        click.option("--min-p", type=FiniteNumber(), metavar="X", help="Only tokens this likely relative to the best."),
         click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Same seed, same text."),
         click.option(
             "--max-tokens",
@@ -75,12 +94,16 @@ def sampling_options(command: Command) -> Command:
         click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
         click.option("--min-tokens", type=_UINT32, metavar="N", help="Tokens before one that ends may come."),
-        click.option("--repetition-penalty", type=float, metavar="X", help="Above 1: what is there already is rarer."),
-        click.option("--frequency-penalty", type=float, metavar="X", help="For each time a token was generated."),
+        click.option(
+            "--repetition-penalty", type=FiniteNumber(), metavar="X", help="Above 1: what is there already is rarer."
+        ),
+        click.option(
+            "--frequency-penalty", type=FiniteNumber(), metavar="X", help="For each time a token was generated."
+        ),
         click.option(
             "--logprobs", type=click.IntRange(0, 20), metavar="N", help="Of tokens and the N likeliest (--json)."
         ),
-        click.option("--presence-penalty", type=float, metavar="X", help="For a token that was generated."),
+        click.option("--presence-penalty", type=FiniteNumber(), metavar="X", help="For a token that was generated."),
         click.option(
             "--class",
             "traffic_class",

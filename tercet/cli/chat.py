@@ -22,6 +22,7 @@ from tercet.cli.asking import (
     show_text,
     timeout_option,
 )
+from tercet.cli.root import to_text
 from tercet.client import ChatMessage, Client, Options
 from tercet.errors import GatewayLostError, RequestError
 
@@ -94,7 +95,7 @@ def chat(address: str, api_key: str, model: str, system: str | None, timeout: fl
             raise
         except RequestError as error:
             # Such as a conversation that has outgrown the context: the user can still /reset.
-            click.echo(f"{error.reason}: {error.message}", err=True)
+            click.echo(to_text(error), err=True)
             continue
         show_text("\n")
         messages = [*turn, ChatMessage("assistant", "".join(parts))]

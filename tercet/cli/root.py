@@ -60,6 +60,14 @@ class Failure(click.ClickException):
             click.echo(f"tercet: {line}", err=True, file=file)
 
 
+def to_text(error: RequestError) -> str:
+    """What went wrong, and after how long another try may succeed if that is known."""
+    text = f"{error.reason}: {error.message}"
+    if not error.retry_after_ms:
+        return text
+    return f"{text}; try again in {error.retry_after_ms / 1000:,.3g} s"
+
+
 class Root(click.Group):
     """A group whose commands are imported on use, listed under headings."""
 
@@ -83,7 +91,7 @@ class Root(click.Group):
         try:
             return super().invoke(ctx)
         except RequestError as error:
-            raise Failure(f"{error.reason}: {error.message}", EXIT_REQUEST) from error
+            raise Failure(to_text(error), EXIT_REQUEST) from error
         except StartupError as error:
             problems = error.problems if isinstance(error, ConfigErrors) else (error,)
             raise Failure("\n".join(" ".join(str(problem).split()) for problem in problems), EXIT_STARTUP) from error

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tercet.cli.finite import FiniteNumber
 from tercet.cli.root import EXIT_INTERRUPTED, Failure
 from tercet.cli.services import service_module
 
@@ -31,7 +32,10 @@ _FLAGS = (
     click.option("--requests", type=int, default=1000, show_default=True, metavar="N", help="Requests in all."),
     click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Same seed, same output."),
     click.option(
-        "--rate", type=float, metavar="X", help="Requests per second; 0: all at once. Default: 70 % of the estimate."
+        "--rate",
+        type=FiniteNumber(),
+        metavar="X",
+        help="Requests per second; 0: all at once. Default: 70 % of the estimate.",
     ),
     click.option(
         "--arrivals", default="poisson", show_default=True, metavar="KIND", help="poisson, constant or burst."
@@ -63,7 +67,12 @@ _FLAGS = (
         help="Requests that begin with one of COUNT common texts.",
     ),
     click.option(
-        "--cancel-ratio", type=float, default=0.0, show_default=True, metavar="X", help="Clients that go away early."
+        "--cancel-ratio",
+        type=FiniteNumber(),
+        default=0.0,
+        show_default=True,
+        metavar="X",
+        help="Clients that go away early.",
     ),
     click.option(
         "--classes", default="interactive", show_default=True, metavar="NAME=WEIGHT,...", help="Traffic classes."
@@ -94,7 +103,12 @@ _FLAGS = (
         "--swap-blocks", type=int, default=0, show_default=True, metavar="N", help="Blocks of its host memory."
     ),
     click.option(
-        "--swap-block-us", type=float, default=200.0, show_default=True, metavar="X", help="To move one, one way."
+        "--swap-block-us",
+        type=FiniteNumber(),
+        default=200.0,
+        show_default=True,
+        metavar="X",
+        help="To move one, one way.",
     ),
     click.option("--max-num-seqs", type=int, default=256, show_default=True, metavar="N", help="Sequences in a step."),
     click.option(
@@ -102,23 +116,40 @@ _FLAGS = (
     ),
     click.option("--max-model-len", type=int, default=32768, show_default=True, metavar="N", help="Longest sequence."),
     click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True, help="Prefix cache."),
-    click.option("--step-base-ms", type=float, default=6.0, show_default=True, metavar="X", help="Of every step."),
     click.option(
-        "--step-token-us", type=float, default=25.0, show_default=True, metavar="X", help="And for each token in it."
+        "--step-base-ms", type=FiniteNumber(), default=6.0, show_default=True, metavar="X", help="Of every step."
+    ),
+    click.option(
+        "--step-token-us",
+        type=FiniteNumber(),
+        default=25.0,
+        show_default=True,
+        metavar="X",
+        help="And for each token in it.",
     ),
     click.option(
         "--step-context-ns",
-        type=float,
+        type=FiniteNumber(),
         default=40.0,
         show_default=True,
         metavar="X",
         help="And for each token that its sequences have in the cache.",
     ),
     click.option(
-        "--speed-spread", type=float, default=0.0, show_default=True, metavar="X", help="Workers differ by 1 +- X."
+        "--speed-spread",
+        type=FiniteNumber(),
+        default=0.0,
+        show_default=True,
+        metavar="X",
+        help="Workers differ by 1 +- X.",
     ),
     click.option(
-        "--message-delay-ms", type=float, default=0.25, show_default=True, metavar="X", help="Scheduler to worker."
+        "--message-delay-ms",
+        type=FiniteNumber(),
+        default=0.25,
+        show_default=True,
+        metavar="X",
+        help="Scheduler to worker.",
     ),
     click.option(
         "--num-scheduler-steps", type=int, default=0, show_default=True, metavar="N", help="Fixed K; 0: adaptive."
@@ -127,7 +158,12 @@ _FLAGS = (
         "--max-prefill-tokens", type=int, default=0, show_default=True, metavar="N", help="In a step with decodes."
     ),
     click.option(
-        "--max-mixed-step-ms", type=float, default=50.0, show_default=True, metavar="X", help="Such a step at most."
+        "--max-mixed-step-ms",
+        type=FiniteNumber(),
+        default=50.0,
+        show_default=True,
+        metavar="X",
+        help="Such a step at most.",
     ),
     click.option("--max-queued-requests", type=int, default=1024, show_default=True, metavar="N", help="Queue bound."),
     click.option(

@@ -14,12 +14,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from tercet.cli.finite import SECONDS, FiniteNumber
 from tercet.cli.root import EXIT_REQUEST, Failure
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.config import MeshConfig, variable_of
 from tercet.errors import StoreError, TenantError
 from tercet.tenants.api_key import ApiKey
-from tercet.tenants.plan import MOST_URGENT, PlanError, TenantPlan
+from tercet.tenants.plan import MAX_WEIGHT, MIN_WEIGHT, MOST_URGENT, PlanError, TenantPlan
 from tercet.tenants.store import Store, TenantEntry
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -76,7 +77,10 @@ def plan_options(command: Command) -> Command:
             "--default-class", metavar="NAME",
             help="Class of its requests that name none. Default: the mesh's, if it may use that, else its first.",
         ),
-        click.option("--weight", type=float, metavar="X", help="Its share where tenants compete. Default: 1."),
+        click.option(
+            "--weight", type=FiniteNumber(), metavar="X",
+            help=f"Its share where tenants compete, {MIN_WEIGHT:g} to {MAX_WEIGHT:g}. Default: 1.",
+        ),
         click.option("--requests-per-minute", type=int, metavar="N", help="0: no limit (the default)."),
         click.option(
             "--tokens-per-minute", type=int, metavar="N",
@@ -86,8 +90,8 @@ def plan_options(command: Command) -> Command:
             "--max-concurrent", type=int, metavar="N", help="Requests at a time. 0: no limit (the default)."
         ),
         click.option(
-            "--kv-share", type=float, metavar="X",
-            help="Part of a model's KV blocks that it may hold, up to 1. 0: no limit (the default).",
+            "--kv-share", type=FiniteNumber(), metavar="X",
+            help="Part of a model's KV blocks that it may hold while others need some, up to 1. 0: no limit (default).",
         ),
         click.option(
             "--max-context", type=int, metavar="N",
@@ -165,7 +169,7 @@ def set_(config: MeshConfig, name: str, plan: dict[str, Any], all_classes: bool)
 @tenant.command(cls=SettingsCommand)
 @click.argument("name")
 @click.option(
-    "--grace", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
+    "--grace", type=SECONDS, default=0.0, metavar="SECONDS",
     help="How long the keys there are go on to open. Default: 0; what they have started goes on in any case.",
 )  # fmt: skip
 @click.option("--operator/--no-operator", default=None, help="Whether it is an operator's. Default: as the key before.")

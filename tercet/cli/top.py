@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from rich.console import Console
 from rich.live import Live
 
 from tercet.cli.asking import address_option, api_key_option, run_async
+from tercet.cli.finite import FiniteRange
 from tercet.cli.keys import keys_pressed
+from tercet.cli.root import to_text
 from tercet.cli.top_picture import Picture
 from tercet.cli.top_rates import Moment, Rates, rates_between, rates_to_data
 from tercet.client import Client
@@ -87,7 +88,7 @@ class Screen:
         """What was seen last stays when the mesh is lost."""
         if seen.problem is not None:
             # On one line, whatever it is of.
-            problem = " ".join(f"{seen.problem.reason}: {seen.problem.message}".split())
+            problem = " ".join(to_text(seen.problem).split())
             self._picture = dataclasses.replace(self._picture, problem=problem)
         else:
             self._picture = dataclasses.replace(self._picture, moment=seen.moment, rates=seen.rates, problem="")
@@ -161,20 +162,12 @@ def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[
             loop.remove_signal_handler(number)
 
 
-def _a_time(_: click.Context, parameter: click.Parameter, value: float) -> float:
-    """What is not a number is in every range. Raises click.BadParameter."""
-    if math.isnan(value):
-        raise click.BadParameter("is not a number", param=parameter)
-    return value
-
-
 @click.command()
 @address_option
 @api_key_option
 @click.option(
     "--interval",
-    type=click.FloatRange(min=MIN_INTERVAL_S, max=3600),
-    callback=_a_time,
+    type=FiniteRange(min=MIN_INTERVAL_S, max=3600),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from tercet.cli.finite import SOME_SECONDS
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
 from tercet.cli.services import is_public, public_note
 from tercet.cli.settings import SettingsCommand, with_config
@@ -80,7 +81,7 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     help="Where the services' logs go. Default: a temporary folder, removed after a clean stop.",
 )
 @click.option(
-    "--start-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
+    "--start-timeout", type=SOME_SECONDS, default=600.0, show_default=True, metavar="SECONDS",
     help="How long the services may take to become ready.",
 )  # fmt: skip
 @with_config(["gateway", "scheduler", "worker", "model", "tenants", "log"], omit=_LINKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ MOST_URGENT = -100
 # Counts of the contract: 32 bits, and for tokens what every language's integers hold.
 MAX_COUNT = 2**32 - 1
 MAX_TOKENS = 2**53
+# As those of traffic classes: the shares of two are never further apart.
+MIN_WEIGHT = 0.001
 MAX_WEIGHT = 1000.0
 
 
@@ -41,7 +42,8 @@ class TenantPlan:
     tokens_per_minute: int = 0
     # Requests at a time.
     max_concurrent: int = 0
-    # Part of a pool's KV blocks that its running sequences may hold together.
+    # Part of a pool's KV blocks that its running sequences may hold together. It starts none beyond; of those that have
+    # grown beyond, the least urgent give way as soon as others find too few blocks. One may always run.
     kv_share: float = 0.0
     # Longest prompt + output in tokens.
     max_context: int = 0
@@ -60,9 +62,9 @@ class TenantPlan:
             yield "default_class", f"must be the name of a traffic class, is {self.default_class!r}"
         elif self.default_class and self.classes and self.default_class not in self.classes:
             yield "default_class", f"is {self.default_class}, which is not among {', '.join(self.classes)}"
-        if not (math.isfinite(self.weight) and 0 < self.weight <= MAX_WEIGHT):
-            yield "weight", f"must be above 0 and at most {MAX_WEIGHT:g}, is {self.weight:g}"
-        if not (math.isfinite(self.kv_share) and 0 <= self.kv_share <= 1):
+        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            yield "weight", f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, is {self.weight:g}"
+        if not 0 <= self.kv_share <= 1:
             yield "kv_share", f"must be from 0 to 1, is {self.kv_share:g}"
         if not MOST_URGENT <= self.min_priority <= -MOST_URGENT:
             yield "min_priority", f"must be from {MOST_URGENT} to {-MOST_URGENT}, is {self.min_priority}"

@@ -7,6 +7,7 @@ has changed. Knows no gateway.
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,16 +97,16 @@ class Store:
             self._settings(connection)
             found = connection.execute(sa.select(tenants).order_by(tenants.c.name)).all()
             of_tenants = connection.execute(sa.select(keys).order_by(keys.c.created_at, keys.c.id)).all()
+        keys_of: dict[str, list[KeyEntry]] = {}
+        for key in of_tenants:
+            entry = KeyEntry(key.id, key.role, key.created_at, key.expires_at, key.revoked_at)
+            keys_of.setdefault(key.tenant, []).append(entry)
         return tuple(
             TenantEntry(
                 each.name,
                 each.created_at,
                 self._plan(each),
-                tuple(
-                    KeyEntry(key.id, key.role, key.created_at, key.expires_at, key.revoked_at)
-                    for key in of_tenants
-                    if key.tenant == each.name
-                ),
+                tuple(keys_of.get(each.name, ())),
             )
             for each in found
         )
@@ -134,7 +135,10 @@ class Store:
 
     def rotate(self, name: str, *, grace_s: float, operator: bool | None) -> ApiKey:
         """A new key; those there are end in `grace_s` seconds. `operator` None: the role of the newest key there was.
-        Raises TenantError for no such tenant."""
+        Raises TenantError for no such tenant and for a grace that is none."""
+        if not (math.isfinite(grace_s) and grace_s >= 0):
+            # SQLite keeps what is not a number as NULL: a key that never expires.
+            raise TenantError(f"the grace must be a finite number of seconds from 0 on, is {grace_s}")
         with self._change() as connection:
             self._tenant(connection, name)
             newest = sa.select(keys.c.role).where(keys.c.tenant == name).order_by(keys.c.created_at.desc())

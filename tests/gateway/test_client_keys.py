@@ -97,6 +97,9 @@ async def test_a_key_that_cannot_be_names_its_option_and_is_not_shown(guarded: G
     absent = await command(guarded, "fleet", "--api-key", f"@{tmp_path}/absent")
     assert (absent.exit_code, "cannot read" in absent.stderr) == (2, True)
     file = tmp_path / "key"
+    file.write_text("\n")
+    empty = await command(guarded, "fleet", "--api-key", f"@{file}", env={"TERCET_API_KEY": guarded.keys["boss"].text})
+    assert (empty.exit_code, f"{file} is empty" in empty.stderr) == (2, True)
     file.write_bytes("geheim ä".encode())
     for given in ("geheim und mehr", f"@{file}"):
         wrong = await command(guarded, "fleet", "--api-key", given)

@@ -9,12 +9,16 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from click.types import FloatParamType
 from command_line import ROOT, run
 
 import tercet
 from tercet.cli import main
+from tercet.cli.finite import FiniteNumber, FiniteRange
+from tercet.cli.root import to_text
 from tercet.cli.settings import flag_names, with_config
 from tercet.config import MeshConfig, setting_keys
+from tercet.errors import QueueFullError
 
 COMMANDS = ["up", "gateway", "scheduler", "worker", "generate", "chat", "tokenize", "fleet", "doctor", "demo"]
 COMMANDS += ["tenant", "top", "simulate", "dump-plans", "replay-plans"]
@@ -184,3 +188,47 @@ def test_every_wrong_setting_has_its_line():
         "tercet: model.model: must not be empty",
         "tercet: gateway.port: must be a whole number, is 'abc'",
     ]
+
+
+def _options(command: click.Command):
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from _options(command.get_command(click.Context(command), name))
+    else:
+        yield from ((command.name, parameter) for parameter in command.params)
+
+
+def test_no_number_of_an_option_is_infinite():
+    floats = [
+        (command, option)
+        for command, option in _options(main)
+        if isinstance(option.type, FloatParamType | click.FloatRange)
+    ]
+    assert {"simulate", "rotate", "generate", "top", "up"} <= {command for command, _ in floats}
+    for command, option in floats:
+        assert isinstance(option.type, FiniteNumber | FiniteRange), (command, option.name)
+        for value in ("nan", "inf", "-inf"):
+            with pytest.raises(click.BadParameter):
+                option.type.convert(value, option, None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", "127.0.0.1:0", "::1:50051", ":1", ""])
+@pytest.mark.parametrize("command", ["fleet", "chat", "top"])
+def test_an_address_that_cannot_be_is_named(command, address):
+    done = run(command, "--address", address)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Invalid value for '--address': must be host:port" in done.stderr
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", "1e300", "0"])
+def test_a_timeout_is_a_time(timeout):
+    done = run("generate", "hello", "--timeout", timeout)
+    assert (done.exit_code, "Invalid value for '--timeout'" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "full"), (0.0, "full"), (0.003, "full; try again in 0.003 s"), (61.5, "full; try again in 61.5 s")],
+)
+def test_an_error_says_when_another_try_may_succeed(seconds, said):
+    assert to_text(QueueFullError("full", retry_after_s=seconds)) == f"QUEUE_FULL: {said}"

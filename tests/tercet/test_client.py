@@ -325,3 +325,9 @@ async def test_use_outside_the_scope_is_a_bug_that_is_named():
     with pytest.raises(TypeError, match="not both"):
         async with Client() as client:
             client.generate("x", Options(), temperature=1.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", "http://127.0.0.1:1", ""])
+def test_an_address_that_cannot_be_is_refused(address):
+    with pytest.raises(ValueError, match="address must be host:port"):
+        Client(address)

@@ -313,3 +313,34 @@ def test_every_setting_has_help_and_a_valid_default():
 def test_configurations_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         load_config().worker.port = 1
+
+
+def _numbers():
+    """The key of every number."""
+    keys = {key: item.default for key, item in setting_keys().items()}
+    keys |= {f"classes.rag.{name}": item.default for name, item in class_fields().items()}
+    return [key for key, default in keys.items() if type(default) in (int, float)]
+
+
+@pytest.mark.parametrize("key", _numbers())
+def test_no_number_is_without_bounds(key):
+    # The third has more digits than Python writes.
+    for value in ("1" + "0" * 400, 10**400, 16**5000, -(10**400), 1e300, "inf", "nan", 2**53 + 2):
+        with pytest.raises(ConfigError) as caught:
+            load_config(flags={key: value})
+        assert caught.value.key == key
+
+
+@pytest.mark.parametrize("digits", ["0x" + "f" * 5000, "9" * 5000])
+def test_a_number_of_a_file_with_too_many_digits_is_an_error(tmp_path, digits):
+    with pytest.raises(ConfigError):
+        load_config(_file(tmp_path, f"[worker]\nswap_space = {digits}"))
+
+
+@pytest.mark.parametrize("key", ["tenants.store", "model.model", "scheduler.workers"])
+def test_a_text_with_a_nul_names_its_key(tmp_path, key):
+    section, _, name = key.partition(".")
+    value = '["a\\u0000b:1"]' if name == "workers" else '"a\\u0000b"'
+    with pytest.raises(ConfigError, match="NUL") as caught:
+        load_config(_file(tmp_path, f"[{section}]\n{name} = {value}"))
+    assert caught.value.key == key

@@ -106,7 +106,7 @@ def test_an_empty_prompt_is_left_to_the_gateway_to_refuse(gateway):
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_generate_reports_reason_and_message_with_exit_code_1(gateway, as_json):
     done = run("generate", "refuse", "--raw", "--address", gateway.address, *as_json)
-    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "tercet: QUEUE_FULL: full up\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "tercet: QUEUE_FULL: full up; try again in 1.5 s\n")
     done = run("generate", "x", "--model", "other", "--address", gateway.address, *as_json)
     assert (done.exit_code, done.stderr) == (1, "tercet: MODEL_NOT_FOUND: no model other\n")
     done = run("generate", "silent", "--raw", "--timeout", "0.2", "--address", gateway.address, *as_json)

@@ -79,7 +79,9 @@ def test_each_flow_has_a_line_of_what_became_of_it():
         ("--prompt-tokens=x", "--prompt-tokens: 'x' is not MEAN[:SIGMA[:MOST]]"),
         ("--classes=gold", "--classes: 'gold' is not NAME=WEIGHT"),
         ("--flow=chat:color=blue", "--flow: 'chat:color=blue' is not NAME:KEY=VALUE,... with keys of class, tenant"),
-        ("--tenant=a:weight=0", "--tenant: 'a:weight=0': weight must be a number from 1e-06 to 1e+06, is '0'"),
+        ("--tenant=a:weight=0", "--tenant: 'a:weight=0': weight must be a number from 0.001 to 1000, is '0'"),
+        ("--tenant=a:max_context=4294967296", "max_context must be a whole number from 0 to 4,294,967,295"),
+        ("--speed-spread=nan", "Invalid value for '--speed-spread': nan is not a finite number"),
         ("--traffic-class=chat:weight=2", "--traffic-class: classes.chat: there is no such class"),
         ("--admission-mode=perhaps", "--admission-mode: 'perhaps' is none of off, shadow, enforce"),
         ("--max-model-len=64", "--max-model-len: 100 of prompt + 10 of output are more than that"),
@@ -90,6 +92,14 @@ def test_an_option_that_makes_no_sense_is_named_and_nothing_is_printed(flag, sai
     assert done.exit_code == 2
     assert said in done.stderr
     assert done.stdout == ""
+
+
+def test_a_flow_of_a_tenant_that_is_not_named_is_an_error_where_others_are():
+    done = run(*SMALL, "--tenant=shop", "--flow=chat:tenant=shpo")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--flow: 'chat': there is no tenant 'shpo'; --tenant names shop" in done.stderr
+    assert run(*SMALL, "--flow=chat:tenant=shpo").exit_code == 0
+    assert run(*SMALL, "--tenant=shop", "--flow=chat:tenant=shop", "--flow=rest").exit_code == 0
 
 
 def test_every_option_of_a_study_has_a_flag_with_the_same_default():

@@ -79,8 +79,8 @@ def test_set_changes_what_is_named(tenant, path):
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--weight", "0"], "--weight: must be above 0"),
-        (["--weight", "nan"], "--weight: must be above 0"),
+        (["--weight", "0.0001"], "--weight: must be from 0.001 to 1000"),
+        (["--weight", "nan"], "'--weight': nan is not a finite number"),
         (["--requests-per-minute", "-1"], "--requests-per-minute: must be from 0"),
         (["--tokens-per-minute", "many"], "'--tokens-per-minute': 'many' is not"),
         (["--max-concurrent", "4294967296"], "--max-concurrent: must be from 0"),
@@ -119,6 +119,18 @@ def test_rotate_and_revoke(tenant, path):
     assert tenant("revoke", "alice").output.startswith("tenant alice: revoked ")
     assert tenant("revoke", "alice").output == "tenant alice: nothing was left to revoke\n"
     assert tenant("rotate", "alice", "--grace", "-1").exit_code == 2
+
+
+@pytest.mark.parametrize("grace", ["nan", "inf", "1e300", "31536001"])
+def test_a_grace_ends(tenant, path, grace):
+    key = tenant("add", "alice").stdout
+    done = tenant("rotate", "alice", "--grace", grace)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Invalid value for '--grace'" in done.stderr
+    # Nothing has come of it: the next one ends the key.
+    assert find(path, key)
+    tenant("rotate", "alice")
+    assert find(path, key) is None
 
 
 def test_list_shows_no_secret(tenant):

@@ -1,0 +1,41 @@
+"""Types of options that are numbers. Python reads ``nan`` and ``inf`` as numbers, and ``nan`` is in every range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+from click.types import FloatParamType
+
+# A year: the longest time that an option may name, in seconds.
+LONGEST_S = 365 * 86_400.0
+
+
+class FiniteNumber(FloatParamType):
+    """Any number but ``inf`` and ``nan``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises click.BadParameter for what is none."""
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A number of a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises click.BadParameter for what is none."""
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+def _finite(
+    kind: FloatParamType | click.FloatRange, number: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> Any:
+    if not math.isfinite(number):
+        kind.fail(f"{number} is not a finite number", param, ctx)
+    return number
+
+
+# Seconds that something may take; and the same where none is a choice.
+SOME_SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
+SECONDS = FiniteRange(min=0, max=LONGEST_S)
