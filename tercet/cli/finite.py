@@ -8,8 +8,7 @@ from typing import Any
 import click
 from click.types import FloatParamType
 
-# A year: the longest time that an option may name, in seconds.
-LONGEST_S = 365 * 86_400.0
+from tercet.setting_check import MAX_SECONDS
 
 
 class FiniteNumber(FloatParamType):
@@ -37,5 +36,5 @@ def _finite(
 
 
 # Seconds that something may take; and the same where none is a choice.
-SOME_SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
-SECONDS = FiniteRange(min=0, max=LONGEST_S)
+SOME_SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
+SECONDS = FiniteRange(min=0, max=MAX_SECONDS)

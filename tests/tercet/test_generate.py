@@ -129,3 +129,8 @@ def test_ctrl_c_cancels_the_request_and_exits_with_130(gateway):
     assert process.returncode == 130
     assert problem.strip() == ""
     assert gateway.cancelled.wait(10)
+
+
+def test_the_longest_deadline_is_one(gateway):
+    done = run("generate", "count 2", "--raw", "--address", gateway.address, "--timeout", "31536000")
+    assert (done.exit_code, done.stdout) == (0, "0 1 \n")
