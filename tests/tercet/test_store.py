@@ -399,3 +399,31 @@ def test_every_entry_has_its_own_keys(store):
         made[name].append(store.rotate(name, grace_s=60, operator=None))
     told = {entry.name: {key.id for key in entry.keys} for entry in store.entries()}
     assert told == {name: {key.id for key in made[name]} for name in names}
+
+
+def _lines_run(call):
+    """How many lines of the store's module a call runs: its work, whatever the machine does besides."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_globals["__name__"] == Store.__module__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_the_work_of_a_list_grows_with_it_and_not_with_its_square(store):
+    work = []
+    for first, last in ((0, 20), (20, 80)):
+        for index in range(first, last):
+            store.add(f"t{index}", TenantPlan(), operator=False)
+        work.append(_lines_run(store.entries))
+    # Four times as many.
+    assert work[1] < 5 * work[0]
