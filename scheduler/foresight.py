@@ -56,8 +56,8 @@ class Foresight:
     off: Errors = field(default_factory=Errors)
     # When something was last learned.
     learned_at: dict[Kind, float] = field(default_factory=dict)
-    # By class: misses that are saved up.
-    spare: dict[str, float] = field(default_factory=dict)
+    # By class and tenant: misses that are saved up. What one tenant's flood misses is not taken from another.
+    spare: dict[tuple[str, str], float] = field(default_factory=dict)
     # Prompt tokens of requests that have got their first token, older ones fading, and those that a prefix cache had.
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
@@ -98,7 +98,7 @@ class Foresight:
         ratios.fade(now)
         deadline_s = request.submission.deadline_s
         hopeless = misses_deadline(first_token, ratios, deadline_s)
-        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(name, MOST_SPARE))
+        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(_whose(request), MOST_SPARE))
         target_s = target.seconds if target is not None and unlikely is not None else None
         outlook = Outlook(
             kind=kind,
@@ -126,7 +126,7 @@ class Foresight:
             if self._to_be_tried(outlook.kind, now):
                 self.learned_at[outlook.kind] = now
         elif target is not None and outlook.chance is not None:
-            self._save(name, outlook.chance - needed_chance(target))
+            self._save(request, outlook.chance - needed_chance(target))
 
     def first_token(self, request: Request, now: float) -> None:
         """A request has got its first token."""
@@ -143,7 +143,7 @@ class Foresight:
             self.tried_in_time += actual_s <= outlook.limit_s
         elif target is not None and outlook.chance is not None:
             # Until now it was counted as what was likely.
-            self._save(request.traffic_class.name, (actual_s <= target.seconds) - outlook.chance)
+            self._save(request, (actual_s <= target.seconds) - outlook.chance)
 
     def gave_up(self, request: Request, now: float) -> None:
         """A request has ended without a token: it would have come later still."""
@@ -170,10 +170,11 @@ class Foresight:
         """How good forecasts were."""
         return ForecastView(self.off.view(), self.tried, self.tried_in_time)
 
-    def _save(self, traffic_class: str, misses: float) -> None:
-        """So many misses more may happen in a class."""
-        spare = self.spare.get(traffic_class, MOST_SPARE) + misses
-        self.spare[traffic_class] = max(-MOST_SPARE, min(MOST_SPARE, spare))
+    def _save(self, request: Request, misses: float) -> None:
+        """So many misses more may happen to its tenant in its class. A full account is as good as none."""
+        spare = self.spare.pop(_whose(request), MOST_SPARE) + misses
+        if spare < MOST_SPARE:
+            self.spare[_whose(request)] = max(-MOST_SPARE, spare)
 
     def _to_be_tried(self, kind: Kind, now: float) -> bool:
         """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""
@@ -229,6 +230,10 @@ class Foresight:
             now += share * each.now
             later += share * each.later
         return LeaveRate(now, later or 1.0)
+
+
+def _whose(request: Request) -> tuple[str, str]:
+    return request.traffic_class.name, request.tenant.tenant
 
 
 def _in_line(pool: Pool, request: Request) -> bool:

@@ -9,6 +9,7 @@ from outcomes import prepared
 
 from scheduler.admission import AdmissionMode, make_request
 from scheduler.calibration import Ratios
+from scheduler.events import CancelReason
 from scheduler.foresight import ForecastView, Foresight
 from scheduler.inflow import INFLOW_SECONDS, Inflow
 from scheduler.outlook import Kind, Regime
@@ -150,6 +151,20 @@ def test_a_deadline_that_cannot_be_met(mode: AdmissionMode) -> None:
     assert (view.tried, view.tried_in_time) == (1 if mode is AdmissionMode.ENFORCE else 2, 0)
 
 
+@pytest.mark.parametrize(("reason", "tried"), [(CancelReason.DEADLINE, 1), (CancelReason.CLIENT, 0)])
+def test_whoever_is_given_up_for_the_deadline_was_not_in_time(reason: CancelReason, tried: int) -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    ask(mesh, gateway, 5000, traffic_class="batch")
+    mesh.run(until=mesh.now + 0.001)
+    call = ask(mesh, gateway, 100, deadline_s=1.0, traffic_class="batch")
+    mesh.run(until=mesh.now + 0.9)
+    # The gateway's clock is a little ahead.
+    mesh.cancel(gateway, call, reason)
+    settle(mesh)
+    view = foresight(mesh).view()
+    assert (view.tried, view.tried_in_time) == (tried, 0)
+
+
 def test_in_shadow_it_shows_whether_a_deadline_could_be_met() -> None:
     mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW)
     believe(mesh, "batch", 100.0)
@@ -254,14 +269,14 @@ def test_a_belief_that_refuses_all_is_tried() -> None:
 def test_misses_are_counted_as_they_happen() -> None:
     mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
     found = foresight(mesh)
-    found.spare["interactive"] = 0.0
+    found.spare["interactive", ""] = 0.0
     ask(mesh, gateway, 100)
     settle(mesh)
     # It was in time for sure, where 0.025 of a miss was allowed.
-    assert found.spare["interactive"] == pytest.approx(0.025)
+    assert found.spare["interactive", ""] == pytest.approx(0.025)
     ask(mesh, gateway, 3000)
     settle(mesh)
-    assert found.spare["interactive"] == pytest.approx(0.025 - 0.975)
+    assert found.spare["interactive", ""] == pytest.approx(0.025 - 0.975)
 
 
 def test_whoever_gives_up_waiting_says_that_it_takes_longer() -> None:

@@ -105,3 +105,22 @@ def test_a_flood_costs_a_small_tenant_some_steps_and_no_refusal(traffic_class: s
     assert beside["ttft_ms"]["p50"] <= 4 * EVEN.step_base_ms
     assert beside["ttft_ms"]["p95"] <= 8 * EVEN.step_base_ms
     assert neighbour["ttft_ms"]["p50"] >= 5 * beside["ttft_ms"]["p50"]
+
+
+def test_what_a_flood_misses_is_not_taken_from_its_neighbour() -> None:
+    """As many slots as the flood has taken, and first tokens that nobody can be sure of."""
+    study = Study(
+        seed=1,
+        requests=1500,
+        rate=90.0,
+        max_num_seqs=64,
+        flow=(
+            "flood:tenant=a,share=85,prompt=300,output=150",
+            "small:tenant=b,share=5,prompt=300,output=50",
+        ),
+        tenant=("a:weight=1", "b:weight=1"),
+    )
+    flows = study.run()["flows"]
+    assert flows["flood"]["refused"]["SLO_UNREACHABLE"] > 300
+    assert flows["small"]["offered"] > 50
+    assert not flows["small"]["refused"]
