@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +25,10 @@ from scheduler.events import (
 )
 from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.planner import Policy
-from scheduler.sequence import Request
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import TenantPlan
-from scheduler.traffic_class import CLASSES, DEFAULT_CLASS, Target, TrafficClass
+from scheduler.traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from tercet import errors
 
 GATEWAY, OTHER = 1, 2
@@ -451,67 +449,3 @@ def test_what_is_refused_names_tenant_and_class_in_the_log() -> None:
     # Names that anybody can make up are not repeated.
     door.refusal(tenant="made up", traffic_class="that, too")
     assert (door.logs[-1].fields["tenant"], door.logs[-1].fields["traffic_class"]) == (None, "")
-
-
-@pytest.mark.parametrize("mode", list(AdmissionMode))
-def test_what_a_forecast_does_is_a_setting(mode: AdmissionMode) -> None:
-    """Four times as many as the worker can serve, with a promise that the queue breaks."""
-    classes = (TrafficClass("interactive", 0, 0.0, ttft=Target(0.3)),)
-    mesh = VirtualMesh([worker_info(max_num_seqs=1)], classes=classes, admission_mode=mode, step_time=0.02)
-    gateway = mesh.attach_gateway()
-    mesh.attach_worker()
-    calls = []
-    for key in range(100):
-        mesh.at(0.05 * key, lambda key=key: calls.append(mesh.submit(gateway, submission(key, (5, key % 50), 10))))
-    settle(mesh)
-    for call in calls:
-        judge(call, refusals={"SLO_UNREACHABLE"})
-    refused = [call for call in calls if call.refused]
-    foreseen = [log for log in mesh.logs if log.event == "refusal_foreseen"]
-    told = [log for log in mesh.logs if log.event == "request_refused"]
-    assert len(told) == len(refused)
-    if mode is AdmissionMode.ENFORCE:
-        assert len(refused) > 50
-        assert all(log.fields["retry_after_s"] for log in told)
-    else:
-        assert not refused
-    assert (len(foreseen) > 50) == (mode is AdmissionMode.SHADOW)
-    forecasts = [log.fields["forecast_ms"] for log in mesh.logs if log.event == "request_finished"]
-    assert any(forecasts) == (mode is not AdmissionMode.OFF)
-
-
-@pytest.mark.parametrize(("reason", "ahead", "token_id"), [("INVALID_FIELD", 0, 10**6), ("SLO_UNREACHABLE", 10, 9)])
-def test_a_refused_request_is_not_left_to_the_garbage_collector(reason: str, ahead: int, token_id: int) -> None:
-    classes = (TrafficClass("interactive", 0, 0.0, ttft=Target(0.3)),)
-    mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)], classes=classes, step_time=0.02)
-    for key in range(ahead):
-        mesh.submit(gateway, submission(key, (5, key), 100))
-        mesh.run(until=mesh.now + 0.2)
-    gc.collect()
-    gc.disable()
-    try:
-        before = _num_requests()
-        calls = [mesh.submit(gateway, submission(key, (token_id,) * 50)) for key in range(100, 150)]
-        mesh.run(until=mesh.now + 0.01)
-        assert {call.refused for call in calls} == {reason}
-        assert _num_requests() <= before
-    finally:
-        gc.enable()
-
-
-def _num_requests() -> int:
-    return sum(isinstance(each, Request) for each in gc.get_objects())
-
-
-def test_how_fast_queues_move_is_known_of_pools_that_there_are() -> None:
-    """Each time another model, on the same worker."""
-    mesh = VirtualMesh([worker_info(model_revision=f"r{number}") for number in range(4)])
-    gateway = mesh.attach_gateway()
-    for number in range(4):
-        worker = mesh.attach_worker(number)
-        mesh.submit(gateway, submission(number, model_revision=f"r{number}"))
-        mesh.run(until=mesh.now + 5.0)
-        assert gateway.calls[number].over
-        mesh.lose_worker(worker)
-        mesh.run(until=mesh.now + 60.0)
-    assert {revision for _, revision, _ in mesh.core._mesh.paces} == {"r3"}

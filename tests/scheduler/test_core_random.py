@@ -50,8 +50,10 @@ class WatchedCore(Core):
             [list(Snapshot(pool.waiting).encoded()) for pool in mesh.fleet.pools.values()],
             list(Snapshot(mesh.tenants).encoded()),
             [
-                list(Snapshot([each.inflows, each.tenant_inflows, each.spare, each.learned_at]).encoded())
+                list(Snapshot(what).encoded())
                 for each in mesh.foresights.values()
+                for what in (each.inflows, each.tenant_inflows, each.spare, each.learned_at)
+                if what
             ],
         ]
 
@@ -84,6 +86,8 @@ class Story:
         if gateway.lost:
             return
         prompt = self._shared[: rng.randrange(24)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
+        if self.enforced and rng.random() < 0.1:
+            prompt.append(VOCAB)
         ranks: dict[str, Any] = {}
         if not self._plain:
             ranks = {"traffic_class": rng.choice(["", "rag", "batch"]), "priority": rng.choice([0, 0, -2, 3])}
@@ -138,6 +142,8 @@ class Story:
                 refusals = refusals_for(call.submission, self.mesh.infos[0])
                 if call.submission.tenant == PARTIAL:
                     refusals |= {"KV_NEVER_FITS"}
+                if max(call.submission.prompt_token_ids) >= VOCAB:
+                    refusals |= {"INVALID_FIELD"}
                 if self.enforced:
                     refusals |= {"SLO_UNREACHABLE"}
                     refusals |= {"DEADLINE_UNREACHABLE"} if call.submission.deadline_s else set()

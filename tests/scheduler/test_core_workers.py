@@ -373,3 +373,17 @@ def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
     assert call.ends[0].reason is EndReason.LENGTH
     assert len(dropped) == 1
     assert STALL_SECONDS < dropped[0] < STALL_SECONDS + 1
+
+
+def test_how_fast_queues_move_is_known_of_pools_that_there_are() -> None:
+    """Each time another model, on the same worker."""
+    mesh = VirtualMesh([worker_info(model_revision=f"r{number}") for number in range(4)])
+    gateway = mesh.attach_gateway()
+    for number in range(4):
+        worker = mesh.attach_worker(number)
+        mesh.submit(gateway, submission(number, model_revision=f"r{number}"))
+        mesh.run(until=mesh.now + 5.0)
+        assert gateway.calls[number].over
+        mesh.lose_worker(worker)
+        mesh.run(until=mesh.now + 60.0)
+    assert {revision for _, revision, _ in mesh.core._mesh.paces} == {"r3"}
