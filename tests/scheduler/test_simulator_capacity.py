@@ -57,9 +57,7 @@ def assert_nothing_left(mesh: CapacityMesh) -> None:
 def test_four_thousand_requests_of_which_three_in_ten_are_cancelled() -> None:
     # Many outputs grow at a time, in pools that hold some.
     output = Lengths(24, 1.0, 150)
-    load = workload(
-        4000, 800.0, cancel_ratio=0.3, prompt=Lengths(16), output=output, max_tokens=150, prefix_ratio=0.0
-    )
+    load = workload(4000, 800.0, cancel_ratio=0.3, prompt=Lengths(16), output=output, max_tokens=150, prefix_ratio=0.0)
     kind = fleet(4, block_size=4, num_blocks=160, num_swap_blocks=24)
     mesh = CapacityMesh(kind, load, Policy(0, 0), QueueBounds(2000, 4_000_000), 1)
     mesh.run()
