@@ -118,10 +118,7 @@ class WorkerLink:
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         call = stub.Attach()
         try:
-            try:
-                info = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_SECONDS)
-            except asyncio.TimeoutError:
-                raise ContractError(f"no hello within {HELLO_TIMEOUT_SECONDS:g} s") from None
+            info = await self._hello(call)
             holder = self._claims.claim(info.worker_id, self._address)
             if holder != self._address:
                 raise _AliasError(info.worker_id, holder)
@@ -134,6 +131,17 @@ class WorkerLink:
         finally:
             # Leaving the scope ends the stream, whatever the reason.
             call.cancel()
+
+    async def _hello(self, call: Any) -> WorkerInfo:
+        greeting = asyncio.create_task(self._greet(call))
+        try:
+            # Not wait_for: up to Python 3.11 that loses a cancel which comes with the hello.
+            await asyncio.wait({greeting}, timeout=HELLO_TIMEOUT_SECONDS)
+            if not greeting.done():
+                raise ContractError(f"no hello within {HELLO_TIMEOUT_SECONDS:g} s")
+            return greeting.result()
+        finally:
+            greeting.cancel()
 
     async def _greet(self, call: Any) -> WorkerInfo:
         # The same at every dial: the worker gives up a stream of ours that we lost and it did not.
@@ -162,6 +170,8 @@ class WorkerLink:
         finally:
             for task in (reader, writer):
                 task.cancel()
+            # First: a cancel that a read does not hear of ends with the stream.
+            call.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read(self, call: Any, link: int) -> None:

@@ -15,6 +15,7 @@ import structlog
 from worker_server import WorkerServer
 
 from scheduler import link
+from scheduler.claims import Claims
 from scheduler.core import Core
 from scheduler.discovery import Discovery
 from scheduler.fleet_view import FleetView
@@ -231,3 +232,29 @@ async def test_the_second_address_takes_over_when_the_first_is_out_of_reach(work
         second = b if first is a else a
         await first.kill()
         await until(lambda: mesh.live() == [address(second)], "the other one has it")
+
+
+@pytest.mark.parametrize("later", range(5))
+async def test_a_cancel_that_comes_with_the_hello_is_not_lost(monkeypatch: pytest.MonkeyPatch, later: int) -> None:
+    """Whichever is first: a link that is told to end and goes on would keep the scheduler from stopping."""
+    greeted: list[asyncio.Future[Any]] = []
+
+    async def greet(_self: link.WorkerLink, _call: Any) -> Any:
+        greeted.append(asyncio.get_running_loop().create_future())
+        return await greeted[0]
+
+    async def exchange(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(link.WorkerLink, "_greet", greet)
+    monkeypatch.setattr(link.WorkerLink, "_exchange", exchange)
+    mesh = Mesh((), Dns())
+    task = asyncio.create_task(link.WorkerLink("127.0.0.1:1", mesh.loop, 1, Claims()).run())
+    await until(lambda: bool(greeted), "the worker is greeted")
+    greeted[0].set_result(worker_info())
+    for _ in range(later):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=5)
+    assert done
+    assert task.cancelled()
