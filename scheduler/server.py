@@ -108,7 +108,7 @@ async def _first(runner: asyncio.Task[None], *waits: asyncio.Task[None] | Corout
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = list(tasks)
-    # A cancel that comes as what is awaited fails can be lost: the failure is raised instead, and the task goes on.
+    # What they await may lose a cancel, as asyncio.wait_for does up to Python 3.11 with one that comes with a result.
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()

@@ -61,4 +61,4 @@ def test_a_refused_request_is_not_left_to_the_garbage_collector(reason: str, ahe
 
 
 def _num_requests() -> int:
-    return sum(isinstance(each, Request) for each in gc.get_objects())
+    return sum(type(each) is Request for each in gc.get_objects())
