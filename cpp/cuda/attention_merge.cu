@@ -41,13 +41,14 @@ struct Columns {
   }
 };
 
-// A row of what is to be merged.
+// A row of what is to be merged; without chunks past the last.
 struct MergedRow {
-  int num_chunks;
-  int64_t first;  // the first chunk's state
-  int64_t out;    // the row of the result
+  int num_chunks = 0;
+  int64_t first = 0;  // the first chunk's state
+  int64_t out = 0;    // the row of the result
 
-  __device__ MergedRow(const DecodeArguments& args, int row) {
+  __device__ MergedRow(const DecodeArguments& args, int row, int num_rows) {
+    if (row >= num_rows) return;
     const MergedToken token = args.plan.merged[row / args.num_heads];
     const int head = row % args.num_heads;
     num_chunks = token.num_chunks;
@@ -65,11 +66,11 @@ __device__ Columns<D> add_chunks(const DecodeArguments& args, const MergedRow& r
     Columns<D> chunks[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int chunk = start + i * step;
-      if (chunk >= row.num_chunks) continue;
-      const int64_t place = row.first + static_cast<int64_t>(chunk) * args.num_heads;
+      // Past the end the last one is read again and counts nothing: loads behind branches would wait for each other.
+      const int chunk = start + i * step, read = min(chunk, row.num_chunks - 1);
+      const int64_t place = row.first + static_cast<int64_t>(read) * args.num_heads;
       const float2 maximum_and_sum = args.maxima[place];
-      chunks[i].maximum = maximum_and_sum.x;
+      chunks[i].maximum = chunk > read ? -INFINITY : maximum_and_sum.x;
       chunks[i].sum = maximum_and_sum.y;
 #pragma unroll
       for (int j = 0; j < Columns<D>::kCount; ++j) chunks[i].o[j] = args.states[place * D + j * kWarp + lane];
@@ -92,6 +93,10 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   // Decode's blocks have all said that they waited for what made the plan.
   const int num_rows = *args.plan.num_merged * args.num_heads;
   if (num_rows <= kFewRows) let_next_kernel_start();
+  // A row for each warp where there are more than blocks, else one for all.
+  const int at_once = num_rows <= num_blocks ? 1 : kWarps, of_warp = at_once == 1 ? 0 : warp;
+  int begin = static_cast<int>(blockIdx.x) * at_once;
+  MergedRow own(args, begin + of_warp, num_rows);
   wait_for_kernel_before();
   T* out = static_cast<T*>(args.tensors.out);
   const auto write = [&](const Some& all, const MergedRow& row) {
@@ -99,30 +104,27 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 #pragma unroll
     for (int j = 0; j < Some::kCount; ++j) out[row.out * D + j * kWarp + lane] = narrow<T>(all.o[j] * scale);
   };
-  // A row for each warp where there are more than blocks.
-  const int at_once = num_rows <= num_blocks ? 1 : kWarps;
-  for (int begin = blockIdx.x * at_once; begin < num_rows; begin += num_blocks * at_once) {
-    const int end = min(begin + at_once, num_rows);
-    if (begin + warp < end) {
-      const MergedRow row(args, begin + warp);
-      if (row.num_chunks <= kAhead) write(add_chunks<D>(args, row, 0, 1), row);
-    }
-    if (begin + num_blocks * at_once >= num_rows) let_next_kernel_start();
-    for (int index = begin; index < end; ++index) {
-      const MergedRow row(args, index);
+  while (begin < num_rows) {
+    const int next = begin + num_blocks * at_once;
+    if (of_warp == warp && own.num_chunks > 0 && own.num_chunks <= kAhead) write(add_chunks<D>(args, own, 0, 1), own);
+    if (next >= num_rows) let_next_kernel_start();
+    for (int i = 0; i < at_once; ++i) {
+      const MergedRow row = at_once == 1 ? own : MergedRow(args, begin + i, num_rows);
       if (row.num_chunks <= kAhead) continue;
       of_warps[warp][lane] = add_chunks<D>(args, row, warp, kWarps);
       __syncthreads();
       if (warp == 0) {
         Some all;
 #pragma unroll
-        for (int i = 0; i < kWarps; ++i) all.maximum = fmaxf(all.maximum, of_warps[i][lane].maximum);
+        for (int j = 0; j < kWarps; ++j) all.maximum = fmaxf(all.maximum, of_warps[j][lane].maximum);
 #pragma unroll
-        for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][lane]);
+        for (int j = 0; j < kWarps; ++j) all.add(of_warps[j][lane]);
         write(all, row);
       }
       __syncthreads();
     }
+    begin = next;
+    own = MergedRow(args, begin + of_warp, num_rows);
   }
 }
 

@@ -10,6 +10,8 @@ namespace tercet::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
+// CUDA blocks of decode for each that the GPU has room for: those that come later even out what others took longer for.
+constexpr int kRounds = 2;
 // What a unit costs beside its tokens, in tokens.
 constexpr int kUnitWeight = 32;
 // Sequences with more than one token that have a block for their last tile each. More share blocks: a captured step
@@ -69,18 +71,11 @@ __device__ Amounts scan_block(Amounts mine, Amounts* of_warps) {
 __device__ int num_chunks(int context) { return (context + kChunk - 1) / kChunk; }
 
 // Each block begins with the first item that has its share of the weight before it. Parts of a unit weigh the same.
-// Where blocks have several items, so few share them that all have the most that one would have to take anyway: the
-// last ones would be taken by few blocks, which do not keep memory busy.
-__device__ void share_out(const PlanArguments& args, int num_units, int heaviest) {
+__device__ void share_out(const PlanArguments& args, int num_units) {
   const Plan& plan = args.plan;
   const int64_t parts = args.parts, all = plan.weights[num_units] * parts;
-  int64_t num_sharing = args.num_blocks;
-  if (all > num_sharing * heaviest) {
-    const int64_t most = (all + num_sharing * heaviest - 1) / (num_sharing * heaviest);
-    num_sharing = (all + most * heaviest - 1) / (most * heaviest);
-  }
   for (int block = threadIdx.x; block <= args.num_blocks; block += kThreads) {
-    const int64_t target = min(all, (all * block + num_sharing - 1) / num_sharing);
+    const int64_t target = (all * block + args.num_blocks - 1) / args.num_blocks;
     int low = 0, high = num_units;  // the last unit with at most the target before it
     while (low < high) {
       const int middle = (low + high + 1) / 2;
@@ -109,13 +104,10 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
   __shared__ Amounts of_warps[kWarp];
   __shared__ Amounts before[kThreads];
   __shared__ Amounts carried;
-  __shared__ int heaviest;  // of the units
   const int thread = threadIdx.x, lane = thread % kWarp;
   const Plan& plan = args.plan;
   wait_for_kernel_before();
   let_next_kernel_start();
-  if (thread == 0) heaviest = 1;
-  int heaviest_here = 0;
   Amounts total{};
   for (int base = 0; base < args.rows.num_sequences; base += kThreads) {
     const int sequence = base + thread;
@@ -128,7 +120,6 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
           mine.units += num_chunks(context);
           mine.weight += context + kUnitWeight * num_chunks(context);
           mine.merged += context > kChunk;
-          heaviest_here = max(heaviest_here, min(context, kChunk) + kUnitWeight);
         }
       } else {
         mine.tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
@@ -171,15 +162,13 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
     __syncthreads();
   }
   const int num_units = min(total.units, args.num_units);
-  heaviest_here = __reduce_max_sync(0xffffffffu, heaviest_here);
-  if (lane == 0) atomicMax(&heaviest, heaviest_here);
   if (thread == 0) {
     *plan.num_tiles = min(total.tiles, args.num_tiles);
     *plan.num_merged = min(total.merged, args.num_merged);
     if (total.units == num_units) plan.weights[num_units] = total.weight;
   }
   __syncthreads();
-  share_out(args, num_units, heaviest);
+  share_out(args, num_units);
 }
 
 }  // namespace
@@ -208,7 +197,8 @@ AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows&
     sizes.num_tile_blocks = full + std::min(chunked, kPartTiles);
   }
   sizes.num_blocks = std::max<std::int64_t>(
-      1, std::min<std::int64_t>(sizes.num_units * parts, decode_blocks(shape.head_dim) * num_multiprocessors));
+      1,
+      std::min<std::int64_t>(sizes.num_units * parts, kRounds * decode_blocks(shape.head_dim) * num_multiprocessors));
   sizes.num_merge_blocks =
       std::min<std::int64_t>(sizes.num_merged * shape.num_heads, kMergeBlocks * num_multiprocessors);
   sizes.plan_words = words_of_plan(sizes, std::max(rows.num_tokens, rows.num_sequences));
