@@ -75,7 +75,7 @@ class CountingMemory:
         self.limits.append(size)
 
 
-def test_everything_is_counted_once() -> None:
+def test_everything_is_counted_once_and_fragments_have_a_fourth_of_a_step() -> None:
     memory = CountingMemory()
     kept: list[Counted] = []
     weights = memory.tensor(1000)
@@ -92,13 +92,13 @@ def test_everything_is_counted_once() -> None:
         memory.driver += 7
         return memory.tensor(80)
 
-    assert measure(memory, run_steps, capture) == Usage(weights=1000, workspace=200, graphs=87, libraries=87)
+    assert measure(memory, run_steps, capture) == Usage(weights=1000, workspace=250, graphs=87, libraries=87)
     assert (weights.size, memory.reserved) == (1000, 1030)
 
 
 def test_without_captured_steps_none_are_counted() -> None:
     memory = CountingMemory(driver=5)
-    assert measure(memory, lambda: memory.tensor(10), None) == Usage(0, 10, 0, 5)
+    assert measure(memory, lambda: memory.tensor(8), None) == Usage(0, 10, 0, 5)
 
 
 def test_memory_that_others_give_back_meanwhile_is_not_less_than_none() -> None:
