@@ -5,7 +5,8 @@
 
 Requests arrive at random, independently (Poisson), for `--seconds`, with the lengths of bench/workload.py and greedy
 outputs of a fixed length, and are read as streams. A request is good if its first token comes within 1 s and its later
-ones at most 40 ms apart on average. At the end, `--cancels` of 64 running streams are cancelled one after the other:
+ones at most 40 ms apart on average. Before them, `--alone` requests of 512 tokens are sent, each some time after the
+last has ended. At the end, `--cancels` of 64 running streams are cancelled one after the other:
 the time from the client's cancel to the worker's word that the blocks are free, on the clock of this host.
 """
 
@@ -39,6 +40,8 @@ from tercet.mesh_processes import MeshProcesses
 
 GOOD_TTFT_S = 1.0
 GOOD_TPOT_S = 0.040
+ALONE_PROMPT = 512
+ALONE_PAUSE_S = 0.05
 CANCEL_STREAMS = 64
 CANCEL_CONTEXT = 512
 
@@ -50,12 +53,13 @@ CANCEL_CONTEXT = 512
 @click.option("--rates", default="2", help="requests a second, one run for each")
 @click.option("--seconds", default=12.0, help="how long requests arrive")
 @click.option("--at-once", default=0, help="also this many requests at once, first")
+@click.option("--alone", default=0, help="also this many requests one after the other, before all else")
 @click.option("--cancels", default=0, help="streams to cancel at the end, one after the other")
 @click.option("--set", "settings", multiple=True, help="KEY=VALUE, such as scheduler.num_scheduler_steps=8")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write")
 def main(
-    preset: str, model: str, device: str, rates: str, seconds: float, at_once: int, cancels: int,
-    settings: Sequence[str], out: Path | None,
+    preset: str, model: str, device: str, rates: str, seconds: float, at_once: int, alone: int,
+    cancels: int, settings: Sequence[str], out: Path | None,
 ) -> None:  # fmt: skip
     """Runs the load and prints a line for each rate."""
     on_cpu = device == "cpu"
@@ -77,7 +81,7 @@ def main(
         if not model:
             write_dummy_model(PRESETS[preset], Path(folder))
         config = private(load_config(flags=flags))
-        load = Load(preset, [float(rate) for rate in rates.split(",") if rate], seconds, at_once, cancels)
+        load = Load(preset, [float(rate) for rate in rates.split(",") if rate], seconds, at_once, alone, cancels)
         result: dict[str, Any] = {"engine": f"tercet {tercet.__version__} mesh", "torch": torch.__version__}
         result |= {"preset": preset, "device": device, "settings": list(settings)}
         result |= uvloop.run(_measure(config, load))
@@ -94,6 +98,7 @@ class Load:
     rates: Sequence[float]
     seconds: float
     at_once: int
+    alone: int
     cancels: int
 
 
@@ -110,6 +115,8 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
             vocab_size = (await client.model()).vocab_size
             await send(client, [Ask(0.0, prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))])
             requests = mixed(work, vocab_size)
+            if load.alone:
+                result["alone_ms"] = await _alone(client, vocab_size, load.alone)
             if load.at_once:
                 result["at_once"] = await _all_at_once(client, requests[: load.at_once])
             for rate in load.rates:
@@ -117,6 +124,19 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
             if load.cancels:
                 result["cancel_ms"] = await _cancels(client, vocab_size, load.cancels, Path(folder) / "worker.log")
             return result
+
+
+async def _alone(client: Client, vocab_size: int, count: int) -> dict[str, float]:
+    """Milliseconds to the first token of a request that finds nobody else."""
+    rng = random.Random(7)
+    times = []
+    for prompt in prompts(count, ALONE_PROMPT, vocab_size, rng):
+        seen = await ask(client, Ask(0.0, prompt, 4), 0.0)
+        times.append(seen.ttft * 1e3)
+        await asyncio.sleep(ALONE_PAUSE_S)
+    result = {f"p{percent}": percentile(times, percent) for percent in (50, 95)}
+    print(f"alone: first token p50 {result['p50']:.1f}, p95 {result['p95']:.1f} ms of {count}", flush=True)
+    return result
 
 
 async def _all_at_once(client: Client, requests: Sequence[Request]) -> dict[str, float]:
