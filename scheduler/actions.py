@@ -101,6 +101,10 @@ class Accepted:
     queue_position: int
     # Seconds until the first token, by forecast.
     forecast_s: float | None = None
+    # Its class and what that promises, in seconds: until the first token, and as the mean from one to the next.
+    traffic_class: str = ""
+    ttft_target_s: float | None = None
+    gap_target_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +117,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a sequence, or a whole request, held: tokens, blocks, and microseconds from admission to its prefill."""
+    """What a sequence, or a whole request, held and got: tokens, blocks, microseconds from admission to its prefill and
+    of the time of steps."""
 
     cached_tokens: int
     blocks_used: int
     blocks_freed: int
     queue_us: int
+    # With those that came after a cancel.
+    generated_tokens: int = 0
+    gpu_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

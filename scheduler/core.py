@@ -280,7 +280,19 @@ class Core:
         self._mesh.foresight(pool).queued(request, now)
         self._mesh.touch(pool)
         ids = tuple(sequence.sequence_id for sequence in request.sequences)
-        self._mesh.send(request.gateway, Accepted(submission.request_key, ids, ahead, request.forecast_s))
+        ttft, gap = request.traffic_class.ttft, request.traffic_class.gap
+        self._mesh.send(
+            request.gateway,
+            Accepted(
+                request_key=submission.request_key,
+                sequence_ids=ids,
+                queue_position=ahead,
+                forecast_s=request.forecast_s,
+                traffic_class=request.traffic_class.name,
+                ttft_target_s=None if ttft is None else ttft.seconds,
+                gap_target_s=None if gap is None else gap.seconds,
+            ),
+        )
 
     def _cancel_received(self, event: CancelReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)

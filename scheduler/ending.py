@@ -132,6 +132,8 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
             blocks_used=outcome.blocks_used,
             blocks_freed=outcome.blocks_freed,
             queue_us=round(sequence.queue_seconds * 1e6),
+            generated_tokens=sequence.generated + sequence.wasted,
+            gpu_us=_gpu_us((sequence,)),
         ),
     )
 
@@ -156,8 +158,11 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     # The prompt is the leader's work.
     cached = request.sequences[0].cached_tokens
     queue = max(sequence.queue_seconds for sequence in request.sequences)
+    generated = sum(sequence.generated for sequence in request.sequences)
+    wasted = sum(sequence.wasted for sequence in request.sequences)
+    gpu_us = _gpu_us(request.sequences)
     if request.cancels:
-        account = Account(cached, used, freed, round(queue * 1e6))
+        account = Account(cached, used, freed, round(queue * 1e6), generated + wasted, gpu_us)
         mesh.send(request.gateway, CancelDone(submission.request_key, account))
         # Each cancel is answered, but only the first found the request running.
         for _ in range(request.cancels - 1):
@@ -177,8 +182,8 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         reason=reason,
         prompt_tokens=len(submission.prompt_token_ids),
         cached_tokens=cached,
-        tokens=sum(sequence.generated for sequence in request.sequences),
-        wasted_tokens=sum(sequence.wasted for sequence in request.sequences),
+        tokens=generated,
+        wasted_tokens=wasted,
         preemptions=sum(sequence.preemptions for sequence in request.sequences),
         swaps=sum(sequence.swaps for sequence in request.sequences),
         moves=sum(sequence.moves for sequence in request.sequences),
@@ -186,11 +191,17 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         blocks_used=used,
         blocks_freed=freed,
         queue_ms=round(queue * 1e3, 3),
+        gpu_ms=round(gpu_us / 1e3, 3),
         **_first_token_fields(request),
         total_ms=round((now - request.arrived_at) * 1e3, 3),
     )
     mesh.forget_alarms()
     request.let_go()
+
+
+def _gpu_us(sequences: tuple[Sequence, ...]) -> int:
+    # Below 0 where a worker has kept back a first token that it had computed.
+    return max(0, round(sum(sequence.gpu_us for sequence in sequences)))
 
 
 def _first_token_fields(request: Request) -> dict[str, Any]:

@@ -50,10 +50,14 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     worker.pace.step_ran()
     worker.ledger.report(event.blocks)
     num_tokens = len(event.token_ids)
-    if event.prefills:
-        num_tokens += _note_progress(mesh, worker, event, now)
+    chunks = _note_progress(mesh, worker, event, now) if event.prefills else []
+    num_tokens += sum(tokens for _, tokens in chunks)
     if event.step_us:
         worker.step_times.observe(num_tokens, worker.context_tokens, event.step_us / 1e6)
+    # What each token costs: the step's time belongs to those it was spent on.
+    token_us = event.step_us / max(num_tokens, 1)
+    for sequence, tokens in chunks:
+        sequence.gpu_us += tokens * token_us
     # This loop runs for every token of the mesh.
     columns: Columns = {}
     gateway: int | None = None
@@ -67,6 +71,7 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         sequence = sequences.get(sequence_id)
         if sequence is None:
             continue
+        sequence.gpu_us += token_us
         token_ids = sequence.token_ids
         if sequence.state is not decode:
             if not _take_unusual(mesh, worker, sequence, now):
@@ -223,14 +228,15 @@ def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence, now: floa
     return True
 
 
-def _note_progress(mesh: MeshState, worker: Worker, event: StepReported, now: float) -> int:
-    """How far prefills came. Returns how many more tokens the step computed than it gave."""
-    difference = 0
+def _note_progress(mesh: MeshState, worker: Worker, event: StepReported, now: float) -> list[tuple[Sequence, int]]:
+    """How far prefills came. Returns how many more tokens the step computed of each sequence than it gave: the first
+    token of each of a group is computed with the prompt of the first."""
+    chunks: list[tuple[Sequence, int]] = []
     for progress in event.prefills:
         sequence = worker.sequences.get(progress.sequence_id)
         if sequence is None:
             continue
-        difference += progress.num_computed - max(sequence.computed, progress.num_cached)
+        chunks.append((sequence, progress.num_computed - max(sequence.computed, progress.num_cached)))
         sequence.computed = max(sequence.computed, min(progress.num_computed, sequence.prefill_length))
         worker.ledger.hold(sequence.sequence_id, sequence.computed)
         if sequence.placements == 1:
@@ -240,10 +246,10 @@ def _note_progress(mesh: MeshState, worker: Worker, event: StepReported, now: fl
             waiting.note_prefill(sequence, sequence.cached_tokens, progress.num_computed)
         if progress.num_computed >= sequence.prefill_length:
             # It and its forks get tokens that were computed as one.
-            difference -= len(sequence.group)
+            chunks += [(each, -1) for each in sequence.group]
             if sequence.forks:
                 _part(mesh, worker, sequence, event, now)
-    return difference
+    return chunks
 
 
 def _part(mesh: MeshState, worker: Worker, leader: Sequence, event: StepReported, now: float) -> None:

@@ -140,6 +140,8 @@ class Sequence:
     join_last: int = 0
     # Tokens generated after the cancel: nobody wants them, but they are in the KV cache.
     wasted: int = 0
+    # Its part of the time of the steps that computed tokens of it, in microseconds: of each as of its tokens.
+    gpu_us: float = 0.0
     # Prompt tokens found in the prefix cache when it was first prefilled.
     cached_tokens: int = 0
     # When it first went to a worker, in seconds on the scheduler's clock.

@@ -205,7 +205,10 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
             request_key=message.request_key,
             sequence_ids=message.sequence_ids,
             queue_position=message.queue_position,
-            forecast_us=None if message.forecast_s is None else round(message.forecast_s * 1e6),
+            forecast_us=_to_us(message.forecast_s),
+            traffic_class=message.traffic_class,
+            ttft_target_us=_to_us(message.ttft_target_s),
+            gap_target_us=_to_us(message.gap_target_s),
         )
         return scheduler_pb2.SchedulerMessage(accepted=accepted)
     if isinstance(message, Refused):
@@ -250,7 +253,13 @@ def _account_to_proto(account: Account) -> scheduler_pb2.Account:
         blocks_used=account.blocks_used,
         blocks_freed=account.blocks_freed,
         queue_us=account.queue_us,
+        generated_tokens=account.generated_tokens,
+        gpu_us=account.gpu_us,
     )
+
+
+def _to_us(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)
 
 
 def fleet_to_proto(fleet: FleetView) -> operations_pb2.Fleet:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from outcomes import prepared
 
 from scheduler.actions import ToGateway, TokenBatch
@@ -117,3 +119,54 @@ def test_news_of_a_worker_that_is_gone_and_of_sequences_it_has_not_changes_nothi
     mesh.core.handle(StepReported(1, 1, 0, (44,), (7,), progress, (), counts), mesh.now)
     assert mesh.core.check() == []
     assert not call.tokens
+
+
+def spent_us(mesh: VirtualMesh) -> float:
+    """What the requests that have ended were told of the device's time, in microseconds."""
+    return sum(log.fields["gpu_ms"] * 1e3 for log in mesh.logs if log.event == "request_finished")
+
+
+def test_the_time_of_a_step_belongs_to_what_it_computed() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64)], num_steps=1)
+    step_us = mesh.step_time * 1e6
+    one = mesh.submit(gateway, submission(1, [3] * 22, 3))
+    mesh.run()
+    # 16 tokens, 6 tokens, and two decodes, each alone in its step.
+    (end,) = one.ends
+    assert (end.account.generated_tokens, end.account.gpu_us) == (3, 4 * step_us)
+    # A prefill of 10 tokens with a first token of each of three, then two steps of three.
+    several = mesh.submit(gateway, submission(2, [5] * 10, 3, n=3))
+    mesh.run()
+    accounts = [output.ends[0].account for output in several.outputs]
+    assert [each.generated_tokens for each in accounts] == [3, 3, 3]
+    # Each rounded; the prompt is the first one's work.
+    assert [round(each.gpu_us / step_us, 4) for each in accounts] == [1.6667, 0.6667, 0.6667]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.floats(0.0, 0.2), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_no_time_is_lost_and_none_is_charged_twice(asks: list[tuple[int, int, int, float, bool]]) -> None:
+    """What requests are told they cost is what the steps took, but for the steps whose tokens came after an end."""
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64)], num_steps=4)
+    heard = observed(mesh)
+    cancelled = False
+    for key, (prompt, length, n, at, cancel) in enumerate(sorted(asks, key=lambda ask: ask[3]), 1):
+        mesh.run(until=max(mesh.now, at))
+        call = mesh.submit(gateway, submission(key, [key] * prompt, length, n=n))
+        if cancel:
+            cancelled = True
+            mesh.run(until=mesh.now + 0.015)
+            mesh.cancel(gateway, call)
+    mesh.run()
+    took_us = sum(seconds for _, seconds in heard) * 1e6
+    spent = spent_us(mesh)
+    # Rounded to a microsecond for each request.
+    assert spent <= took_us + len(asks)
+    if not cancelled:
+        assert spent >= took_us - len(asks)
