@@ -56,8 +56,8 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         worker.step_times.observe(num_tokens, worker.context_tokens, event.step_us / 1e6)
     # What each token costs: the step's time belongs to those it was spent on.
     token_us = event.step_us / max(num_tokens, 1)
-    for sequence, tokens in chunks:
-        sequence.gpu_us += tokens * token_us
+    for each, tokens in chunks:
+        each.gpu_us += tokens * token_us
     # This loop runs for every token of the mesh.
     columns: Columns = {}
     gateway: int | None = None
