@@ -3,7 +3,8 @@
     TercetError
     ├── StartupError                 a service cannot start; never on the wire
     │   ├── ConfigError              a setting is wrong; names its key
-    │   │   └── StoreError           tenants.store cannot be read or written
+    │   │   ├── StoreError           tenants.store cannot be read or written
+    │   │   └── LedgerError          ledger.database cannot be read or written
     │   └── ModelError               model files are missing, broken or unsupported
     ├── TenantError                  no such tenant or key, or one that is there already; never on the wire
     ├── PlanFileError                a file is no plan log, or is broken; never on the wire
@@ -24,6 +25,7 @@
         │   └── DeadlineUnreachableError                  DEADLINE_UNREACHABLE
         ├── NoWorkerError            UNAVAILABLE          NO_WORKER
         ├── StoreLostError           UNAVAILABLE          STORE_LOST
+        ├── LedgerLostError          UNAVAILABLE          LEDGER_LOST
         ├── GatewayLostError         UNAVAILABLE          GATEWAY_LOST
         ├── SchedulerLostError       UNAVAILABLE          SCHEDULER_LOST
         ├── WorkerLostError          UNAVAILABLE          WORKER_LOST
@@ -77,6 +79,13 @@ class StoreError(ConfigError):
 
     def __init__(self, problem: str) -> None:
         super().__init__("tenants.store", problem)
+
+
+class LedgerError(ConfigError):
+    """The ledger's database cannot be read or written, or is of a newer version."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("ledger.database", problem)
 
 
 class ModelError(StartupError):
@@ -250,6 +259,13 @@ class StoreLostError(RequestError):
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "STORE_LOST"
+
+
+class LedgerLostError(RequestError):
+    """The gateway has not been able to write its ledger for so long that it has no room for another row."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "LEDGER_LOST"
 
 
 class GatewayLostError(RequestError):

@@ -16,10 +16,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tercet.database import Database
 from tercet.errors import StoreError, TenantError
 
 from .api_key import ApiKey, new_key
-from .database import Database
 from .directory import Directory, Key, Tenant
 from .plan import NAME, PlanError, TenantPlan
 from .tables import PLAN_COLUMNS, SCHEMA, keys, metadata, settings, tenants
@@ -57,7 +57,7 @@ class Store:
     """Tenants in a database. `clock` gives seconds since the epoch. Every method may raise StoreError."""
 
     def __init__(self, where: str, clock: Callable[[], float]) -> None:
-        self._database = Database(where)
+        self._database = Database(where, StoreError, "`tercet tenant add NAME`")
         self._clock = clock
 
     @property

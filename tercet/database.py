@@ -1,6 +1,6 @@
-"""The database behind the store: where it is, how a transaction begins, and what its errors are called.
+"""A database: where it is, how a transaction begins, and what its errors are called.
 
-Knows no tenants. What SQLite needs and others do not stands here alone.
+Knows no tables. What SQLite needs and others do not stands here alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from tercet.errors import StoreError
+from tercet.errors import ConfigError
 
 # How long a writer waits for another one, in seconds. Readers of a WAL wait for nobody.
 _BUSY_S = 5.0
@@ -31,14 +31,17 @@ _TIMEOUTS: dict[str, dict[str, int]] = {
 class Database:
     """A SQLite file or whatever a SQLAlchemy URL names. Nothing is opened before the first transaction.
 
-    Every method may raise StoreError.
+    Every method, and the constructor, may raise what `fault` makes of a problem. `made_by` says what makes a file that
+    is not there.
     """
 
     _reader: sa.Engine
     _writer: sa.Engine
 
-    def __init__(self, where: str) -> None:
-        url = _url(where)
+    def __init__(self, where: str, fault: Callable[[str], ConfigError], made_by: str) -> None:
+        self._fault = fault
+        self._made_by = made_by
+        url = self._url(where)
         self._file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
         self.name = str(self._file) if self._file else url.render_as_string(hide_password=True)
         # Who the file was when it was opened: what is behind an open file that was replaced nobody else sees.
@@ -95,7 +98,7 @@ class Database:
             try:
                 found = self._file.stat()
             except FileNotFoundError:
-                raise StoreError(f"{self.name} is not there; `tercet tenant add NAME` makes it") from None
+                raise self._fault(f"{self.name} is not there; {self._made_by} makes it") from None
             if self._opened != (found.st_dev, found.st_ino):
                 self._engine.dispose()
                 self._opened = (found.st_dev, found.st_ino)
@@ -106,29 +109,28 @@ class Database:
         try:
             yield
         except (exc.NoSuchModuleError, ImportError) as error:
-            raise StoreError(f"{self.name}: its driver is not installed: {error}") from error
+            raise self._fault(f"{self.name}: its driver is not installed: {error}") from error
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
             # The driver's own words; SQLAlchemy's would add the statement and its values.
             cause = getattr(error, "orig", None) or error
-            raise StoreError(f"{self.name}: {' '.join(str(cause).split())}") from None
+            raise self._fault(f"{self.name}: {' '.join(str(cause).split())}") from None
         except OSError as error:
-            raise StoreError(f"{self.name}: {error.strerror}") from error
+            raise self._fault(f"{self.name}: {error.strerror}") from error
 
-
-def _url(where: str) -> sa.URL:
-    """What `where` means: with :// in it a URL, else a path."""
-    if "://" not in where:
-        return sa.URL.create("sqlite", database=where)
-    try:
-        url = sa.make_url(where)
-    except (exc.ArgumentError, ValueError):
-        # Not repeated: it may hold a password.
-        raise StoreError(
-            "is neither a path nor a SQLAlchemy URL such as sqlite:////var/lib/tercet/tenants.db"
-        ) from None
-    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise StoreError("must be a file: gateways and `tercet tenant` meet in it")
-    return url
+    def _url(self, where: str) -> sa.URL:
+        """What `where` means: with :// in it a URL, else a path."""
+        if "://" not in where:
+            return sa.URL.create("sqlite", database=where)
+        try:
+            url = sa.make_url(where)
+        except (exc.ArgumentError, ValueError):
+            # Not repeated: it may hold a password.
+            raise self._fault(
+                "is neither a path nor a SQLAlchemy URL such as sqlite:////var/lib/tercet/tercet.db"
+            ) from None
+        if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+            raise self._fault("must be a file: several processes meet in it")
+        return url
 
 
 def _timeouts(url: sa.URL) -> dict[str, int]:
@@ -141,7 +143,7 @@ def _on_connect(connection: Any, _: Any) -> None:
     # Python's driver would begin transactions when it sees fit; a read of three tables needs one.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys=ON")
-    # A key that was revoked stays so, whatever happens to the host.
+    # A key that was revoked stays so, and a request that was written is not lost, whatever happens to the host.
     connection.execute("PRAGMA synchronous=FULL")
 
 
