@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from tercet import errors, rpc
+from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.tenants.directory import Directory
@@ -39,16 +40,15 @@ class Link:
     Every submitted request gets its end: from the scheduler, or, when the stream is lost, SchedulerLostError.
     """
 
-    def __init__(self, address: str, gateway_id: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, dialer: Dialer, gateway_id: str, on_change: Callable[[], None]) -> None:
         self.up = False
         self.pools: Mapping[tuple[str, str], Pool] = {}
         # No worker serves anything else.
         self._complete = False
-        self._address = address
+        self._dialer = dialer
+        self._address = dialer.address
         self._gateway_id = gateway_id
         self._on_change = on_change
-        self._channel = rpc.open_channel(address)
-        self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
         # The queue is another one after each dial.
         self._requests = SentRequests(lambda message: self._outgoing.put_nowait(message))
@@ -65,7 +65,7 @@ class Link:
                 backoff_s = _BACKOFF_FIRST_S if was_up else min(backoff_s * 2, _BACKOFF_MOST_S)
                 await asyncio.sleep(backoff_s)
         finally:
-            await self._channel.close()
+            await self._dialer.close()
 
     def pool(self, model: str, revision: str) -> Pool:
         """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError, and
@@ -117,7 +117,7 @@ class Link:
     async def fleet(self) -> operations_pb2.Fleet:
         """The scheduler's view of the mesh. Raises SchedulerLostError, or the scheduler's own RequestError."""
         try:
-            fleet: operations_pb2.Fleet = await self._stub.GetFleet(
+            fleet: operations_pb2.Fleet = await self._stub().GetFleet(
                 operations_pb2.GetFleetRequest(), timeout=_FLEET_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
@@ -127,7 +127,7 @@ class Link:
     async def traffic(self, request: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
         """The scheduler's view of the traffic. Raises as `fleet` does."""
         try:
-            traffic: operations_pb2.Traffic = await self._stub.GetTraffic(request, timeout=_FLEET_TIMEOUT_S)
+            traffic: operations_pb2.Traffic = await self._stub().GetTraffic(request, timeout=_FLEET_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise self._refused(error.code(), error.trailing_metadata()) from error
         return traffic
@@ -135,7 +135,7 @@ class Link:
     async def plan_log(self) -> AsyncGenerator[bytes, None]:
         """The scheduler's plan log, piece by piece as it is read. Raises SchedulerLostError, or the scheduler's own
         RequestError."""
-        call = self._stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest())
+        call = self._stub().DumpPlanLog(operations_pb2.DumpPlanLogRequest())
         try:
             while (part := await asyncio.wait_for(call.read(), PART_TIMEOUT_S)) is not grpc.aio.EOF:
                 yield part.data
@@ -149,14 +149,17 @@ class Link:
             # Without this a reader that leaves lets the scheduler go on.
             call.cancel()
 
+    def _stub(self) -> scheduler_pb2_grpc.SchedulerStub:
+        return scheduler_pb2_grpc.SchedulerStub(self._dialer.channel)
+
     async def _attach(self) -> bool:
         """One life of the stream. Returns whether it ever was up."""
         self._outgoing = asyncio.Queue()
         self._outgoing.put_nowait(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id=self._gateway_id)))
         if self._directory is not None:
             self.tell_tenants(self._directory)
-        # Until a scheduler listens, the call waits in the channel, which dials by itself.
-        call = self._stub.Attach(wait_for_ready=True)
+        await self._dialer.connected()
+        call = self._stub().Attach()
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call, self._outgoing))
         was_up, reason = False, ""

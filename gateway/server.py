@@ -12,8 +12,11 @@ import structlog
 
 from tercet import rpc
 from tercet.config import MeshConfig, TenantsSettings
+from tercet.dialer import Dialer
 from tercet.ids import new_process_id
 from tercet.tenants.directory import Directory
+from tercet.tls.mesh import mesh_identity
+from tercet.tls.server import edge_tls
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
 from .generations import Generations
@@ -34,7 +37,8 @@ INFERENCE = "tercet.v1.Inference"
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Serves until SIGTERM or SIGINT. `ready` gets the bound port once clients can connect.
 
-    Raises errors.StartupError if the model's files, the store of tenants or the port do not allow to start.
+    Raises errors.StartupError if the model's files, certificates, the store of tenants or the port do not allow to
+    start.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -50,11 +54,12 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
 async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int], None] | None = None) -> None:
     """Serves until `stopping` is set, then drains; as `serve`, without signals."""
     settings = config.gateway
+    tls, identity = edge_tls(config.tls), mesh_identity(config.tls, "gateway")
     # Reading a vocabulary takes a second; signals and the event loop do not wait for it.
     model = await asyncio.to_thread(load_model, config.model)
     catalogue = Catalogue([model])
     changed = asyncio.Event()
-    link = Link(settings.scheduler, new_process_id("gateway"), changed.set)
+    link = Link(Dialer(settings.scheduler, "scheduler", identity), new_process_id("gateway"), changed.set)
     generations = Generations(settings, link)
 
     def tenants_changed(directory: Directory) -> None:
@@ -67,7 +72,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         tenants = TenantWatch(store.read, config.tenants.stale_seconds, tenants_changed)
         await tenants.start()
     guard = Guard(tenants)
-    server = rpc.Server()
+    server = rpc.Server(tls=tls)
     add_services(
         server.grpc_server,
         guard,

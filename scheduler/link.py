@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 import structlog
 
-from tercet import errors, rpc
+from tercet import errors
+from tercet.dialer import Dialer
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
@@ -63,9 +64,10 @@ class WorkerLink:
     """One address of a worker; every stream that comes up there is a new worker to the core."""
 
     def __init__(
-        self, address: str, loop: Loop, epoch: int, claims: Claims, on_alias: Callable[[], None] = lambda: None
+        self, dialer: Dialer, loop: Loop, epoch: int, claims: Claims, on_alias: Callable[[], None] = lambda: None
     ) -> None:
-        """`epoch` is the scheduler's: of two on one worker, the one that started later stays and the other waits.
+        """`dialer` has the address. `epoch` is the scheduler's: of two on one worker, the one that started later stays
+        and the other waits.
 
         `on_alias` is called when `alias` changes.
         """
@@ -73,21 +75,22 @@ class WorkerLink:
         self.retired = False
         # Another address leads to the same worker.
         self.alias = False
-        self._address = address
+        self._dialer = dialer
+        self._address = dialer.address
         self._epoch = epoch
         self._loop = loop
         self._claims = claims
         self._on_alias = on_alias
-        self._log = structlog.get_logger().bind(address=address)
+        self._log = structlog.get_logger().bind(address=dialer.address)
 
     async def run(self) -> None:
         """Until cancelled, or retired and without a stream."""
         failures = 0
-        channel = rpc.open_channel(self._address)
         try:
             while not self.retired:
                 try:
-                    await self._session(channel)
+                    await self._dialer.renew()
+                    await self._session(self._dialer.channel)
                     # It was up: the next failure is news.
                     failures = 0
                 except _AliasError as error:
@@ -101,7 +104,7 @@ class WorkerLink:
                 await asyncio.sleep(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else 0.1)
         finally:
             self._claims.release(self._address)
-            await channel.close()
+            await self._dialer.close()
 
     async def _stand_by(self, error: _AliasError) -> None:
         """Waits until the address that has the worker loses it."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tercet.dialer import Dialer
+from tercet.tls.mesh import MeshIdentity
+
 from .claims import Claims
 from .discovery import Discovery, changes, is_name
 from .events import AddressesChanged
@@ -18,11 +21,12 @@ from .loop import Loop
 class Links:
     """All links, and the tasks that run them."""
 
-    def __init__(self, discovery: Discovery, loop: Loop, epoch: int) -> None:
-        """`epoch` is the scheduler's."""
+    def __init__(self, discovery: Discovery, loop: Loop, epoch: int, identity: MeshIdentity | None = None) -> None:
+        """`epoch` and `identity` are the scheduler's."""
         self._discovery = discovery
         self._loop = loop
         self._epoch = epoch
+        self._identity = identity
         self._claims = Claims()
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[asyncio.Task[Any], str] = {}
@@ -60,9 +64,8 @@ class Links:
             if address in self._links:
                 self._links[address].retired = False
         for address in difference.added:
-            link = self._links[address] = WorkerLink(
-                address, self._loop, self._epoch, self._claims, on_alias=self._tell
-            )
+            dialer = Dialer(address, "worker", self._identity)
+            link = self._links[address] = WorkerLink(dialer, self._loop, self._epoch, self._claims, on_alias=self._tell)
             self._start(address, link.run())
         for address in difference.removed:
             self._links[address].retired = True

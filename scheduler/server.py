@@ -14,6 +14,7 @@ import structlog
 from tercet import ids, rpc
 from tercet.config import MeshConfig
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tercet.tls.mesh import mesh_identity
 
 from .admission import AdmissionMode, QueueBounds
 from .core import CoreSettings
@@ -35,20 +36,22 @@ _CANCEL_AGAIN_S = 0.2
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Runs until SIGTERM or SIGINT; a second signal ends the grace. `ready` is told the port once it listens.
 
-    Raises errors.ConfigError naming ``scheduler.port`` if it cannot listen.
+    Raises errors.ConfigError naming the setting if it cannot listen or has no use for its certificates.
     """
     settings = config.scheduler
     log = structlog.get_logger()
     core, recorder = recorded_core(core_settings(config), settings.plan_log_rounds)
     loop = Loop(core, time.monotonic, recorder)
-    server = rpc.Server()
+    identity = mesh_identity(config.tls, "scheduler")
+    server = rpc.Server(tls=None if identity is None else identity.listening_to("gateway"))
     epoch = ids.new_epoch()
     service = SchedulerService(loop, epoch)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
     port = await server.start(settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
-        links = asyncio.create_task(Links(Discovery(settings.workers, settings.resolve_seconds), loop, epoch).run())
+        discovery = Discovery(settings.workers, settings.resolve_seconds)
+        links = asyncio.create_task(Links(discovery, loop, epoch, identity).run())
         try:
             log.info("scheduler_ready", host=settings.host, port=port, workers=settings.workers)
             if ready is not None:

@@ -46,6 +46,7 @@ from tercet.messages import (
     to_request,
 )
 from tercet.rpc import open_channel, typed_error
+from tercet.tls.client import ClientTls
 from tercet.traffic import TrafficInfo, from_traffic
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
@@ -56,6 +57,7 @@ __all__ = [
     "Answer",
     "ChatMessage",
     "Client",
+    "ClientTls",
     "Delta",
     "Event",
     "Finished",
@@ -154,24 +156,25 @@ class Generation:
 class Client:
     """A connection to one gateway. Use as ``async with``; must stay on one event loop.
 
-    `address` is host:port; `api_key` is sent with every call, in plain text as all else. Nothing is dialled before the
-    first call. Every method raises errors.RequestError: the gateway's own, GatewayLostError if there is no gateway,
-    DeadlineError after `timeout_s` seconds. Raises ValueError for an address that is
-    not host:port and a key that no gateway could read.
+    `address` is host:port; `tls` says by what its certificate is known, None is plain text. `api_key` is sent with
+    every call; without `tls` all on the way can read it. Nothing is dialled before the first call. Every method raises
+    errors.RequestError: the gateway's own, GatewayLostError if there is no gateway, DeadlineError after `timeout_s`
+    seconds. Raises ValueError for an address that is not host:port and a key that no gateway could read.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "") -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "", tls: ClientTls | None = None) -> None:
         if (problem := setting_check.address(address)) is not None:
             raise ValueError(f"address {problem}")
         self.address = address
         if not all("!" <= character <= "~" for character in api_key):
             raise ValueError("api_key must be printable ASCII without spaces")
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else None
+        self._tls = tls
         self._channel: grpc.aio.Channel | None = None
         self._open: set[Any] = set()
 
     async def __aenter__(self) -> Client:
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, self._tls)
         return self
 
     async def __aexit__(
@@ -290,13 +293,14 @@ def generate_blocking(
     *,
     address: str = DEFAULT_ADDRESS,
     api_key: str = "",
+    tls: ClientTls | None = None,
     **more: Any,
 ) -> Answer:
     """One whole answer, for code without an event loop. Raises errors.RequestError."""
 
     async def ask() -> Answer:
         async with (
-            Client(address, api_key=api_key) as client,
+            Client(address, api_key=api_key, tls=tls) as client,
             client.generate(prompt, options, **more) as generation,
         ):
             return await generation.answer()

@@ -21,6 +21,7 @@ from tercet.errors import ConfigError
 from tercet.model_source import LoadFormat
 from tercet.setting_field import build, noted, setting
 from tercet.telemetry import LogFormat, LogLevel
+from tercet.tls.settings import TlsSettings, tls_problems
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,14 +31,16 @@ else:
 ENV_PREFIX = "TERCET"
 
 # Who set the environment of a child of `tercet up`, and what the child is called there; which instructions the C++
-# extension may use; which GPUs the CUDA one is built for; the key that commands send to a gateway.
+# extension may use; which GPUs the CUDA one is built for; the key that commands send to a gateway, and by which CA they
+# know it.
 PARENT_PID_VARIABLE = f"{ENV_PREFIX}_PARENT_PID"
 PROCESS_NAME_VARIABLE = f"{ENV_PREFIX}_PROCESS_NAME"
 ISA_VARIABLE = f"{ENV_PREFIX}_ISA"
 CUDA_ARCHS_VARIABLE = f"{ENV_PREFIX}_CUDA_ARCHS"
 API_KEY_VARIABLE = f"{ENV_PREFIX}_API_KEY"
+CA_VARIABLE = f"{ENV_PREFIX}_CA"
 _NOT_SETTINGS = frozenset(
-    {PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE, CUDA_ARCHS_VARIABLE, API_KEY_VARIABLE}
+    {PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, ISA_VARIABLE, CUDA_ARCHS_VARIABLE, API_KEY_VARIABLE, CA_VARIABLE}
 )
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -211,6 +214,7 @@ class MeshConfig:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tenants: TenantsSettings = field(default_factory=TenantsSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
     log: LogSettings = field(default_factory=LogSettings)
     # By name.
     classes: Mapping[str, ClassSettings] = field(default_factory=lambda: dict(classes.DEFAULT_CLASSES))
@@ -222,6 +226,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
     "tenants": TenantsSettings,
+    "tls": TlsSettings,
     "log": LogSettings,
 }
 
@@ -254,6 +259,7 @@ def load_config(
         known = ", ".join(config.classes)
         problem = f"there is no traffic class {config.scheduler.default_class!r}; the classes are {known}"
         problems.append(ConfigError("scheduler.default_class", problem))
+    problems += tls_problems(config.tls)
     raise_all(problems)
     return config
 

@@ -34,6 +34,7 @@ from tercet.errors import StartupError
 from tercet.mesh_layout import SERVICES, Member, check_ports, layout, service_of
 from tercet.rpc import open_channel
 from tercet.telemetry import level_of
+from tercet.tls.probe import probe_tls
 
 State = Literal["starting", "ready", "stopping", "stopped", "failed"]
 
@@ -193,7 +194,7 @@ class MeshProcesses:
 
     async def _until_ready(self) -> None:
         probes = {
-            asyncio.create_task(_until_serving(member.address, _HEALTH_NAMES[member.service])): name
+            asyncio.create_task(_until_serving(member, _HEALTH_NAMES[member.service])): name
             for name, member in self._members.items()
         }
         deadline = time.monotonic() + self._start_timeout_s
@@ -286,8 +287,10 @@ def _environment(member: Member, base: Mapping[str, str]) -> dict[str, str]:
     return out
 
 
-async def _until_serving(address: str, health_name: str) -> None:
-    """Returns once the service at `address` says that `health_name` is serving."""
+async def _until_serving(member: Member, health_name: str) -> None:
+    """Returns once a member says that `health_name` is serving. Raises ConfigError for certificates of no use."""
+    address = member.address
+    tls = probe_tls(member.config.tls, member.service)
     host, _, port = address.rpartition(":")
     while True:
         # A plain connection attempt first: gRPC's own back-off would notice the listener up to a second late.
@@ -297,7 +300,7 @@ async def _until_serving(address: str, health_name: str) -> None:
             await asyncio.sleep(_POLL_S)
             continue
         writer.close()
-        async with open_channel(address) as channel:
+        async with open_channel(address, tls) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import grpc.aio
@@ -15,6 +15,10 @@ from grpc_reflection.v1alpha import reflection
 
 from tercet import errors
 from tercet.ports import check_port_free
+
+if TYPE_CHECKING:
+    from tercet.tls.client import ClientTls
+    from tercet.tls.server import ServerTls
 
 # A prompt is bounded by validation, with a typed error; this only has to lie above it.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -64,20 +68,23 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel to ``host:port``. It connects lazily and by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel to ``host:port``, in plain text without `tls`. It connects lazily and by itself."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=[*CHANNEL_OPTIONS, *tls.options()])
 
 
 class Server:
     """A gRPC server with health and reflection. Services are added to `grpc_server`, then `start` binds.
 
-    Health names are "" (the process) and every full service name passed to `start`; all are SERVING after `start`
-    unless `set_serving` says otherwise.
+    Without `tls` it speaks plain text. Health names are "" (the process) and every full service name passed to `start`;
+    all are SERVING after `start` unless `set_serving` says otherwise.
     """
 
-    def __init__(self, options: list[tuple[str, int]] = SERVER_OPTIONS) -> None:
-        self.grpc_server = grpc.aio.server(options=options)
+    def __init__(self, options: list[tuple[str, int]] = SERVER_OPTIONS, tls: ServerTls | None = None) -> None:
+        self._tls = tls
+        self.grpc_server = grpc.aio.server(options=options, interceptors=() if tls is None else tls.interceptors())
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 
@@ -96,7 +103,7 @@ class Server:
             # Before the core tries, which would write its own account of a failure to standard error.
             check_port_free(key, host, port)
         try:
-            bound: int = self.grpc_server.add_insecure_port(f"{_bracket(host)}:{port}")
+            bound = self._bind(f"{_bracket(host)}:{port}")
         except RuntimeError as error:
             raise errors.ConfigError(
                 key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
@@ -106,6 +113,11 @@ class Server:
             await self.set_serving(name, serving)
         await self.grpc_server.start()
         return bound
+
+    def _bind(self, address: str) -> int:
+        if self._tls is None:
+            return int(self.grpc_server.add_insecure_port(address))
+        return int(self.grpc_server.add_secure_port(address, self._tls.credentials()))
 
     async def set_serving(self, name: str, serving: bool) -> None:
         """Publishes the health of a service name."""

@@ -14,6 +14,7 @@ from tercet.config import MeshConfig
 from tercet.errors import EngineFaultError
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tercet.model_source import ModelSource, fingerprint, resolve_model
+from tercet.tls.mesh import mesh_identity
 
 from .engine import build_executor, warm_up
 from .executor import Executor
@@ -37,7 +38,8 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     for line in layout.budget.lines():
         log.info("budget", line=line)
     service = WorkerService()
-    server = rpc.Server()
+    identity = mesh_identity(config.tls, "worker")
+    server = rpc.Server(tls=None if identity is None else identity.listening_to("scheduler"))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server.grpc_server)
     loop = asyncio.get_running_loop()
     stopping, hurrying, died = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -12,8 +12,6 @@ import click
 
 from tercet.cli.asking import (
     CONTROL_TIMEOUT_S,
-    address_option,
-    api_key_option,
     model_option,
     options_of,
     read_line,
@@ -22,6 +20,7 @@ from tercet.cli.asking import (
     show_text,
     timeout_option,
 )
+from tercet.cli.connection import client_options
 from tercet.cli.root import to_text
 from tercet.client import ChatMessage, Client, Options
 from tercet.errors import GatewayLostError, RequestError
@@ -51,19 +50,17 @@ async def reply(
 
 
 @click.command()
-@address_option
-@api_key_option
+@client_options
 @model_option
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @sampling_options
 @timeout_option
-def chat(address: str, api_key: str, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
+def chat(client: Client, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
     """Talk with the model. Each line is a turn; the model sees the whole conversation.
 
     /reset forgets it, /quit or Ctrl-D ends, /help lists these. Ctrl-C stops the current answer; what came of it stays
     in the conversation.
     """
-    client = Client(address, api_key=api_key)
     options = options_of(model, sampling)
     opening = [ChatMessage("system", system)] if system else []
     messages = list(opening)

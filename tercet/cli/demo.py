@@ -21,6 +21,7 @@ from tercet.client import Answer, ChatMessage, Client, FleetInfo
 from tercet.config import MeshConfig, TenantsSettings
 from tercet.mesh_layout import SERVICES
 from tercet.mesh_processes import MeshProcesses
+from tercet.tls.settings import TlsSettings
 
 QUESTION = "What is the capital of France?"
 _MAX_TOKENS = 64
@@ -45,11 +46,11 @@ def demo(config: MeshConfig, question: str) -> None:
 
 
 def private(config: MeshConfig) -> MeshConfig:
-    """`config` on free ports of loopback, for whoever asks."""
+    """`config` on free ports of loopback, in plain text, for whoever asks."""
     sections: dict[str, Any] = {
         name: dataclasses.replace(getattr(config, name), host="127.0.0.1", port=0) for name in SERVICES
     }
-    return dataclasses.replace(config, tenants=TenantsSettings(), **sections)
+    return dataclasses.replace(config, tenants=TenantsSettings(), tls=TlsSettings(), **sections)
 
 
 async def run_demo(config: MeshConfig, question: str, log_dir: Path, console: Console) -> None:

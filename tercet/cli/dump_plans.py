@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, api_key_option, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, run_async
+from tercet.cli.connection import client_options
 from tercet.cli.root import EXIT_REQUEST, Failure
 from tercet.client import Client
 from tercet.errors import DeadlineError
@@ -61,16 +62,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @click.command()
-@address_option
-@api_key_option
+@client_options
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def dump_plans(address: str, api_key: str, file: Path) -> None:
+def dump_plans(client: Client, file: Path) -> None:
     """Write what the scheduler planned lately, and why, to FILE (- for standard output).
 
     It holds times, counts and request ids, no tokens and no text. `tercet replay-plans FILE` reads it. How far back it
     goes is the setting scheduler.plan_log_rounds.
     """
-    client = Client(address, api_key=api_key)
     if str(file) == "-":
         run_async(fetch(client, sys.stdout.buffer))
         return

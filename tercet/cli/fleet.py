@@ -7,7 +7,8 @@ import json
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, api_key_option, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, run_async
+from tercet.cli.connection import client_options
 from tercet.client import Client, FleetInfo
 
 
@@ -41,12 +42,11 @@ def to_lines(state: FleetInfo) -> list[str]:
 
 
 @click.command()
-@address_option
-@api_key_option
+@client_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def fleet(address: str, api_key: str, as_json: bool) -> None:
+def fleet(client: Client, as_json: bool) -> None:
     """Show workers, KV blocks and requests of a running mesh."""
-    state = run_async(look(Client(address, api_key=api_key)))
+    state = run_async(look(client))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(state)))
         return

@@ -11,8 +11,6 @@ import click
 
 from tercet.cli.asking import (
     CONTROL_TIMEOUT_S,
-    address_option,
-    api_key_option,
     model_option,
     options_of,
     read_text,
@@ -21,6 +19,7 @@ from tercet.cli.asking import (
     show_text,
     timeout_option,
 )
+from tercet.cli.connection import client_options
 from tercet.client import Answer, ChatMessage, Client, Options
 
 
@@ -100,8 +99,7 @@ def to_json(answer: Answer) -> str:
 
 @click.command()
 @click.argument("prompt")
-@address_option
-@api_key_option
+@client_options
 @model_option
 @click.option("--chat/--raw", default=None, help="As one user message, or as it stands. Default: --chat if the model "
               "has a chat template.")  # fmt: skip
@@ -113,8 +111,7 @@ def to_json(answer: Answer) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 def generate(
     prompt: str,
-    address: str,
-    api_key: str,
+    client: Client,
     model: str,
     chat: bool | None,
     timeout: float | None,
@@ -133,7 +130,6 @@ def generate(
     options = options_of(model, sampling)
     printer = Printer(options.n or 1)
     on_text = None if as_json else printer.show
-    client = Client(address, api_key=api_key)
     answer = run_async(ask(client, prompt, options, chat=chat, timeout_s=timeout, on_text=on_text))
     if as_json:
         show_text(f"{to_json(answer)}\n")

@@ -29,6 +29,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Allow": {
         "tenant": ("tenant", "Say who may use the mesh, and how much of it."),
+        "tls": ("tls", "Make the certificates of a mesh, with a private CA."),
     },
     "Ask": {
         "generate": ("generate", "Continue or answer one prompt, and stream it."),

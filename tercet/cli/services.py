@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import os
-import socket
 from typing import Any
 
 import click
@@ -16,23 +14,11 @@ from tercet.collector import SELDOM, USUAL, settle
 from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig
 from tercet.errors import ConfigError
 from tercet.mesh_processes import die_with_parent
+from tercet.public_bind import check_public_bind, is_public, open_doors
 from tercet.telemetry import configure_logging
 
-
-def public_note(name: str, config: MeshConfig) -> str:
-    """What whoever lets others reach a service should know."""
-    if name == "gateway" and config.tenants.store:
-        return "keys and texts can be read on their way: there is no TLS yet"
-    return "whoever reaches this address can use it: it asks for no key, and there is no TLS yet"
-
-
-def is_public(host: str) -> bool:
-    """Whether to listen on `host` is to be reachable from other hosts. False for a host that does not resolve."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+# What only gateways have.
+_EDGE = ("tls.certificate", "tls.key")
 
 
 def service_module(name: str, part: str = "server") -> Any:
@@ -45,9 +31,10 @@ def run_service(name: str, config: MeshConfig) -> None:
     die_with_parent()
     # With several workers on one host, `tercet up` tells each its name.
     configure_logging(os.environ.get(PROCESS_NAME_VARIABLE) or name, config.log.level, config.log.format)
+    check_public_bind(name, config)
     host = getattr(config, name).host
-    if is_public(host):
-        structlog.get_logger().warning("listens_publicly", host=host, note=public_note(name, config))
+    if is_public(host) and (missing := open_doors(name, config)):
+        structlog.get_logger().warning("listens_publicly", host=host, without=missing)
     serve = service_module(name).serve
 
     def ready(port: int) -> None:
@@ -63,7 +50,7 @@ def run_service(name: str, config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["gateway", "model", "tenants", "log"])
+@with_config(["gateway", "model", "tenants", "tls", "log"])
 def gateway(config: MeshConfig) -> None:
     """Run one gateway: the edge that clients talk to.
 
@@ -73,7 +60,7 @@ def gateway(config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["scheduler", "log"])
+@with_config(["scheduler", "tls", "log"], omit=_EDGE)
 def scheduler(config: MeshConfig) -> None:
     """Run one scheduler: order and time.
 
@@ -84,7 +71,7 @@ def scheduler(config: MeshConfig) -> None:
 
 @click.command(cls=SettingsCommand)
 @click.option("--dry-run", is_flag=True, help="Print how the memory would be spent, load nothing.")
-@with_config(["worker", "model", "log"])
+@with_config(["worker", "model", "tls", "log"], omit=_EDGE)
 def worker(config: MeshConfig, dry_run: bool) -> None:
     """Run one worker: a device with a model.
 

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from tercet.cli.asking import CONTROL_TIMEOUT_S, address_option, api_key_option, model_option, read_text, run_async
+from tercet.cli.asking import CONTROL_TIMEOUT_S, model_option, read_text, run_async
+from tercet.cli.connection import client_options
 from tercet.client import ChatMessage, Client
 
 
@@ -19,13 +20,11 @@ async def token_ids_of(client: Client, text: str, model: str, *, chat: bool) -> 
 
 @click.command()
 @click.argument("text")
-@address_option
-@api_key_option
+@client_options
 @model_option
 @click.option("--chat", is_flag=True, help="As a user's message, rendered with the model's chat template.")
-def tokenize(text: str, address: str, api_key: str, model: str, chat: bool) -> None:
+def tokenize(text: str, client: Client, model: str, chat: bool) -> None:
     """Show the token ids of TEXT as a JSON list. TEXT - reads standard input."""
     if text == "-":
         text = read_text()
-    client = Client(address, api_key=api_key)
     click.echo(json.dumps(run_async(token_ids_of(client, text, model, chat=chat))))

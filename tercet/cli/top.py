@@ -14,7 +14,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from tercet.cli.asking import address_option, api_key_option, run_async
+from tercet.cli.asking import run_async
+from tercet.cli.connection import client_options
 from tercet.cli.finite import FiniteRange
 from tercet.cli.keys import keys_pressed
 from tercet.cli.root import to_text
@@ -163,8 +164,7 @@ def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[
 
 
 @click.command()
-@address_option
-@api_key_option
+@client_options
 @click.option(
     "--interval",
     type=FiniteRange(min=MIN_INTERVAL_S, max=3600),
@@ -175,13 +175,12 @@ def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[
 )
 @click.option("--once", is_flag=True, help="Look once, and show what there is since the start instead of rates.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def top(address: str, api_key: str, interval: float, once: bool, as_json: bool) -> None:
+def top(client: Client, interval: float, once: bool, as_json: bool) -> None:
     """Show live what a mesh is asked for, and how it keeps its promises: by class, by tenant, by worker.
 
     q or Ctrl-C ends it. A mesh that is lost is waited for. TTFT is the time to the first token, a gap the mean time
     between the tokens of a request; for classes both are of the last minute, for tenants since the start.
     """
-    client = Client(address, api_key=api_key)
     if not once:
         run_async(watch(client, interval, as_json=as_json))
         return
@@ -189,4 +188,4 @@ def top(address: str, api_key: str, interval: float, once: bool, as_json: bool) 
     if as_json:
         _print_json(seen)
     else:
-        Console(highlight=False).print(Picture(address, seen.moment))
+        Console(highlight=False).print(Picture(client.address, seen.moment))

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from tercet.cli.finite import SOME_SECONDS
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
-from tercet.cli.services import is_public, public_note
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.config import MeshConfig
 from tercet.mesh_layout import SERVICES, check_ports, layout
 from tercet.mesh_processes import MeshProcesses, ServiceFailedError
+from tercet.public_bind import check_public_bind, is_public, open_doors
 
 # `up` itself tells all where the others are.
 _LINKS = ("gateway.scheduler", "scheduler.workers")
@@ -43,8 +43,9 @@ async def run_mesh(
         stop_on_signals(mesh)
         try:
             async with mesh:
+                tls = " --tls-ca CA.pem" if config.tls.certificate else ""
                 console.print(
-                    f'ready: tercet generate --address {mesh.address} "Hello"  (Ctrl-C stops)', soft_wrap=True
+                    f'ready: tercet generate --address {mesh.address}{tls} "Hello"  (Ctrl-C stops)', soft_wrap=True
                 )
                 failed = await mesh.failure()
         except asyncio.CancelledError:
@@ -84,7 +85,7 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     "--start-timeout", type=SOME_SECONDS, default=600.0, show_default=True, metavar="SECONDS",
     help="How long the services may take to become ready.",
 )  # fmt: skip
-@with_config(["gateway", "scheduler", "worker", "model", "tenants", "log"], omit=_LINKS)
+@with_config(["gateway", "scheduler", "worker", "model", "tenants", "tls", "log"], omit=_LINKS)
 def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None, start_timeout: float) -> None:
     """Run gateway, scheduler and worker together, in the foreground.
 
@@ -97,8 +98,10 @@ def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None
     # Before there is a folder of logs: nothing starts that could write one.
     check_ports(members)
     for name in SERVICES:
-        if is_public(host := getattr(config, name).host):
-            console.print(f"warning: {name} listens on {host}: {public_note(name, config)}", soft_wrap=True)
+        check_public_bind(name, config)
+        if is_public(host := getattr(config, name).host) and (missing := open_doors(name, config)):
+            note = f"warning: {name} listens on {host} without {' and '.join(missing)}"
+            console.print(note, soft_wrap=True)
     temporary = None if verbose or log_dir else Path(tempfile.mkdtemp(prefix="tercet-"))
     target = None if verbose else log_dir or temporary
     code = None

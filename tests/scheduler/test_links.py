@@ -25,6 +25,7 @@ from scheduler.loop import Loop
 from scheduler.server import core_settings
 from scheduler.simulator.small import worker_info
 from tercet.config import MeshConfig, SchedulerSettings
+from tercet.dialer import Dialer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -249,7 +250,7 @@ async def test_a_cancel_that_comes_with_the_hello_is_not_lost(monkeypatch: pytes
     monkeypatch.setattr(link.WorkerLink, "_greet", greet)
     monkeypatch.setattr(link.WorkerLink, "_exchange", exchange)
     mesh = Mesh((), Dns())
-    task = asyncio.create_task(link.WorkerLink("127.0.0.1:1", mesh.loop, 1, Claims()).run())
+    task = asyncio.create_task(link.WorkerLink(Dialer("127.0.0.1:1", "worker", None), mesh.loop, 1, Claims()).run())
     await until(lambda: bool(greeted), "the worker is greeted")
     greeted[0].set_result(worker_info())
     for _ in range(later):

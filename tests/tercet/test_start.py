@@ -12,7 +12,6 @@ import pytest
 from command_line import ROOT, run, start
 
 from tercet.cli.demo import private, summary
-from tercet.cli.services import is_public, public_note
 from tercet.client import Accepted, Answer, Finished, FleetInfo, OutputEnd
 from tercet.config import load_config
 from tercet.mesh_layout import layout
@@ -97,18 +96,10 @@ def test_up_whose_reader_left_before_the_start_leaves_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("host", "public"),
-    [("127.0.0.1", False), ("127.9.9.9", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("::", True),
-     ("192.0.2.1", True), ("no.such.host.invalid", False)],
-)  # fmt: skip
-def test_what_other_hosts_can_reach_is_known(host, public):
-    assert is_public(host) == public
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_service_that_others_can_reach_says_so(host):
-    with start("scheduler", "--host", host, "--port", "0", "--log-format", "json") as process:
+    flags = ["--host", host, "--port", "0", "--log-format", "json", "--tls-insecure-public-bind"]
+    with start("scheduler", *flags) as process:
         lines = []
         for line in process.stderr:
             lines.append(json.loads(line))
@@ -120,12 +111,19 @@ def test_a_service_that_others_can_reach_says_so(host):
     assert warnings == ([] if host == "127.0.0.1" else [("warning", host)])
 
 
-def test_what_others_can_do_there_follows_from_the_keys():
-    open_, keyed = load_config(), load_config(None, None, {"tenants.store": "tenants.db"})
-    assert "it asks for no key" in public_note("gateway", open_)
-    assert "keys and texts can be read" in public_note("gateway", keyed)
-    for name in ("scheduler", "worker"):
-        assert "it asks for no key" in public_note(name, keyed)
+@pytest.mark.parametrize("name", ["up", "gateway", "scheduler", "worker"])
+def test_no_service_lets_others_in_unasked(name, tmp_path):
+    flag = "--worker-host=0.0.0.0" if name == "up" else "--host=0.0.0.0"
+    done = subprocess.run(
+        [sys.executable, "-m", "tercet", name, flag],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    service = "worker" if name == "up" else name
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"tercet: {service}.host: 0.0.0.0 can be reached from other hosts")
+    assert "tls.insecure_public_bind" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_up_says_why_a_service_failed_and_leaves_nothing(tmp_path):

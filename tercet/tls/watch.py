@@ -1,0 +1,65 @@
+"""A certificate that is renewed while a service runs: its files are read again when they have changed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tercet.errors import ConfigError
+
+from .certificate import Certificate, End, read_certificate, stamp
+from .settings import CertificateFiles
+
+log = structlog.get_logger()
+
+# Whoever has to renew a certificate by hand needs a few days, and hears of it daily.
+WARN_BEFORE_S = 7 * 86_400
+WARN_EVERY_S = 86_400
+
+
+class CertificateWatch:
+    """The newest certificate in the files that could be used. Any thread may ask.
+
+    While files are half replaced, or wrong, the last good one stays. `clock` gives seconds since the epoch.
+    """
+
+    def __init__(self, files: CertificateFiles, end: End, clock: Callable[[], float] = time.time) -> None:
+        """Raises ConfigError, naming the setting, if there is none to begin with."""
+        self._files = files
+        self._end = end
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stamp = stamp(files)
+        self._certificate = read_certificate(files, end)
+        self._warn_at = 0.0
+
+    def latest(self) -> Certificate:
+        """Looks at the files, which takes microseconds unless they have changed."""
+        with self._lock:
+            seen = stamp(self._files)
+            if seen != self._stamp:
+                self._stamp = seen
+                self._renew(seen)
+            self._warn()
+            return self._certificate
+
+    def _renew(self, seen: tuple[object, ...]) -> None:
+        try:
+            found = read_certificate(self._files, self._end)
+        except ConfigError as error:
+            log.error("certificate_not_renewed", problem=str(error))
+            return
+        if stamp(self._files) == seen:
+            self._certificate = found
+            self._warn_at = 0.0
+            log.info("certificate_renewed", file=self._files.certificate, names=found.names)
+
+    def _warn(self) -> None:
+        now = self._clock()
+        if now >= self._warn_at and self._certificate.ends_at - now < WARN_BEFORE_S:
+            self._warn_at = now + WARN_EVERY_S
+            days = (self._certificate.ends_at - now) / 86_400
+            log.warning("certificate_ends_soon", file=self._files.certificate, days=round(days, 1))
