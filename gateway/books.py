@@ -1,0 +1,241 @@
+"""What the gateway writes into the ledger: a row for each request, opened and closed, and refusals by their count.
+
+Knows no database and no calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import structlog
+
+from tercet.config import LedgerSettings
+from tercet.errors import LedgerLostError
+from tercet.ledger.row import Outcome, Promise, RefusalKey, Row, slo_of
+from tercet.ledger.writer import Database, Writer
+
+from .stream import Stream
+from .validate import GenerationRequest
+
+log = structlog.get_logger()
+
+# A client learns that it was accepted when that is written; of a database that is slower, at once.
+OPEN_WAIT_S = 0.25
+_RETRY_AFTER_S = 1.0
+_HOUR_S = 3600.0
+
+
+class Books:
+    """The rows of this gateway, `instance`; without a database nothing is kept. `classes` are the names of those there
+    are: what else clients name is not kept. `clock` gives seconds since the epoch.
+
+    At most `settings.max_waiting_rows` requests are running or wait to be written.
+    """
+
+    def __init__(
+        self,
+        ledger: Database | None,
+        settings: LedgerSettings,
+        instance: str,
+        classes: Collection[str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._writer = None
+        if ledger is not None:
+            self._writer = Writer(ledger, instance, settings.retention_days, self._on_written)
+        self._price = settings.gpu_hour_price
+        self._classes = classes
+        self._clock = clock
+        self._free = settings.max_waiting_rows
+        self._next_number = 0
+        self._second = 0
+        self._opening: dict[int, asyncio.Future[None]] = {}
+        # A request has waited for too long to be opened: no other waits until something is written.
+        self._behind = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        """Begins to write. Raises LedgerError."""
+        self._loop = asyncio.get_running_loop()
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.start)
+
+    async def stop(self) -> None:
+        """Writes what is left."""
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.stop)
+
+    def enter(self, request: GenerationRequest, request_id: str, tenant: str) -> Entry:
+        """An entry for a new request. Whoever has it must `close` it. Raises LedgerLostError if too many rows wait."""
+        if not self._free and self._writer is not None:
+            raise LedgerLostError(
+                "as many requests as the gateway has room for wait to be written to its ledger "
+                "(ledger.max_waiting_rows)",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._free -= 1
+        self._next_number += 1
+        return Entry(self, self._next_number, request, request_id, tenant, self._clock())
+
+    def refuse(self, tenant: str, traffic_class: str, model: str, reason: str, request_id: str) -> None:
+        """Counts a request for which nothing was done."""
+        if self._writer is None:
+            return
+        # A clock that is set back does not open a second again.
+        self._second = max(self._second, int(self._clock()))
+        key = RefusalKey(self._second, tenant, self.class_known(traffic_class), model, reason)
+        self._writer.refuse(key, request_id)
+
+    def class_known(self, traffic_class: str) -> str:
+        """The class, or nothing if there is none of that name: anybody can make up names."""
+        return traffic_class if traffic_class in self._classes else ""
+
+    def cost_of(self, gpu_s: float) -> float:
+        """What so many GPU-seconds cost."""
+        return gpu_s / _HOUR_S * self._price
+
+    async def open(self, make: Callable[[], Row]) -> None:
+        """Writes an open row and waits until a crash would leave it there, for OPEN_WAIT_S at most."""
+        if self._writer is None:
+            return
+        row = make()
+        self._writer.put(row)
+        if self._behind:
+            return
+        assert self._loop is not None
+        written = self._opening[row.number] = self._loop.create_future()
+        timer = self._loop.call_later(OPEN_WAIT_S, self._give_up, written)
+        try:
+            await written
+        finally:
+            timer.cancel()
+            self._opening.pop(row.number, None)
+
+    def close(self, make: Callable[[], Row]) -> None:
+        """Writes the last row of a request."""
+        if self._writer is None:
+            self.leave()
+        else:
+            self._writer.put(make())
+
+    def leave(self) -> None:
+        """A request has its place no more."""
+        self._free += 1
+
+    def _give_up(self, written: asyncio.Future[None]) -> None:
+        if not self._behind:
+            log.error("ledger_behind", seconds=OPEN_WAIT_S, rows=len(self._opening))
+        self._behind = True
+        if not written.done():
+            written.set_result(None)
+
+    def _on_written(self, rows: Sequence[Row]) -> None:
+        numbers = [row.number for row in rows]
+        closed = sum(row.outcome is not Outcome.OPEN for row in rows)
+        assert self._loop is not None
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._note_written, numbers, closed)
+
+    def _note_written(self, numbers: Sequence[int], closed: int) -> None:
+        self._behind = False
+        self._free += closed
+        for number in numbers:
+            written = self._opening.get(number)
+            if written is not None and not written.done():
+                written.set_result(None)
+
+
+class Entry:
+    """One request in the books, opened when the scheduler has accepted it, and closed once: when neither its client nor
+    the mesh has more to say of it."""
+
+    __slots__ = (
+        "_arrived_at", "_books", "_number", "_promise", "_prompt_tokens", "_request", "_request_id", "_tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self, books: Books, number: int, request: GenerationRequest, request_id: str, tenant: str, arrived_at: float
+    ) -> None:
+        self._books = books
+        self._number = number
+        self._request = request
+        self._request_id = request_id
+        self._tenant = tenant
+        self._arrived_at = arrived_at
+        self._promise = Promise(books.class_known(request.traffic_class))
+        self._prompt_tokens = 0
+
+    async def open(self, prompt_tokens: int, promise: Promise) -> None:
+        """The scheduler has accepted it, as one of a class that promises this."""
+        self._prompt_tokens = prompt_tokens
+        self._promise = promise
+        await self._books.open(self._open_row)
+
+    def close(
+        self, outcome: Outcome, reason: str, stream: Stream | None, *, delivered: int, arrived_at: float, now: float
+    ) -> None:
+        """Its client has nothing more to say, and was sent `delivered` tokens. It is written once the mesh has said
+        what it cost. Times are seconds on the clock of `stream`, None for what never was submitted."""
+        if outcome is Outcome.REFUSED:
+            self._books.refuse(
+                self._tenant, self._request.traffic_class, self._request.model.name, reason, self._request_id
+            )
+            self._books.leave()
+            return
+        if stream is None:
+            self._books.close(lambda: self._row(outcome, reason, total_s=now - arrived_at))
+            return
+        first, total_s = stream.first_token_at, now - arrived_at
+        ttft_s = None if first is None else first - arrived_at
+        stream.when_accounted(
+            lambda: self._books.close(lambda: self._closed_row(stream, outcome, reason, delivered, ttft_s, total_s))
+        )
+
+    def _open_row(self) -> Row:
+        return self._row(Outcome.OPEN, "")
+
+    def _closed_row(
+        self, stream: Stream, outcome: Outcome, reason: str, delivered: int, ttft_s: float | None, total_s: float
+    ) -> Row:
+        account = stream.account
+        # Tokens that the mesh has not accounted for have been generated all the same.
+        generated = max(stream.num_tokens, 0 if account is None else account.generated_tokens)
+        gpu_s = None if account is None else account.gpu_s
+        tpot_s = stream.tpot_s
+        return self._row(
+            outcome,
+            reason,
+            cached_tokens=None if account is None else account.cached_tokens,
+            generated_tokens=generated,
+            delivered_tokens=delivered,
+            wasted_tokens=generated - delivered,
+            queue_s=None if account is None else account.queue_s,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            largest_gap_s=stream.largest_gap_s,
+            total_s=total_s,
+            gpu_s=gpu_s,
+            cost=None if gpu_s is None else self._books.cost_of(gpu_s),
+            slo=slo_of(outcome, self._promise, ttft_s, tpot_s),
+        )
+
+    def _row(self, outcome: Outcome, reason: str, **facts: Any) -> Row:
+        return Row(
+            number=self._number,
+            request_id=self._request_id,
+            tenant=self._tenant,
+            traffic_class=self._promise.traffic_class,
+            model=self._request.model.name,
+            revision=self._request.model.revision,
+            outputs=self._request.n,
+            arrived_at=self._arrived_at,
+            outcome=outcome,
+            reason=reason,
+            prompt_tokens=self._prompt_tokens,
+            **facts,
+        )

@@ -1,0 +1,165 @@
+"""The ledger's database: rows written and written again, gateways that are alive, and those that are not.
+
+A row has the number that its gateway gave it, so whatever is written twice is there once: after an error that leaves
+open whether something was written, it is written again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tercet.database import Database
+from tercet.errors import LedgerError
+
+from .migrations import migrate, version_of
+from .row import GATEWAY_LOST, Outcome, Refusals, Row
+from .tables import gateways, refusals, requests
+
+# A gateway that has not said for so long that it lives does not: its open rows are closed.
+LEASE_S = 15.0
+# Rows that are forgotten at a time: what is written meanwhile waits.
+FORGET_ROWS = 1_000
+
+_DAY_S = 86_400
+_ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row))
+# How each database says "or else update", which is no standard.
+_INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class Ledger:
+    """Rows in a database. `clock` gives seconds since the epoch. Every method, and the constructor, may raise
+    LedgerError."""
+
+    def __init__(self, where: str, clock: Callable[[], float]) -> None:
+        self._database = Database(where, LedgerError, "a gateway that starts")
+        self._clock = clock
+        kind = self._database.kind
+        if kind not in _INSERTS:
+            raise LedgerError(f"{self.name} is of {kind}; the ledger is kept by {' or '.join(_INSERTS)}")
+        insert = _INSERTS[kind]
+        self._put_gateway = _upsert(insert, gateways, keep=("started_at",))
+        self._put_request = _upsert(insert, requests)
+        self._put_refusals = _upsert(insert, refusals)
+
+    @property
+    def name(self) -> str:
+        """Where it is, without a password."""
+        return self._database.name
+
+    def create(self) -> None:
+        """Makes it, unless it is there, and brings one of an older version up to this one."""
+        self._database.create(lambda connection: migrate(connection, self.name))
+
+    def close(self) -> None:
+        """Lets the database go."""
+        self._database.close()
+
+    def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None:
+        """Writes all or nothing. A row takes the place of one of the same number, and so do refusals of the same
+        key."""
+        with self._database.write() as connection:
+            if rows:
+                connection.execute(self._put_request, [_request_columns(instance, row) for row in rows])
+            if refused:
+                connection.execute(self._put_refusals, [_refusal_columns(instance, each) for each in refused])
+
+    def beat(self, instance: str) -> int:
+        """This gateway lives. Closes what those have left open that do not, and returns how many rows that were."""
+        with self._database.write() as connection:
+            now = self._now(connection)
+            connection.execute(
+                self._put_gateway, {"instance": instance, "started_at": now, "seen_at": now, "ended_at": None}
+            )
+            silent = sa.and_(gateways.c.ended_at.is_(None), gateways.c.seen_at < now - LEASE_S)
+            dead = connection.execute(sa.select(gateways.c.instance).where(silent)).scalars().all()
+            return self._bury(connection, dead) if dead else 0
+
+    def end(self, instance: str) -> int:
+        """This gateway ends. Closes what it has left open, and returns how many rows that were."""
+        with self._database.write() as connection:
+            return self._bury(connection, [instance])
+
+    def forget(self, days: float) -> int:
+        """Deletes some of what is older, and is not open. Returns how much that was; 0: nothing is left to delete."""
+        with self._database.write() as connection:
+            before = self._now(connection) - days * _DAY_S
+            old_request = sa.and_(requests.c.arrived_at < before, requests.c.outcome != Outcome.OPEN.value)
+            return (
+                self._delete_some(connection, requests, old_request)
+                + self._delete_some(connection, refusals, refusals.c.second < before)
+                + self._delete_some(connection, gateways, gateways.c.ended_at < before)
+            )
+
+    def read(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """What a query of its tables finds. LedgerError also for a schema that is newer than this version."""
+        with self._database.read() as connection:
+            version_of(connection, self.name)
+            return connection.execute(query).all()
+
+    def _bury(self, connection: sa.Connection, instances: Sequence[str]) -> int:
+        left = sa.and_(requests.c.instance.in_(instances), requests.c.outcome == Outcome.OPEN.value)
+        closed = connection.execute(
+            requests.update().where(left).values(outcome=Outcome.LOST.value, reason=GATEWAY_LOST)
+        )
+        ended = gateways.update().where(gateways.c.instance.in_(instances))
+        connection.execute(ended.values(ended_at=self._now(connection)))
+        return closed.rowcount
+
+    def _delete_some(self, connection: sa.Connection, table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
+        key = sa.tuple_(*table.primary_key.columns)
+        some = sa.select(*table.primary_key.columns).where(condition).limit(FORGET_ROWS)
+        return connection.execute(table.delete().where(key.in_(some))).rowcount
+
+    def _now(self, connection: sa.Connection) -> float:
+        """One clock for all gateways of the database, in seconds since the epoch: that of its server, if it has one."""
+        if self._database.kind == "sqlite":
+            return self._clock()
+        now: float = connection.execute(
+            sa.select(sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double))
+        ).scalar_one()
+        return now
+
+
+def day_of(time: float) -> str:
+    """The day in UTC of seconds since the epoch, as 2026-11-30."""
+    return _name_day(int(time // _DAY_S))
+
+
+@functools.lru_cache(maxsize=8)
+def _name_day(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_S, timezone.utc).strftime("%Y-%m-%d")
+
+
+def _upsert(insert: Callable[[sa.Table], Any], table: sa.Table, keep: Sequence[str] = ()) -> Any:
+    """An insert that replaces the row of the same key, but for the columns to `keep`."""
+    statement = insert(table)
+    keys = {column.name for column in table.primary_key.columns}
+    replaced = {
+        column.name: statement.excluded[column.name]
+        for column in table.columns
+        if column.name not in keys and column.name not in keep
+    }
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=replaced)
+
+
+def _request_columns(instance: str, row: Row) -> dict[str, Any]:
+    columns = {name: getattr(row, name) for name in _ROW_FIELDS}
+    columns.update(instance=instance, day=day_of(row.arrived_at), outcome=row.outcome.value)
+    return columns
+
+
+def _refusal_columns(instance: str, each: Refusals) -> dict[str, Any]:
+    return {
+        "instance": instance,
+        **dataclasses.asdict(each.key),
+        "day": day_of(each.key.second),
+        "count": each.count,
+        "request_id": each.request_id,
+    }

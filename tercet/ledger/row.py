@@ -1,0 +1,108 @@
+"""What the ledger keeps of a request, and of those that were refused. Knows no database."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Outcome(enum.Enum):
+    """How a request ended. Values are the words in the ledger and in logs."""
+
+    OPEN = "open"  # it has not ended
+    COMPLETED = "completed"
+    REFUSED = "refused"  # nothing was done for it
+    CANCELLED = "cancelled"  # nobody wanted it any more
+    EXPIRED = "expired"  # its deadline passed, or the longest wait of its class
+    FAILED = "failed"
+    LOST = "lost"  # with the process that had it
+
+
+# Why a row is closed whose gateway did not come back.
+GATEWAY_LOST = "GATEWAY_LOST"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request, as it stands in the ledger until a later row of the same `number` takes its place. Numbers are a
+    gateway's own; times are seconds, `arrived_at` those since the epoch. None is what nobody knows."""
+
+    number: int
+    request_id: str
+    tenant: str
+    traffic_class: str
+    model: str
+    revision: str
+    outputs: int
+    arrived_at: float
+    outcome: Outcome = Outcome.OPEN
+    # Reason of the error, of the cancel, or of the outputs' ends.
+    reason: str = ""
+    prompt_tokens: int = 0
+    # Of the prompt, found in the prefix cache.
+    cached_tokens: int | None = None
+    # generated = delivered + wasted. Delivered is what was handed to the client's connection.
+    generated_tokens: int | None = None
+    delivered_tokens: int | None = None
+    wasted_tokens: int | None = None
+    # From admission to the start of prefill; from arrival to the first token; from there to the last one, by token; the
+    # longest time between two tokens of one output; from arrival to the end.
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    largest_gap_s: float | None = None
+    total_s: float | None = None
+    # Its part of the time of the steps it took part in, and what that costs.
+    gpu_s: float | None = None
+    cost: float | None = None
+    # What became of the promise of its class: see `slo_of`.
+    slo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalKey:
+    """Refusals that are counted together: those of one second since the epoch, alike in all of this."""
+
+    second: int
+    tenant: str
+    traffic_class: str
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """How many there were; `request_id` is that of the first."""
+
+    key: RefusalKey
+    count: int
+    request_id: str
+
+
+SLO_MET = "met"
+SLO_UNSERVED = "unserved"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a class promises, in seconds: until the first token, and as the mean from one token to the next. None:
+    nothing."""
+
+    traffic_class: str
+    ttft_s: float | None = None
+    gap_s: float | None = None
+
+
+def slo_of(outcome: Outcome, promise: Promise, ttft_s: float | None, tpot_s: float | None) -> str | None:
+    """Which part of the promise was broken, "ttft", "gap" or "ttft+gap"; SLO_UNSERVED if none was but the request was
+    not served to its end; else SLO_MET. None for what nobody wanted any more, and for what never ran."""
+    if outcome in (Outcome.OPEN, Outcome.REFUSED, Outcome.CANCELLED):
+        return None
+    broken = []
+    if promise.ttft_s is not None and (ttft_s is None or ttft_s > promise.ttft_s):
+        broken.append("ttft")
+    if promise.gap_s is not None and tpot_s is not None and tpot_s > promise.gap_s:
+        broken.append("gap")
+    if broken:
+        return "+".join(broken)
+    return SLO_MET if outcome is Outcome.COMPLETED else SLO_UNSERVED
