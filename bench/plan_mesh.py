@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -75,7 +76,8 @@ async def plan_mesh(
     scheduler_core: int | None = None,
 ) -> AsyncIterator[PlanMesh]:
     """Starts a mesh with settings, logs going nowhere. `scheduler_core`: that core is the scheduler's alone."""
-    config = private(load_config(flags=flags))
+    loaded = load_config(flags=flags)
+    config = dataclasses.replace(private(loaded), tenants=loaded.tenants)
     others = sorted(os.sched_getaffinity(0) - {scheduler_core})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tercet.tenants.plan import TenantPlan
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant that a call's key stands for. `salt_key`, 32 bytes, makes its salts; None: nobody keeps tenants.
-    `max_concurrent`: how many requests its plan allows at a time; 0: any number."""
+    """The tenant that a call's key stands for, and its plan as last read. `salt_key`, 32 bytes, makes its salts; None:
+    nobody keeps tenants."""
 
     tenant: str
     key_id: str
     operator: bool
     salt_key: bytes | None = field(default=None, repr=False)
-    max_concurrent: int = 0
+    plan: TenantPlan = TenantPlan()
 
 
 # Whoever calls where nobody keeps tenants: may do everything.

@@ -15,15 +15,17 @@ from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledErro
 from .caller import Caller
 from .cancel import CancelCause
 from .link import Link
-from .mesh_messages import Submission
+from .mesh_messages import Pool, Submission
 from .output import Finish, Output
 from .penalties import check_min_tokens
 from .prefix_salt import prefix_salt
+from .refusal_counts import RefusalKind
 from .sequence_end import Account
 from .served_model import ServedModel
+from .sizes import input_field, resolve_max_tokens, surely_fits
 from .stream import Delta, Stream
 from .tokenizing import Tokenizing
-from .validate import ChatInput, GenerationRequest, TextInput, TokenInput, prompt_too_long
+from .validate import GenerationRequest
 
 log = structlog.get_logger()
 
@@ -105,10 +107,10 @@ class Generation:
         request, model, link = self._request, self._request.model, self._means.link
         # Before any work: a mesh that cannot serve says so at once.
         pool = link.pool(model.name, model.revision)
+        self._raise_known(pool)
         _, ids = await self._means.tokenizing.encode(model, request.input, self.caller.tenant)
         self._prompt_tokens = len(ids)
-        limit = min(model.max_model_len, pool.max_model_len or model.max_model_len)
-        max_tokens = _max_tokens(request, len(ids), limit, min(limit, pool.max_sequence_len or limit))
+        max_tokens = resolve_max_tokens(request, len(ids), pool)
         ends = () if request.stop.ignore_eos else model.eos_token_ids
         check_min_tokens(request.penalties, max_tokens, {*ends, *request.stop.token_ids})
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
@@ -148,7 +150,7 @@ class Generation:
         except InvalidFieldError as error:
             # The scheduler knows tokens; the client, what it gave.
             if error.metadata.get("field") == "prompt_token_ids":
-                error.metadata["field"] = _input_field(request)
+                error.metadata["field"] = input_field(request)
             raise
         self._admitted_at = self._clock()
         self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s)
@@ -208,6 +210,10 @@ class Generation:
             stream.fail(error or RequestCancelledError("the client went away"))
         gone = running and error is None
         outcome, reason = ("cancelled", cause.value) if gone else self._ending()
+        if outcome == "refused" and self._key is None:
+            # What the scheduler has refused it has counted.
+            kind = RefusalKind(self.caller.tenant, self._request.traffic_class, reason)
+            self._means.link.note_refusal(kind)
         self._on_close(self)
         self._log(outcome, reason, gone)
 
@@ -270,23 +276,17 @@ class Generation:
         if self._deadline_at is not None and self._clock() >= self._deadline_at:
             raise DeadlineError("the deadline passed before the request was submitted")
 
+    def _raise_known(self, pool: Pool) -> None:
+        """Raises what the scheduler would say as well, before it costs a look at the prompt's tokens."""
+        request, caller = self._request, self.caller
+        known = self._means.link.known_refusal(caller.tenant, request.traffic_class, caller.plan)
+        if known is None:
+            return
+        most = self._means.tokenizing.most_tokens(request.model, request.input)
+        if most is not None and surely_fits(request, most, pool, caller.plan):
+            raise known
+
     def _deadline_ms(self) -> int | None:
         if self._deadline_at is None:
             return None
         return max(1, int((self._deadline_at - self._clock()) * 1000))
-
-
-def _input_field(request: GenerationRequest) -> str:
-    return {TextInput: "prompt", TokenInput: "token_ids.ids", ChatInput: "chat"}[type(request.input)]
-
-
-def _max_tokens(request: GenerationRequest, prompt_tokens: int, limit: int, room: int) -> int:
-    """The request's, or as many as there is `room` for in a worker. Raises PromptTooLongError beyond `limit`."""
-    if prompt_tokens >= limit:
-        raise prompt_too_long(_input_field(request), prompt_tokens, None, limit)
-    if request.stop.max_tokens is None:
-        # Of a prompt without room the scheduler says what it lacks.
-        return max(1, room - prompt_tokens)
-    if prompt_tokens + request.stop.max_tokens > limit:
-        raise prompt_too_long("stop.max_tokens", prompt_tokens, request.stop.max_tokens, limit)
-    return request.stop.max_tokens

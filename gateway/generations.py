@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, RequestCancelledError
+from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, RequestCancelledError, RequestError
 from tercet.ids import new_request_id
 from tercet.tenants.directory import Directory
 
@@ -19,8 +19,9 @@ from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
 from .link import RETRY_AFTER_S, Link
 from .places import Places
+from .refusal_counts import RefusalKind
 from .tokenizing import Tokenizing
-from .validate import GenerationRequest
+from .validate import MAX_TRAFFIC_CLASS_CHARS, GenerationRequest
 
 log = structlog.get_logger()
 
@@ -69,6 +70,10 @@ class Generations:
         self._places.take(caller.tenant)
         self._idle.clear()
         return generation
+
+    def note_refusal(self, tenant: str | None, traffic_class: str, error: RequestError) -> None:
+        """Counts a request that was refused before it was taken in; `tenant` is None for callers who are not known."""
+        self._means.link.note_refusal(RefusalKind(tenant, traffic_class[:MAX_TRAFFIC_CLASS_CHARS], error.reason))
 
     def cancel(self, request_id: str, tenant: str | None) -> bool:
         """Cancels a tenant's running request, or, if `tenant` is None, every one of that id. Whether there was one."""

@@ -23,29 +23,40 @@ _NO_KEY = ApiKey("", "")
 class Guard:
     """Checks the key of each call against the tenants as last read. Without tenants everyone is ANYONE.
 
-    `clock` gives seconds since the epoch.
+    `clock` gives seconds since the epoch; `note` is told of each refusal of somebody who is not known.
     """
 
-    def __init__(self, tenants: TenantWatch | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        tenants: TenantWatch | None,
+        clock: Callable[[], float] = time.time,
+        note: Callable[[RequestError], None] = lambda _: None,
+    ) -> None:
         self._tenants = tenants
         self._clock = clock
+        self._note = note
 
     def caller(self, context: grpc.aio.ServicerContext) -> Caller:
         """Who calls. Raises UnauthenticatedError, the same one whatever is wrong with the key, and StoreLostError while
         nobody knows which keys are right."""
-        if self._tenants is None:
-            return ANYONE
-        if self._tenants.stale:
+        try:
+            return ANYONE if self._tenants is None else self._caller(self._tenants, context)
+        except RequestError as error:
+            self._note(error)
+            raise
+
+    def _caller(self, tenants: TenantWatch, context: grpc.aio.ServicerContext) -> Caller:
+        if tenants.stale:
             raise StoreLostError(
                 "the gateway has not been able to read its tenants for too long",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        directory = self._tenants.directory
+        directory = tenants.directory
         key = directory.find(_given(context.invocation_metadata() or ()) or _NO_KEY, self._clock())
         if key is None:
             raise _unauthenticated()
         plan = directory.tenants[key.tenant].plan
-        return Caller(key.tenant, key.id, key.operator, directory.salt_key(key.tenant), plan.max_concurrent)
+        return Caller(key.tenant, key.id, key.operator, directory.salt_key(key.tenant), plan)
 
     def operator(self, context: grpc.aio.ServicerContext) -> Caller:
         """Who calls, if an operator; as `caller`, and PermissionDeniedError for others."""

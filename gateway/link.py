@@ -6,6 +6,7 @@ Knows no text.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 import grpc
@@ -17,10 +18,13 @@ from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.tenants.directory import Directory
+from tercet.tenants.plan import TenantPlan
 from tercet.v1 import operations_pb2
 
 from .cancel import CancelCause
-from .mesh_messages import Pool, Submission, to_pools, to_tenant_update
+from .known_refusals import KnownRefusals
+from .mesh_messages import Pool, Submission, to_pools, to_refusal_counts, to_tenant_update
+from .refusal_counts import RefusalCounts, RefusalKind
 from .sent_requests import ProtocolError, SentRequests
 from .stream import Stream
 
@@ -30,6 +34,8 @@ RETRY_AFTER_S = 1.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
+# What the gateway refused by itself the scheduler knows so many seconds later.
+TELL_S = 1.0
 # Between two pieces of the plan log.
 PART_TIMEOUT_S = 10.0
 
@@ -51,7 +57,11 @@ class Link:
         self._on_change = on_change
         self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
         # The queue is another one after each dial.
-        self._requests = SentRequests(lambda message: self._outgoing.put_nowait(message))
+        self._known = KnownRefusals()
+        self._requests = SentRequests(lambda message: self._outgoing.put_nowait(message), self._known, time.monotonic)
+        self._refusals = RefusalCounts()
+        # When the scheduler is told of them; None while there are none.
+        self._telling: asyncio.TimerHandle | None = None
         self._epoch = 0
         # What every scheduler is told first, if there are tenants.
         self._directory: Directory | None = None
@@ -65,6 +75,8 @@ class Link:
                 backoff_s = _BACKOFF_FIRST_S if was_up else min(backoff_s * 2, _BACKOFF_MOST_S)
                 await asyncio.sleep(backoff_s)
         finally:
+            if self._telling is not None:
+                self._telling.cancel()
             await self._dialer.close()
 
     def pool(self, model: str, revision: str) -> Pool:
@@ -102,6 +114,7 @@ class Link:
     def tell_tenants(self, directory: Directory) -> None:
         """Tells the scheduler, and each that is dialled later, what tenants may do, ahead of all that is submitted."""
         self._directory = directory
+        self._known.forget(time.monotonic())
         self._outgoing.put_nowait(pb.GatewayMessage(tenants=to_tenant_update(directory)))
 
     def submit(self, submission: Submission, stream: Stream) -> int:
@@ -113,6 +126,22 @@ class Link:
     def cancel(self, key: int, cause: CancelCause) -> None:
         """Tells the scheduler to stop, once; nothing if the request has ended."""
         self._requests.cancel(key, cause)
+
+    def known_refusal(self, tenant: str, traffic_class: str, plan: TenantPlan) -> errors.RequestError | None:
+        """What the scheduler would say to such a request if its size is good; None if it has to be asked."""
+        return self._known.find(tenant, traffic_class, plan, time.monotonic())
+
+    def note_refusal(self, kind: RefusalKind) -> None:
+        """Counts a request that was never submitted. The scheduler is told once in TELL_S."""
+        self._refusals.note(kind)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell_refusals)
+
+    def _tell_refusals(self) -> None:
+        self._telling = None
+        # Without a scheduler they wait for the next one.
+        if self.up and (counts := self._refusals.take()):
+            self._outgoing.put_nowait(pb.GatewayMessage(refusals=to_refusal_counts(counts)))
 
     async def fleet(self) -> operations_pb2.Fleet:
         """The scheduler's view of the mesh. Raises SchedulerLostError, or the scheduler's own RequestError."""
@@ -204,6 +233,7 @@ class Link:
 
     def _lose(self) -> None:
         changed, self.up, self.pools, self._complete = self.up, False, {}, False
+        self._known.forget(time.monotonic())
         self._requests.lose(lambda: self._lost("the connection to the scheduler was lost"))
         if changed:
             self._on_change()
@@ -237,5 +267,6 @@ class Link:
                 raise ProtocolError(f"epoch {message.hello.epoch} is older than {self._epoch}")
             self._epoch = message.hello.epoch
             self.up = True
+            self._tell_refusals()
             log.info("scheduler_attached", address=self._address, epoch=self._epoch)
             self._on_change()

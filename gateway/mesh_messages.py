@@ -12,6 +12,7 @@ from tercet.tenants.directory import Directory
 
 from .cancel import CancelCause
 from .penalties import NO_PENALTIES, Penalties
+from .refusal_counts import RefusalKind
 from .sequence_end import Account, EndReason, SequenceEnd
 from .token_logprobs import TokenLogprobs
 
@@ -118,6 +119,16 @@ def to_tenant_update(directory: Directory) -> pb.TenantUpdate:
         for tenant in directory.tenants.values()
     ]
     return pb.TenantUpdate(revision=directory.revision, tenants=plans)
+
+
+def to_refusal_counts(counts: Mapping[RefusalKind, int]) -> pb.RefusalCounts:
+    """What was refused here."""
+    return pb.RefusalCounts(
+        counts=[
+            pb.RefusalCount(tenant_id=kind.tenant, traffic_class=kind.traffic_class, reason=kind.reason, count=count)
+            for kind, count in counts.items()
+        ]
+    )
 
 
 def _to_penalties(submission: Submission) -> sequence_pb2.Penalties | None:

@@ -26,11 +26,11 @@ class Places:
 
     def check(self, caller: Caller) -> None:
         """Raises QueueFullError, or TenantQuotaError, if there is none for one more request of the caller's."""
-        mine = self._taken[caller.tenant]
-        if caller.max_concurrent and mine >= TIMES_CONCURRENT * caller.max_concurrent:
+        mine, most = self._taken[caller.tenant], caller.plan.max_concurrent
+        if most and mine >= TIMES_CONCURRENT * most:
             raise TenantQuotaError(
-                f"the plan's max_concurrent of {caller.max_concurrent} is used up",
-                metadata={"quota": "max_concurrent", "limit": str(caller.max_concurrent), "tenant": caller.tenant},
+                f"the plan's max_concurrent of {most} is used up",
+                metadata={"quota": "max_concurrent", "limit": str(most), "tenant": caller.tenant},
                 retry_after_s=RETRY_AFTER_S,
             )
         if not self._free or (caller.tenant and mine >= TIMES_FREE * self._free):

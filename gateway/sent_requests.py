@@ -16,6 +16,7 @@ from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
 from .cancel import CancelCause
+from .known_refusals import KnownRefusals
 from .mesh_messages import CANCEL_REASONS, Submission, to_account, to_sequence_end, to_submit, to_token_logprobs
 from .sequence_end import EndReason
 from .stream import Stream
@@ -35,7 +36,12 @@ class SentRequest:
     key: int
     request_id: str
     stream: Stream
+    tenant: str
+    traffic_class: str
+    sent_at: float
     sequence_ids: set[int] = field(default_factory=set)
+    # Accepted, and neither ended nor cancelled.
+    running: bool = False
     ended: bool = False
     cause: CancelCause | None = None
 
@@ -53,11 +59,15 @@ class SentSequence:
 class SentRequests:
     """All of one link, cancelled ones included. Every request gets its end: from the scheduler, or by `lose`.
 
-    The methods `take_...` take the scheduler's messages.
+    The methods `take_...` take the scheduler's messages. `known` learns from them what need not be asked again.
     """
 
-    def __init__(self, send: Callable[[pb.GatewayMessage], None]) -> None:
+    def __init__(
+        self, send: Callable[[pb.GatewayMessage], None], known: KnownRefusals, clock: Callable[[], float]
+    ) -> None:
         self._send = send
+        self._known = known
+        self._clock = clock
         self._by_key: dict[int, SentRequest] = {}
         self._by_sequence: dict[int, SentSequence] = {}
         self._next_key = 1
@@ -69,7 +79,9 @@ class SentRequests:
         """Sends a request; its answers go to `stream`. Returns its key."""
         key = self._next_key
         self._next_key += 1
-        self._by_key[key] = SentRequest(key, submission.request_id, stream)
+        self._by_key[key] = SentRequest(
+            key, submission.request_id, stream, submission.tenant, submission.traffic_class, self._clock()
+        )
         self._send(pb.GatewayMessage(submit=to_submit(key, submission)))
         return key
 
@@ -79,6 +91,8 @@ class SentRequests:
         if request is None or request.ended or request.cause is not None:
             return
         request.cause = cause
+        # It may be gone before the answer comes, and its client may know that it has left.
+        self._stops_running(request)
         self._send(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=CANCEL_REASONS[cause])))
         log.info("cancel_sent", request_id=request.request_id, cause=cause.value)
 
@@ -88,6 +102,7 @@ class SentRequests:
         self._by_key.clear()
         self._by_sequence.clear()
         for request in lost:
+            self._stops_running(request)
             request.stream.fail(why())
             request.stream.close_account(None)
 
@@ -106,6 +121,9 @@ class SentRequests:
         for index, sequence_id in enumerate(accepted.sequence_ids):
             self._by_sequence[sequence_id] = SentSequence(request, sequence_id, index)
         request.sequence_ids.update(accepted.sequence_ids)
+        if request.cause is None:
+            request.running = True
+            self._known.accepted(request.tenant)
         forecast_s = accepted.forecast_us / 1e6 if accepted.HasField("forecast_us") else None
         request.stream.accept(accepted.queue_position, forecast_s)
 
@@ -113,7 +131,9 @@ class SentRequests:
         request = self._by_key.get(refused.request_key)
         if request is None:
             return
-        request.stream.fail(failure_from_proto(refused.failure))
+        error = failure_from_proto(refused.failure)
+        self._known.note(request.tenant, request.traffic_class, error, request.sent_at, self._clock())
+        request.stream.fail(error)
         request.ended = True
         # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
         if request.cause is None:
@@ -173,6 +193,7 @@ class SentRequests:
         request.sequence_ids.discard(end.sequence_id)
         if not request.sequence_ids:
             request.ended = True
+            self._stops_running(request)
             if request.cause is None:
                 del self._by_key[request.key]
         failed = request.stream.error is not None and not had_failed
@@ -206,6 +227,11 @@ class SentRequests:
         request.stream.close_account(account)
         # Nothing more will come for it; a stream that waits for more must not wait for ever.
         request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
+
+    def _stops_running(self, request: SentRequest) -> None:
+        if request.running:
+            request.running = False
+            self._known.over(request.tenant)
 
     def _forget_sequences(self, request: SentRequest) -> None:
         for sequence_id in request.sequence_ids:

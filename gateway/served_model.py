@@ -43,7 +43,7 @@ class ServedModel:
         What a message says stays text: a special token spelt out in it does not become that token, so no one can end
         their turn and speak as someone else. Those the template writes are real.
         """
-        rendered = self._render(messages, max_chars)
+        rendered = self.render_chat(messages, max_chars=max_chars)
         if _BREAK not in rendered:
             return rendered, self.tokenizer.encode(rendered, add_bos=False)
         ids: list[int] = []
@@ -54,7 +54,8 @@ class ServedModel:
                 ids.append(token_id)
         return rendered.replace(_BREAK, ""), ids
 
-    def _render(self, messages: Sequence[Message], max_chars: int) -> str:
+    def render_chat(self, messages: Sequence[Message], *, max_chars: int) -> str:
+        """What a chat's prompt is tokenized from, no shorter than its text. Raises InvalidFieldError on `chat`."""
         if self.template is None:
             raise InvalidFieldError(
                 f"{self.name} has no chat template; send a prompt, or start the gateway with model.chat_template",

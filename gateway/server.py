@@ -71,7 +71,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     if store is not None:
         tenants = TenantWatch(store.read, config.tenants.stale_seconds, tenants_changed)
         await tenants.start()
-    guard = Guard(tenants)
+    guard = Guard(tenants, note=lambda error: generations.note_refusal(None, "", error))
     server = rpc.Server(tls=tls)
     add_services(
         server.grpc_server,

@@ -98,11 +98,16 @@ class InferenceService:
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
     ) -> Generation:
         caller = self._guard.caller(context)
-        self._generations.refuse_if_draining()
-        message = checked(received)
-        max_bytes = self._generations.settings.max_prompt_bytes
-        request = validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes)
-        return self._generations.start(request, caller, context.time_remaining())
+        try:
+            self._generations.refuse_if_draining()
+            message = checked(received)
+            max_bytes = self._generations.settings.max_prompt_bytes
+            request = validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes)
+            return self._generations.start(request, caller, context.time_remaining())
+        except errors.RequestError as error:
+            traffic_class = "" if isinstance(received, Malformed) else received.traffic_class
+            self._generations.note_refusal(caller.tenant, traffic_class, error)
+            raise
 
     async def _write(
         self, generation: Generation, context: grpc.aio.ServicerContext, event: inference_pb2.GenerateEvent

@@ -14,6 +14,10 @@ from .validate import ChatInput, Input, TextInput, TokenInput
 _INLINE_CHARS = 1024
 _INLINE_IDS = 1024
 _TOKENIZER_THREADS = 2
+# A token stands for one byte at least, but for BOS and a space that a vocabulary puts first. A vocabulary may also want
+# Unicode in a normal form: that leaves ASCII as it is, and makes at most 11 bytes of one (U+FDFA in NFKC).
+_ADDED_TOKENS = 16
+_MOST_GROWTH = 11
 
 
 class Tokenizing:
@@ -34,6 +38,19 @@ class Tokenizing:
         async with self._turns.place(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
 
+    def most_tokens(self, model: ServedModel, given: Input) -> int | None:
+        """So many tokens `encode` makes of it at most, by its bytes; None if that takes work to know. Raises as
+        `encode`."""
+        if isinstance(given, TokenInput):
+            return len(given.token_ids)
+        if isinstance(given, TextInput):
+            text = given.text
+        elif _size(given) <= _INLINE_CHARS and not _spells_special(model, given):
+            text = model.render_chat(given.messages, max_chars=self._max_chars(given))
+        else:
+            return None
+        return _ADDED_TOKENS + (len(text) if text.isascii() else _MOST_GROWTH * len(text.encode()))
+
     async def decode(self, model: ServedModel, token_ids: Sequence[int], tenant: str) -> str:
         """The text of token ids that a tenant has."""
         if len(token_ids) <= _INLINE_IDS:
@@ -48,9 +65,11 @@ class Tokenizing:
     def _encode(self, model: ServedModel, given: TextInput | ChatInput) -> tuple[str, list[int]]:
         if isinstance(given, TextInput):
             return given.text, model.tokenizer.encode(given.text, add_bos=True)
+        return model.encode_chat(given.messages, max_chars=self._max_chars(given))
+
+    def _max_chars(self, given: ChatInput) -> int:
         # A template adds a little around each message; what adds more is broken.
-        room = 2 * self._max_prompt_bytes + 1024 * len(given.messages)
-        return model.encode_chat(given.messages, max_chars=room)
+        return 2 * self._max_prompt_bytes + 1024 * len(given.messages)
 
 
 def _spells_special(model: ServedModel, given: TextInput | ChatInput) -> bool:

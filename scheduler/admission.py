@@ -112,16 +112,14 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
     )
 
 
-def find_class(
-    submission: Submission, plan: TenantPlan, classes: tuple[TrafficClass, ...], default: str
-) -> TrafficClass:
-    """The traffic class of the request, that of its tenant if it names none, and then the one named `default`.
+def find_class(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], default: str) -> TrafficClass:
+    """The traffic class that a request asks for, that of its tenant if it names none, and then the one named `default`.
 
     Raises InvalidFieldError for one that there is not, PermissionDeniedError for one that the plan does not include.
     """
     known = tuple(each.name for each in classes)
     allowed = plan.classes or known
-    name = submission.traffic_class or plan.default_class or (default if default in allowed else allowed[0])
+    name = asked or plan.default_class or (default if default in allowed else allowed[0])
     found = next((each for each in classes if each.name == name), None)
     if found is None:
         whose = ", which the tenant's plan names" if name in (*plan.classes, plan.default_class) else ""

@@ -128,6 +128,11 @@ class Core:
         """What classes and tenants ask for and get; of at most so many tenants."""
         return view_traffic(self._mesh, self._settings.classes, now, max_tenants)
 
+    def count_refused(self, tenant: str | None, traffic_class: str, reason: str, count: int) -> None:
+        """So many requests were refused at a gateway. Decides nothing, so it is no event."""
+        whose, name = (None, "") if tenant is None else self._whose(tenant, traffic_class)
+        self._mesh.traffic.refused(whose, name, reason, count)
+
     @property
     def workers(self) -> list[Worker]:
         """The live ones; to be looked at only."""
@@ -176,7 +181,7 @@ class Core:
 
     def _refuse(self, gateway: int, submission: Submission, error: errors.RequestError) -> None:
         self._mesh.send(gateway, Refused(submission.request_key, error))
-        tenant, traffic_class = self._whose(submission)
+        tenant, traffic_class = self._whose(submission.tenant, submission.traffic_class)
         self._mesh.traffic.refused(tenant, traffic_class, error.reason)
         self._mesh.log(
             "request_refused",
@@ -191,19 +196,19 @@ class Core:
             prompt_tokens=len(submission.prompt_token_ids),
         )
 
-    def _whose(self, submission: Submission) -> tuple[str | None, str]:
+    def _whose(self, tenant: str, traffic_class: str) -> tuple[str | None, str]:
         """Tenant and class that a refusal counts for; None and empty if there is none of that name."""
         try:
-            plan = self._mesh.tenants.plan_of(submission.tenant)
+            plan = self._mesh.tenants.plan_of(tenant)
         except errors.PermissionDeniedError:
             return None, ""
         try:
-            return plan.tenant, self._class_of(submission, plan).name
+            return plan.tenant, self._class_of(traffic_class, plan).name
         except errors.RequestError:
             return plan.tenant, ""
 
-    def _class_of(self, submission: Submission, plan: TenantPlan) -> TrafficClass:
-        return find_class(submission, plan, self._settings.classes, self._settings.default_class)
+    def _class_of(self, name: str, plan: TenantPlan) -> TrafficClass:
+        return find_class(name, plan, self._settings.classes, self._settings.default_class)
 
     def _admit(self, gateway: int, submission: Submission, now: float) -> tuple[Pool, Request]:
         """The request, and who takes it. Raises the RequestError that refuses it; then nothing of it is left but what
@@ -216,7 +221,7 @@ class Core:
         if self._mesh.draining:
             raise errors.DrainingError("the scheduler is stopping", retry_after_s=1.0)
         plan = self._mesh.tenants.plan_of(submission.tenant)
-        traffic_class = self._class_of(submission, plan)
+        traffic_class = self._class_of(submission.traffic_class, plan)
         submission = clamp_priority(submission, plan)
         pool = find_pool(submission, self._mesh.fleet)
         submission = fit_to_plan(submission, pool, plan)

@@ -79,6 +79,10 @@ class Loop:
         """What classes and tenants ask for and get; of at most so many tenants."""
         return self._core.traffic(self._clock(), max_tenants)
 
+    def count_refused(self, tenant: str | None, traffic_class: str, reason: str, count: int) -> None:
+        """Counts requests that a gateway refused by itself; `tenant` is None for those of nobody it knows."""
+        self._core.count_refused(tenant, traffic_class, reason, count)
+
     @property
     def uptime_s(self) -> float:
         """Seconds since the start."""

@@ -129,6 +129,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             elif kind == "stop_sequence":
                 reason = enum_value(CancelReason, message.stop_sequence.reason)
                 self._loop.post(SequenceStopped(gateway, message.stop_sequence.sequence_id, reason))
+            elif kind == "refusals":
+                for each in message.refusals.counts:
+                    # A reason that this version does not know is counted as its clients see it.
+                    known = errors.from_reason(each.reason, "").reason
+                    tenant = each.tenant_id if each.HasField("tenant_id") else None
+                    self._loop.count_refused(tenant, each.traffic_class, known, each.count)
             else:
                 self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
 

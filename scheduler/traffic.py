@@ -151,10 +151,10 @@ class Traffic:
         for counts in self._counts(request.tenant.tenant, request.traffic_class.name):
             counts.accepted += 1
 
-    def refused(self, tenant: str | None, traffic_class: str, reason: str) -> None:
+    def refused(self, tenant: str | None, traffic_class: str, reason: str, count: int = 1) -> None:
         """`tenant` is None, and the class empty, if there is none of that name: anybody can make up names."""
         for counts in self._counts(tenant, traffic_class):
-            counts.refused[reason] = counts.refused.get(reason, 0) + 1
+            counts.refused[reason] = counts.refused.get(reason, 0) + count
 
     def first_token(self, request: Request, now: float) -> None:
         """A request got its first token."""

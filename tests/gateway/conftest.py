@@ -133,6 +133,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.parts_sent = 0
         self.dump: Callable[[Any, Any], AsyncIterator[operations_pb2.PlanLogPart]] = self.send_plan_log
         self.tenants: list[pb.TenantUpdate] = []
+        self.refusals: list[pb.RefusalCount] = []
         self.sequences: list[FakeSequence] = []
         self.submitted = asyncio.Event()
         self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
@@ -228,6 +229,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 await self._stop(message.stop_sequence)
             elif message.HasField("tenants"):
                 self.tenants.append(message.tenants)
+            elif message.HasField("refusals"):
+                self.refusals += message.refusals.counts
             else:
                 await self._cancel(message.cancel)
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from gateway.caller import ANYONE, Caller
 from gateway.places import Places
 from tercet.errors import QueueFullError, RequestError, TenantQuotaError
+from tercet.tenants.plan import TenantPlan
 
 
 def tenant(name: str, max_concurrent: int = 0) -> Caller:
-    return Caller(name, "key", operator=False, salt_key=bytes(32), max_concurrent=max_concurrent)
+    return Caller(name, "key", operator=False, salt_key=bytes(32), plan=TenantPlan(max_concurrent=max_concurrent))
 
 
 def take(places: Places, caller: Caller, most: int) -> int:

@@ -68,7 +68,7 @@ def test_another_revision() -> None:
 
 
 def class_of(name: str, plan: TenantPlan = ANYONE) -> str:
-    return find_class(submission(1, traffic_class=name), plan, tuple(CLASSES.values()), "rag").name
+    return find_class(name, plan, tuple(CLASSES.values()), "rag").name
 
 
 def test_a_request_is_of_the_class_that_it_names_or_of_the_default_one() -> None:

@@ -1,0 +1,45 @@
+"""How long a request may become: its prompt in tokens and its max_tokens against the room there is. Pure."""
+
+from __future__ import annotations
+
+from tercet.tenants.plan import TenantPlan
+
+from .mesh_messages import Pool
+from .served_model import ServedModel
+from .validate import ChatInput, GenerationRequest, TextInput, TokenInput, prompt_too_long
+
+_FIELDS = {TextInput: "prompt", TokenInput: "token_ids.ids", ChatInput: "chat"}
+
+
+def input_field(request: GenerationRequest) -> str:
+    """The field that the prompt came in."""
+    return _FIELDS[type(request.input)]
+
+
+def context_limit(model: ServedModel, pool: Pool) -> int:
+    """Most tokens, prompt and output together, that gateway and workers have a context for."""
+    return min(model.max_model_len, pool.max_model_len or model.max_model_len)
+
+
+def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, pool: Pool) -> int:
+    """The request's, or as many as there is room for in a worker. Raises PromptTooLongError beyond the context."""
+    limit = context_limit(request.model, pool)
+    if prompt_tokens >= limit:
+        raise prompt_too_long(input_field(request), prompt_tokens, None, limit)
+    if request.stop.max_tokens is None:
+        # Of a prompt without room the scheduler says what it lacks.
+        return max(1, min(limit, pool.max_sequence_len or limit) - prompt_tokens)
+    if prompt_tokens + request.stop.max_tokens > limit:
+        raise prompt_too_long("stop.max_tokens", prompt_tokens, request.stop.max_tokens, limit)
+    return request.stop.max_tokens
+
+
+def surely_fits(request: GenerationRequest, most_prompt_tokens: int, pool: Pool, plan: TenantPlan) -> bool:
+    """Whether no check of a size, here or in the scheduler, refuses a prompt of at most so many tokens.
+
+    Of several outputs, of shares of a pool's blocks, and of a least length the scheduler or the tokens are asked.
+    """
+    if request.n != 1 or plan.kv_share or request.penalties.min_tokens or not pool.max_sequence_len:
+        return False
+    room = min(context_limit(request.model, pool), pool.max_sequence_len, plan.max_context or pool.max_sequence_len)
+    return most_prompt_tokens + (request.stop.max_tokens or 1) <= room
