@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 INFERENCE = "tercet.v1.Inference"
+# A prompt that is somewhat too long gets an error that says so. What is longer than this is not even received.
+MIN_REQUEST_BYTES = 8 * 1024 * 1024
 
 
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
@@ -72,7 +74,9 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         tenants = TenantWatch(store.read, config.tenants.stale_seconds, tenants_changed)
         await tenants.start()
     guard = Guard(tenants, note=lambda error: generations.note_refusal(None, "", error))
-    server = rpc.Server(tls=tls)
+    server = rpc.Server(
+        rpc.server_options(max(MIN_REQUEST_BYTES, 4 * settings.max_prompt_bytes)), tls=tls, admit=guard.caller
+    )
     add_services(
         server.grpc_server,
         guard,

@@ -343,6 +343,9 @@ def to_error(error: grpc.aio.AioRpcError, address: str) -> errors.RequestError:
         return errors.DeadlineError("the deadline of the call passed")
     if code is grpc.StatusCode.CANCELLED:
         return errors.RequestCancelledError(text or "the call was cancelled")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Of gRPC itself, which says so of nothing but messages and metadata that are too large.
+        return errors.InvalidFieldError(f"the request is too large: {text}")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return errors.InvalidFieldError(text)
     return errors.EngineFaultError(text or code.name, metadata={"code": code.name})

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
-from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from tercet import errors
+from tercet.call_status import abort as abort
+from tercet.call_status import typed_error as typed_error
+from tercet.door import Admit, Door, anyone
+from tercet.open_files import max_connections
 from tercet.ports import check_port_free
 
 if TYPE_CHECKING:
     from tercet.tls.client import ClientTls
     from tercet.tls.server import ServerTls
 
-# A prompt is bounded by validation, with a typed error; this only has to lie above it.
+# Between services; what clients send is bounded by validation, with a typed error, and this only has to lie above it.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # A peer that hangs, or that the network has lost, is noticed when it has said nothing for so long and then does not
@@ -55,9 +58,14 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Core drops calls at random above 1,000 pending ones; admission refuses with a reason instead.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
-    # A long prefill sends nothing; clients that ping every 10 s must survive it.
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # A long prefill sends nothing; clients that ping every 10 s must survive it. Networks deliver two pings closer to each
+    # other than they were sent, and the third that is too early ends the connection: half leaves room.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Nobody waits for the rest of a handshake, or of the greeting behind it.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # A connection without calls ends, whatever is half sent on it; a client opens another without anybody noticing.
+    ("grpc.max_connection_idle_ms", 120_000),
 ]
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -66,6 +74,16 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+
+
+def server_options(max_request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
+    """Options of a server in this process. A larger request is refused with RESOURCE_EXHAUSTED by gRPC itself."""
+    # Of two options of one name the first counts. Beyond the second one, connections are closed as they come.
+    return [
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_allowed_incoming_connections", max_connections()),
+        *SERVER_OPTIONS,
+    ]
 
 
 def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
@@ -78,13 +96,21 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
 class Server:
     """A gRPC server with health and reflection. Services are added to `grpc_server`, then `start` binds.
 
-    Without `tls` it speaks plain text. Health names are "" (the process) and every full service name passed to `start`;
-    all are SERVING after `start` unless `set_serving` says otherwise.
+    `options` None are those of `server_options`. Without `tls` it speaks plain text. `admit` raises errors.RequestError
+    for callers who may not come in; without it `tls` says who may. Health names are "" (the process) and every full
+    service name passed to `start`; all are SERVING after `start` unless `set_serving` says otherwise.
     """
 
-    def __init__(self, options: list[tuple[str, int]] = SERVER_OPTIONS, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self,
+        options: list[tuple[str, int]] | None = None,
+        *,
+        tls: ServerTls | None = None,
+        admit: Admit | None = None,
+    ) -> None:
         self._tls = tls
-        self.grpc_server = grpc.aio.server(options=options, interceptors=() if tls is None else tls.interceptors())
+        door = Door(admit or (anyone if tls is None else tls.admit))
+        self.grpc_server = grpc.aio.server(options=options or server_options(), interceptors=[door])
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 
@@ -128,24 +154,6 @@ class Server:
         """Says NOT_SERVING everywhere, refuses new calls, cancels running ones after `grace_s` seconds."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
-
-
-async def abort(context: grpc.aio.ServicerContext, error: errors.RequestError) -> NoReturn:
-    """Ends a call with the status of a typed error. Never returns."""
-    status = errors.to_status(error)
-    trailers = [("grpc-status-details-bin", status.SerializeToString())]
-    if error.retry_after_s is not None:
-        trailers.append(("grpc-retry-pushback-ms", str(max(0, int(error.retry_after_s * 1000)))))
-    await context.abort(error.code, status.message, tuple(trailers))
-    raise AssertionError("context.abort returned")
-
-
-def typed_error(trailers: Iterable[tuple[str, str | bytes]] | None) -> errors.RequestError | None:
-    """The error that `abort` put into the trailers of a call; None if there is none."""
-    for key, value in trailers or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            return errors.from_status(status_pb2.Status.FromString(value))
-    return None
 
 
 def _bracket(host: str) -> str:

@@ -14,6 +14,7 @@ from tercet.collector import SELDOM, USUAL, settle
 from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig
 from tercet.errors import ConfigError
 from tercet.mesh_processes import die_with_parent
+from tercet.open_files import allow_many
 from tercet.public_bind import check_public_bind, is_public, open_doors
 from tercet.telemetry import configure_logging
 
@@ -31,6 +32,7 @@ def run_service(name: str, config: MeshConfig) -> None:
     die_with_parent()
     # With several workers on one host, `tercet up` tells each its name.
     configure_logging(os.environ.get(PROCESS_NAME_VARIABLE) or name, config.log.level, config.log.format)
+    allow_many()
     check_public_bind(name, config)
     host = getattr(config, name).host
     if is_public(host) and (missing := open_doors(name, config)):

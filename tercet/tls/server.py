@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
-from .callers import CallerCheck
+from .callers import check_caller
 from .certificate import Certificate
 from .settings import TlsSettings, edge_files
 from .watch import CertificateWatch
@@ -37,9 +36,10 @@ class ServerTls:
             _configuration(given), renewed, require_client_authentication=bool(self.caller)
         )
 
-    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
-        """What stands in front of every call."""
-        return [CallerCheck(self.caller)] if self.caller else []
+    def admit(self, context: grpc.aio.ServicerContext) -> None:
+        """Raises errors.PermissionDeniedError for a call that is not from `caller`."""
+        if self.caller:
+            check_caller(self.caller, context)
 
 
 def edge_tls(settings: TlsSettings) -> ServerTls | None:

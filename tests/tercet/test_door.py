@@ -1,0 +1,177 @@
+"""What stands before every call: who may come in, how many, and how long a request may take to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from tercet import errors
+from tercet.door import Door
+from tercet.rpc import open_channel
+from tercet.v1 import inference_pb2, inference_pb2_grpc, models_pb2, models_pb2_grpc
+
+GET = "/tercet.v1.Models/GetModel"
+GENERATE = "/tercet.v1.Inference/Generate"
+CHECK = "/grpc.health.v1.Health/Check"
+WATCH = "/grpc.health.v1.Health/Watch"
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+class Services(models_pb2_grpc.ModelsServicer, inference_pb2_grpc.InferenceServicer):
+    """Counts the requests that reach it."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+        self.left = 0
+
+    async def GetModel(self, request, context):
+        self.reached += 1
+        return models_pb2.Model(name=request.name)
+
+    async def ListModels(self, request, context):
+        raise RuntimeError("a bug")
+
+    async def Generate(self, request, context):
+        self.reached += 1
+        try:
+            for text in request.prompt.split():
+                await context.write(inference_pb2.GenerateEvent(delta=inference_pb2.Delta(text=text)))
+            if request.request_id == "hold":
+                await asyncio.Event().wait()
+        finally:
+            self.left += 1
+
+    async def GenerateOnce(self, request, context):
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+
+
+@contextlib.asynccontextmanager
+async def behind(door: Door):
+    """Services behind a door, and a channel to them."""
+    server = grpc.aio.server(interceptors=[door])
+    services, health = Services(), HealthServicer()
+    models_pb2_grpc.add_ModelsServicer_to_server(services, server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(services, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection([reflection.SERVICE_NAME], server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        yield services, channel
+    await server.stop(0)
+
+
+async def refusal(call) -> errors.RequestError:
+    """The typed error with which a call ends that has not even sent a request."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call.read(), 20)
+    details = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+    return errors.from_status(status_pb2.Status.FromString(details))
+
+
+def opened(channel, method):
+    """A call that sends no request."""
+    return channel.stream_stream(method)()
+
+
+async def until(check) -> None:
+    for _ in range(2000):
+        if check():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("not within 20 s")
+
+
+async def test_calls_of_every_shape_come_through():
+    async with behind(Door()) as (services, channel):
+        models, inference = models_pb2_grpc.ModelsStub(channel), inference_pb2_grpc.InferenceStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"))).name == "m"
+        request = inference_pb2.GenerateRequest(prompt="a b c")
+        assert [event.delta.text async for event in inference.Generate(request)] == ["a", "b", "c"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference.GenerateOnce(request)
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.NOT_FOUND, "no such thing")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await models.ListModels(models_pb2.ListModelsRequest())
+        assert caught.value.code() is grpc.StatusCode.UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/tercet.v1.Models/NoSuch")(b"", timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert services.reached == 2
+
+
+async def test_a_client_that_leaves_ends_its_handler():
+    async with behind(Door()) as (services, channel):
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(
+            inference_pb2.GenerateRequest(prompt="a", request_id="hold")
+        )
+        await call.read()
+        call.cancel()
+        await until(lambda: services.left == 1)
+
+
+async def test_who_may_not_come_in_is_refused_before_anything_is_received():
+    def nobody(context):
+        raise errors.UnauthenticatedError("who are you?")
+
+    async with behind(Door(nobody)) as (services, channel):
+        for method in (GET, GENERATE):
+            assert isinstance(await refusal(opened(channel, method)), errors.UnauthenticatedError)
+        assert services.reached == 0
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("method", [GET, GENERATE, CHECK])
+async def test_a_request_that_does_not_arrive_is_not_waited_for(method):
+    async with behind(Door(request_s=0.2, open_request_s=0.2)) as (services, channel):
+        assert isinstance(await refusal(opened(channel, method)), errors.DeadlineError)
+        assert services.reached == 0
+
+
+async def test_a_call_without_a_request_is_an_error():
+    async with behind(Door()) as (_, channel):
+        call = opened(channel, GET)
+        await call.done_writing()
+        assert isinstance(await refusal(call), errors.InvalidFieldError)
+
+
+async def test_no_more_calls_than_it_can_bear_are_open():
+    door = Door(max_calls=3)
+    async with behind(door) as (_, channel):
+        held = [opened(channel, GENERATE) for _ in range(3)]
+        await until(lambda: door._calls == 3)
+        error = await refusal(opened(channel, GET))
+        assert isinstance(error, errors.QueueFullError)
+        assert error.retry_after_s == 1.0
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        held[0].cancel()
+        await until(lambda: door._calls == 2)
+        models = models_pb2_grpc.ModelsStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"))).name == "m"
+        for call in held:
+            call.cancel()
+        await until(lambda: door._calls == 0)
+
+
+@pytest.mark.parametrize("method", [WATCH, REFLECT])
+async def test_streams_that_anybody_may_open_take_no_place_from_others(method):
+    door = Door(max_calls=10, max_open_calls=2)
+    async with behind(door) as (_, channel):
+        held = [opened(channel, method) for _ in range(2)]
+        await until(lambda: door._open_calls == 2)
+        assert isinstance(await refusal(opened(channel, method)), errors.QueueFullError)
+        models = models_pb2_grpc.ModelsStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"))).name == "m"
+        for call in held:
+            call.cancel()
+        await until(lambda: door._calls == door._open_calls == 0)
