@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ from tercet.errors import LedgerLostError
 from tercet.ledger.row import Outcome, Promise, RefusalKey, Row, slo_of
 from tercet.ledger.writer import Database, Writer
 
+from .sequence_end import Account
 from .stream import Stream
 from .validate import GenerationRequest
 
@@ -98,11 +100,10 @@ class Books:
         """What so many GPU-seconds cost."""
         return gpu_s / _HOUR_S * self._price
 
-    async def open(self, make: Callable[[], Row]) -> None:
+    async def open(self, row: Row) -> None:
         """Writes an open row and waits until a crash would leave it there, for OPEN_WAIT_S at most."""
         if self._writer is None:
             return
-        row = make()
         self._writer.put(row)
         if self._behind:
             return
@@ -115,12 +116,12 @@ class Books:
             timer.cancel()
             self._opening.pop(row.number, None)
 
-    def close(self, make: Callable[[], Row]) -> None:
-        """Writes the last row of a request."""
+    def close(self, row: Row) -> None:
+        """Writes the last row of a request, whose place is free then."""
         if self._writer is None:
             self.leave()
         else:
-            self._writer.put(make())
+            self._writer.put(row)
 
     def leave(self) -> None:
         """A request has its place no more."""
@@ -150,6 +151,21 @@ class Books:
                 written.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the gateway knows of a request whose client has nothing more to say. Times are seconds on one clock."""
+
+    arrived_at: float
+    ended_at: float
+    prompt_tokens: int
+    # Handed to the client's connection.
+    delivered_tokens: int
+
+
+# Of what the mesh has never heard of.
+_NO_ACCOUNT = Account(0, 0, 0, 0.0)
+
+
 class Entry:
     """One request in the books, opened when the scheduler has accepted it, and closed once: when neither its client nor
     the mesh has more to say of it."""
@@ -174,53 +190,47 @@ class Entry:
         """The scheduler has accepted it, as one of a class that promises this."""
         self._prompt_tokens = prompt_tokens
         self._promise = promise
-        await self._books.open(self._open_row)
+        await self._books.open(self._row(Outcome.OPEN, ""))
 
-    def close(
-        self, outcome: Outcome, reason: str, stream: Stream | None, *, delivered: int, arrived_at: float, now: float
-    ) -> None:
-        """Its client has nothing more to say, and was sent `delivered` tokens. It is written once the mesh has said
-        what it cost. Times are seconds on the clock of `stream`, None for what never was submitted."""
+    def close(self, outcome: Outcome, reason: str, stream: Stream | None, ending: Ending) -> None:
+        """Its client has nothing more to say. It is written once the mesh has said what it cost; at once if `stream` is
+        None: it never was submitted."""
         if outcome is Outcome.REFUSED:
             self._books.refuse(
                 self._tenant, self._request.traffic_class, self._request.model.name, reason, self._request_id
             )
             self._books.leave()
             return
+        self._prompt_tokens = ending.prompt_tokens
         if stream is None:
-            self._books.close(lambda: self._row(outcome, reason, total_s=now - arrived_at))
-            return
-        first, total_s = stream.first_token_at, now - arrived_at
-        ttft_s = None if first is None else first - arrived_at
-        stream.when_accounted(
-            lambda: self._books.close(lambda: self._closed_row(stream, outcome, reason, delivered, ttft_s, total_s))
-        )
+            self._books.close(self._closed_row(outcome, reason, ending, None))
+        else:
+            stream.when_accounted(lambda: self._books.close(self._closed_row(outcome, reason, ending, stream)))
 
-    def _open_row(self) -> Row:
-        return self._row(Outcome.OPEN, "")
-
-    def _closed_row(
-        self, stream: Stream, outcome: Outcome, reason: str, delivered: int, ttft_s: float | None, total_s: float
-    ) -> Row:
-        account = stream.account
+    def _closed_row(self, outcome: Outcome, reason: str, ending: Ending, stream: Stream | None) -> Row:
+        account = _NO_ACCOUNT if stream is None else stream.account
+        ttft_s = tpot_s = largest_gap_s = None
         # Tokens that the mesh has not accounted for have been generated all the same.
-        generated = max(stream.num_tokens, 0 if account is None else account.generated_tokens)
-        gpu_s = None if account is None else account.gpu_s
-        tpot_s = stream.tpot_s
+        generated = 0 if account is None else account.generated_tokens
+        if stream is not None:
+            generated = max(generated, stream.num_tokens)
+            tpot_s, largest_gap_s = stream.tpot_s, stream.largest_gap_s
+            if stream.first_token_at is not None:
+                ttft_s = stream.first_token_at - ending.arrived_at
         return self._row(
             outcome,
             reason,
             cached_tokens=None if account is None else account.cached_tokens,
             generated_tokens=generated,
-            delivered_tokens=delivered,
-            wasted_tokens=generated - delivered,
+            delivered_tokens=ending.delivered_tokens,
+            wasted_tokens=generated - ending.delivered_tokens,
             queue_s=None if account is None else account.queue_s,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            largest_gap_s=stream.largest_gap_s,
-            total_s=total_s,
-            gpu_s=gpu_s,
-            cost=None if gpu_s is None else self._books.cost_of(gpu_s),
+            largest_gap_s=largest_gap_s,
+            total_s=ending.ended_at - ending.arrived_at,
+            gpu_s=None if account is None else account.gpu_s,
+            cost=None if account is None else self._books.cost_of(account.gpu_s),
             slo=slo_of(outcome, self._promise, ttft_s, tpot_s),
         )
 

@@ -11,11 +11,14 @@ import structlog
 
 from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
+from tercet.ledger.row import Outcome
 
+from .books import Books, Ending, Entry
 from .caller import Caller
 from .cancel import CancelCause
 from .link import Link
 from .mesh_messages import Pool, Submission
+from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
 from .output import Finish, Output
 from .penalties import check_min_tokens
 from .prefix_salt import prefix_salt
@@ -41,6 +44,7 @@ class Means:
 
     settings: GatewaySettings
     link: Link
+    books: Books
     tokenizing: Tokenizing
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
@@ -82,6 +86,7 @@ class Generation:
         request_id: str,
         caller: Caller,
         deadline_at: float | None,
+        entry: Entry,
         on_close: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
@@ -89,8 +94,11 @@ class Generation:
         self.admission: Admission | None = None
         self.stream: Stream | None = None
         self.error: RequestError | None = None
+        # What was handed to the client's connection.
+        self.delivered_tokens = 0
         self._means = means
         self._request = request
+        self._entry = entry
         self._on_close = on_close
         self._clock = means.clock
         self._arrived_at = means.clock()
@@ -154,6 +162,8 @@ class Generation:
             raise
         self._admitted_at = self._clock()
         self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s)
+        # Who is told that it was accepted is in the books, whatever becomes of this process.
+        await self._entry.open(len(ids), self.stream.promise)
         return self.admission
 
     async def read(self) -> Delta | None:
@@ -209,11 +219,13 @@ class Generation:
                 self._means.link.cancel(self._key, cause)
             stream.fail(error or RequestCancelledError("the client went away"))
         gone = running and error is None
-        outcome, reason = ("cancelled", cause.value) if gone else self._ending()
-        if outcome == "refused" and self._key is None:
+        outcome, reason = outcome_of_cancel(cause) if gone else self._ending()
+        if outcome is Outcome.REFUSED and self._key is None:
             # What the scheduler has refused it has counted.
             kind = RefusalKind(self.caller.tenant, self._request.traffic_class, reason)
             self._means.link.note_refusal(kind)
+        ending = Ending(self._arrived_at, self._clock(), self._prompt_tokens, self.delivered_tokens)
+        self._entry.close(outcome, reason, None if self._key is None else stream, ending)
         self._on_close(self)
         self._log(outcome, reason, gone)
 
@@ -224,22 +236,16 @@ class Generation:
         late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
         return CancelCause.DEADLINE if late else CancelCause.CLIENT
 
-    def _ending(self) -> tuple[str, str]:
-        """Outcome and reason, for the log, of a request that its client did not leave while it ran."""
+    def _ending(self) -> tuple[Outcome, str]:
+        """Outcome and reason of a request that its client did not leave while it ran."""
         stream = self.stream
         error = self.error or (stream.error if stream is not None else None)
-        if isinstance(error, (RequestCancelledError, DeadlineError, SlowConsumerError)):
-            return "cancelled", error.reason
         if error is not None:
-            return ("refused" if self.admission is None else "failed"), error.reason
+            return outcome_of_error(error, admitted=self.admission is not None)
         finishes = stream.finishes if stream is not None else ()
-        if not finishes:
-            return "cancelled", CancelCause.CLIENT.value
-        # An output that is complete but could not be handed over was cancelled by its client.
-        reasons = ",".join(sorted({finish.reason.value for finish in finishes}))
-        return ("completed" if self._completed else "cancelled"), reasons
+        return outcome_of_output(finishes, handed_over=self._completed)
 
-    def _log(self, outcome: str, reason: str, gone: bool) -> None:
+    def _log(self, outcome: Outcome, reason: str, gone: bool) -> None:
         stream, now = self.stream, self._clock()
         account = stream.account if stream is not None else None
         first = stream.first_token_at if stream is not None else None
@@ -249,7 +255,7 @@ class Generation:
             tenant=self.caller.tenant,
             key=self.caller.key_id,
             model=self._request.model.name,
-            outcome=outcome,
+            outcome=outcome.value,
             reason=reason,
             client_gone=gone,
             outputs=self._request.n,

@@ -14,6 +14,7 @@ from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, R
 from tercet.ids import new_request_id
 from tercet.tenants.directory import Directory
 
+from .books import Books
 from .caller import Caller
 from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
@@ -34,13 +35,14 @@ class Generations:
         self,
         settings: GatewaySettings,
         link: Link,
+        books: Books,
         *,
         clock: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
         self.settings = settings
         self.tokenizing = Tokenizing(settings.max_prompt_bytes)
-        self._means = Means(settings, link, self.tokenizing, clock, draw_seed)
+        self._means = Means(settings, link, books, self.tokenizing, clock, draw_seed)
         self.draining = False
         self._running: dict[tuple[str, str], Generation] = {}
         self._places = Places(settings.max_concurrent_requests)
@@ -53,7 +55,7 @@ class Generations:
     def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
         """Takes a request in. `time_left_s` is the time to the client's deadline.
 
-        Raises DrainingError, DuplicateRequestError, QueueFullError, TenantQuotaError, DeadlineError.
+        Raises DrainingError, DuplicateRequestError, QueueFullError, TenantQuotaError, DeadlineError, LedgerLostError.
         """
         self.refuse_if_draining()
         if time_left_s is not None and time_left_s <= 0:
@@ -65,7 +67,8 @@ class Generations:
             )
         self._places.check(caller)
         deadline_at = None if time_left_s is None else self._means.clock() + time_left_s
-        generation = Generation(self._means, request, request_id, caller, deadline_at, self._forget)
+        entry = self._means.books.enter(request, request_id, caller.tenant)
+        generation = Generation(self._means, request, request_id, caller, deadline_at, entry, self._forget)
         self._running[caller.tenant, request_id] = generation
         self._places.take(caller.tenant)
         self._idle.clear()
@@ -74,6 +77,7 @@ class Generations:
     def note_refusal(self, tenant: str | None, traffic_class: str, error: RequestError) -> None:
         """Counts a request that was refused before it was taken in; `tenant` is None for callers who are not known."""
         self._means.link.note_refusal(RefusalKind(tenant, traffic_class[:MAX_TRAFFIC_CLASS_CHARS], error.reason))
+        self._means.books.refuse(tenant or "", traffic_class, "", error.reason, "")
 
     def cancel(self, request_id: str, tenant: str | None) -> bool:
         """Cancels a tenant's running request, or, if `tenant` is None, every one of that id. Whether there was one."""

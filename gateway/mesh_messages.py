@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tercet.failure import failure_from_proto
+from tercet.ledger.row import Promise
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 from tercet.tenants.directory import Directory
@@ -165,7 +166,23 @@ def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
 
 def to_account(account: pb.Account) -> Account:
     """What a sequence held."""
-    return Account(account.cached_tokens, account.blocks_used, account.blocks_freed, account.queue_us / 1e6)
+    return Account(
+        cached_tokens=account.cached_tokens,
+        blocks_used=account.blocks_used,
+        blocks_freed=account.blocks_freed,
+        queue_s=account.queue_us / 1e6,
+        generated_tokens=account.generated_tokens,
+        gpu_s=account.gpu_us / 1e6,
+    )
+
+
+def to_promise(accepted: pb.RequestAccepted) -> Promise:
+    """The class of an accepted request, and what that promises."""
+    return Promise(
+        accepted.traffic_class,
+        accepted.ttft_target_us / 1e6 if accepted.HasField("ttft_target_us") else None,
+        accepted.gap_target_us / 1e6 if accepted.HasField("gap_target_us") else None,
+    )
 
 
 def to_pools(update: pb.PoolUpdate) -> dict[tuple[str, str], Pool]:

@@ -17,7 +17,15 @@ from tercet.mesh.v1 import scheduler_pb2 as pb
 
 from .cancel import CancelCause
 from .known_refusals import KnownRefusals
-from .mesh_messages import CANCEL_REASONS, Submission, to_account, to_sequence_end, to_submit, to_token_logprobs
+from .mesh_messages import (
+    CANCEL_REASONS,
+    Submission,
+    to_account,
+    to_promise,
+    to_sequence_end,
+    to_submit,
+    to_token_logprobs,
+)
 from .sequence_end import EndReason
 from .stream import Stream
 from .token_logprobs import TokenLogprobs
@@ -125,7 +133,7 @@ class SentRequests:
             request.running = True
             self._known.accepted(request.tenant)
         forecast_s = accepted.forecast_us / 1e6 if accepted.HasField("forecast_us") else None
-        request.stream.accept(accepted.queue_position, forecast_s)
+        request.stream.accept(accepted.queue_position, forecast_s, to_promise(accepted))
 
     def take_refused(self, refused: pb.RequestRefused) -> None:
         request = self._by_key.get(refused.request_key)
@@ -134,6 +142,7 @@ class SentRequests:
         error = failure_from_proto(refused.failure)
         self._known.note(request.tenant, request.traffic_class, error, request.sent_at, self._clock())
         request.stream.fail(error)
+        request.stream.close_account(None)
         request.ended = True
         # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
         if request.cause is None:

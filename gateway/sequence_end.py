@@ -19,12 +19,16 @@ class EndReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a sequence, or a whole request, held: tokens, blocks, and seconds from admission to its prefill."""
+    """What a sequence, or a whole request, held and got: tokens, blocks, seconds from admission to its prefill, and of
+    the time of steps."""
 
     cached_tokens: int
     blocks_used: int
     blocks_freed: int
     queue_s: float
+    # With those that came after a cancel.
+    generated_tokens: int = 0
+    gpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tercet import rpc
-from tercet.config import MeshConfig, TenantsSettings
+from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.dialer import Dialer
-from tercet.ids import new_process_id
+from tercet.ids import new_epoch, new_process_id
 from tercet.tenants.directory import Directory
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.server import edge_tls
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
+from .books import Books
 from .generations import Generations
 from .guard import Guard
 from .link import Link
@@ -27,6 +28,7 @@ from .service import InferenceService, ModelsService, OperationsService, add_ser
 from .tenant_watch import TenantWatch
 
 if TYPE_CHECKING:
+    from tercet.ledger.ledger import Ledger
     from tercet.tenants.store import Store
 
 log = structlog.get_logger()
@@ -39,8 +41,8 @@ MIN_REQUEST_BYTES = 8 * 1024 * 1024
 async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) -> None:
     """Serves until SIGTERM or SIGINT. `ready` gets the bound port once clients can connect.
 
-    Raises errors.StartupError if the model's files, certificates, the store of tenants or the port do not allow to
-    start.
+    Raises errors.StartupError if the model's files, certificates, the store of tenants, the ledger or the port do not
+    allow to start.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -61,8 +63,12 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     model = await asyncio.to_thread(load_model, config.model)
     catalogue = Catalogue([model])
     changed = asyncio.Event()
-    link = Link(Dialer(settings.scheduler, "scheduler", identity), new_process_id("gateway"), changed.set)
-    generations = Generations(settings, link)
+    gateway_id = new_process_id("gateway")
+    link = Link(Dialer(settings.scheduler, "scheduler", identity), gateway_id, changed.set)
+    # In the ledger for years, beside those of all other processes there will ever be.
+    instance = f"{gateway_id}-{new_epoch()}"
+    books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys())
+    generations = Generations(settings, link, books)
 
     def tenants_changed(directory: Directory) -> None:
         link.tell_tenants(directory)
@@ -71,8 +77,9 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     store = _store(config.tenants)
     tenants = None
     if store is not None:
-        tenants = TenantWatch(store.read, config.tenants.stale_seconds, tenants_changed)
+        tenants = TenantWatch(store.read, config.tenants.stale_seconds, tenants_changed, check=store.check)
         await tenants.start()
+    await books.start()
     guard = Guard(tenants, note=lambda error: generations.note_refusal(None, "", error))
     server = rpc.Server(
         rpc.server_options(max(MIN_REQUEST_BYTES, 4 * settings.max_prompt_bytes)), tls=tls, admit=guard.caller
@@ -113,6 +120,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         for task in (stopped, *background):
             task.cancel()
         await asyncio.gather(stopped, *background, return_exceptions=True)
+        # Behind the link: what it ends with is written, too.
+        await books.stop()
         generations.tokenizing.close()
         if store is not None:
             store.close()
@@ -127,6 +136,16 @@ def _store(settings: TenantsSettings) -> Store | None:
     from tercet.tenants.store import Store
 
     return Store(settings.store, time.time)
+
+
+def _ledger(settings: LedgerSettings) -> Ledger | None:
+    """Where requests are written; None where nobody keeps a ledger. Raises errors.LedgerError."""
+    if not settings.database:
+        return None
+    # As above.
+    from tercet.ledger.ledger import Ledger
+
+    return Ledger(settings.database, time.time)
 
 
 async def _publish_health(server: rpc.Server, catalogue: Catalogue, link: Link, changed: asyncio.Event) -> None:

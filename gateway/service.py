@@ -52,6 +52,8 @@ class InferenceService:
             admission = await generation.open()
             await self._write(generation, context, inference_pb2.GenerateEvent(accepted=to_accepted(admission)))
             while (delta := await generation.read()) is not None:
+                # Before, not behind: once the write has begun, nobody can take the tokens back.
+                generation.delivered_tokens += len(delta.token_ids)
                 await self._write(generation, context, inference_pb2.GenerateEvent(delta=to_delta(delta)))
             finished = to_finished(await generation.finish())
             await self._write(generation, context, inference_pb2.GenerateEvent(finished=finished))
@@ -72,7 +74,9 @@ class InferenceService:
             deltas: list[Delta] = []
             while (delta := await generation.read()) is not None:
                 deltas.append(delta)
-            return to_result(admission, deltas, await generation.finish())
+            summary = await generation.finish()
+            generation.delivered_tokens = summary.completion_tokens
+            return to_result(admission, deltas, summary)
         except BaseException as error:
             await _end_call(error, context, generation)
         finally:

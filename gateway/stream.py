@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError, RequestCancelledError, RequestError, SlowConsumerError
+from tercet.ledger.row import Promise
 
 from .cancel import CancelCause
 from .output import Finish, Output
@@ -53,11 +54,16 @@ class Stream:
         self._accounts: dict[int, Account] = {}
         self.queue_position: int | None = None
         self.forecast_s: float | None = None
+        self.promise = Promise("")
         self.first_token_at: float | None = None
+        # When each output got its last token, None before its first; the longest time between two tokens of one.
+        self._last_token_at: list[float | None] = [None] * len(self._outputs)
+        self.largest_gap_s: float | None = None
         self.error: RequestError | None = None
         # What the request held, and whether the last word on that has come: it may be that nobody knows.
         self.account: Account | None = None
         self.account_closed = False
+        self._on_account: Callable[[], object] | None = None
         # Set while the handler waits in a place that only this call can get it out of.
         self.interrupt: Callable[[], object] | None = None
 
@@ -81,10 +87,22 @@ class Stream:
         """Whether no more tokens will be taken."""
         return self.error is not None or not self._num_unfinished
 
-    def accept(self, queue_position: int, forecast_s: float | None = None) -> None:
-        """The scheduler admitted the request, and expects the first token so many seconds later, if it can say."""
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds from one token to the next on the mean, of the outputs side by side; None before there are two."""
+        steps = max(output.num_tokens for output in self._outputs) - 1
+        last = max((at for at in self._last_token_at if at is not None), default=None)
+        if steps < 1 or last is None or self.first_token_at is None:
+            return None
+        return (last - self.first_token_at) / steps
+
+    def accept(self, queue_position: int, forecast_s: float | None = None, promise: Promise | None = None) -> None:
+        """The scheduler admitted the request to a class that promises this, and expects the first token so many seconds
+        later, if it can say."""
         self.queue_position = queue_position
         self.forecast_s = forecast_s
+        if promise is not None:
+            self.promise = promise
         self._wake.set()
 
     def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelCause | None:
@@ -93,8 +111,7 @@ class Stream:
         output = self._outputs[index]
         if self.error is not None or output.finish is not None:
             return None
-        if self.first_token_at is None:
-            self.first_token_at = self._clock()
+        self._note_time(index)
         before = output.num_ready
         output.push(token_id, logprobs)
         self._note_ready(index, output, before)
@@ -133,6 +150,15 @@ class Stream:
         if not self.account_closed:
             self.account, self.account_closed = account, True
             self._wake.set()
+            if self._on_account is not None:
+                self._on_account()
+
+    def when_accounted(self, then: Callable[[], object]) -> None:
+        """Calls `then` once the last word on what the request held has come, now if it has. For one caller."""
+        if self.account_closed:
+            then()
+        else:
+            self._on_account = then
 
     def fail(self, error: RequestError) -> None:
         """Ends the stream with an error, unless it has ended. A handler that hangs in a write is interrupted."""
@@ -178,6 +204,16 @@ class Stream:
     async def _wait(self) -> None:
         self._wake.clear()
         await self._wake.wait()
+
+    def _note_time(self, index: int) -> None:
+        """An output gets a token."""
+        now, last = self._clock(), self._last_token_at[index]
+        if last is not None:
+            if self.largest_gap_s is None or now - last > self.largest_gap_s:
+                self.largest_gap_s = now - last
+        elif self.first_token_at is None:
+            self.first_token_at = now
+        self._last_token_at[index] = now
 
     def _note_ready(self, index: int, output: Output, before: int) -> None:
         """An output that had `before` tokens ready may have more now."""

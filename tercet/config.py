@@ -198,6 +198,20 @@ class TenantsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """What requests have used. Written by gateways, read by `tercet usage`."""
+
+    database: str = setting("", "the SQLite file, or PostgreSQL URL, of the ledger; empty: none is kept")
+    gpu_hour_price: float = setting(
+        0.0, "what an hour of a GPU costs, in a currency of your own", checks.between(0, 1_000_000)
+    )
+    retention_days: float = setting(400.0, "how long rows are kept; 0: for ever", checks.between(0, 36_500))
+    max_waiting_rows: int = setting(
+        65_536, "requests running or waiting to be written before LEDGER_LOST", checks.count(1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """What goes to standard error."""
 
@@ -214,6 +228,7 @@ class MeshConfig:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tenants: TenantsSettings = field(default_factory=TenantsSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     log: LogSettings = field(default_factory=LogSettings)
     # By name.
@@ -226,6 +241,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
     "tenants": TenantsSettings,
+    "ledger": LedgerSettings,
     "tls": TlsSettings,
     "log": LogSettings,
 }

@@ -43,6 +43,8 @@ class Database:
         self._made_by = made_by
         url = self._url(where)
         self._file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
+        # Such as "sqlite" or "postgresql".
+        self.kind = url.get_backend_name()
         self.name = str(self._file) if self._file else url.render_as_string(hide_password=True)
         # Who the file was when it was opened: what is behind an open file that was replaced nobody else sees.
         self._opened: tuple[int, int] | None = None
@@ -87,6 +89,17 @@ class Database:
         lock what others change, too."""
         with self._typed(), self._current(self._writer).begin() as connection:
             yield connection
+
+    def check(self) -> None:
+        """Looks whether the file is whole, with new connections: those that have been open for long go by what they have
+        read before. Servers look after their files themselves."""
+        if self._file is None:
+            return
+        self.close()
+        with self.read() as connection:
+            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+        if found != "ok":
+            raise self._fault(f"{self.name} is damaged: {' '.join(str(found).split())}")
 
     def close(self) -> None:
         """Gives the connections back. The next transaction opens new ones."""

@@ -18,7 +18,7 @@ from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.cli.up import stop_on_signals
 from tercet.client import Answer, ChatMessage, Client, FleetInfo
-from tercet.config import MeshConfig, TenantsSettings
+from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.mesh_layout import SERVICES
 from tercet.mesh_processes import MeshProcesses
 from tercet.tls.settings import TlsSettings
@@ -46,11 +46,12 @@ def demo(config: MeshConfig, question: str) -> None:
 
 
 def private(config: MeshConfig) -> MeshConfig:
-    """`config` on free ports of loopback, in plain text, for whoever asks."""
+    """`config` on free ports of loopback, in plain text, for whoever asks, and nobody keeps books of it."""
     sections: dict[str, Any] = {
         name: dataclasses.replace(getattr(config, name), host="127.0.0.1", port=0) for name in SERVICES
     }
-    return dataclasses.replace(config, tenants=TenantsSettings(), tls=TlsSettings(), **sections)
+    sections.update(tenants=TenantsSettings(), ledger=LedgerSettings(), tls=TlsSettings())
+    return dataclasses.replace(config, **sections)
 
 
 async def run_demo(config: MeshConfig, question: str, log_dir: Path, console: Console) -> None:

@@ -19,7 +19,7 @@ from tercet.errors import ConfigError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # These say what kind of thing they set only together with their section: --log-level, not --level.
-_ALWAYS_PREFIXED = {"log", "tenants", "tls"}
+_ALWAYS_PREFIXED = {"ledger", "log", "tenants", "tls"}
 
 
 class SettingOption(click.Option):

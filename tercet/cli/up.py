@@ -85,7 +85,7 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     "--start-timeout", type=SOME_SECONDS, default=600.0, show_default=True, metavar="SECONDS",
     help="How long the services may take to become ready.",
 )  # fmt: skip
-@with_config(["gateway", "scheduler", "worker", "model", "tenants", "tls", "log"], omit=_LINKS)
+@with_config(["gateway", "scheduler", "worker", "model", "tenants", "ledger", "tls", "log"], omit=_LINKS)
 def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None, start_timeout: float) -> None:
     """Run gateway, scheduler and worker together, in the foreground.
 

@@ -1,0 +1,158 @@
+"""``tercet usage``: what requests have used, as the ledger has it. Needs no running mesh."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from tercet.cli.settings import SettingsCommand, with_config
+from tercet.config import MeshConfig, variable_of
+from tercet.errors import LedgerError
+from tercet.ledger.ledger import Ledger
+from tercet.ledger.row import Outcome
+from tercet.ledger.usage import GROUPS, SUMS, Usage
+from tercet.ledger.usage import usage as read_usage
+
+_DATABASE = "ledger.database"
+# Of the gateway, not of this command.
+_OMITTED = ("ledger.gpu_hour_price", "ledger.retention_days", "ledger.max_waiting_rows")
+_MAX_WIDTH = 1_000
+_UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
+
+
+class Moment(click.ParamType[float]):
+    """A time in seconds since the epoch: an ISO date or time, in UTC unless it says where, or an age such as 24h."""
+
+    name = "time"
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click.BadParameter for what is none."""
+        if isinstance(value, float):
+            return value
+        age = re.fullmatch(r"([0-9]{1,9})([mhd])", value)
+        if age:
+            return self._clock() - int(age[1]) * _UNITS_S[age[2]]
+        try:
+            # Python 3.10 does not read the Z.
+            moment = datetime.fromisoformat(re.sub("Z$", "+00:00", value))
+            return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is neither a date such as 2026-11-30 or 2026-11-30T18:00 nor an age such as 24h", param, ctx
+            )
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Keys of GROUPS, separated by commas, each once."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Raises click.BadParameter for others."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in value.split(",") if name.strip())
+        for name in names:
+            if name not in GROUPS:
+                self.fail(f"there is no {name!r}; there are {', '.join(GROUPS)}", param, ctx)
+        if len(set(names)) < len(names):
+            self.fail("names something twice", param, ctx)
+        return names
+
+
+@click.command(cls=SettingsCommand)
+@click.option("--since", type=Moment(), default="30d", metavar="TIME", help="From then on. Default: 30d, 30 days ago.")
+@click.option("--until", type=Moment(), default="0m", metavar="TIME", help="Before that time. Default: now.")
+@click.option(
+    "--by",
+    type=Names(),
+    default="tenant",
+    metavar="A,B",
+    help=f"What to tell apart, of {', '.join(GROUPS)}; empty: nothing. Default: tenant.",
+)
+@click.option(
+    "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
+    help="json: one object for each row.",
+)  # fmt: skip
+@with_config(["ledger"], omit=_OMITTED)
+def usage(config: MeshConfig, since: float, until: float, by: tuple[str, ...], format: str) -> None:
+    """Show what requests have used: tokens, GPU time, cost.
+
+    Requests count for the time at which they arrived; days are those of UTC. What a crash left unknown counts as 0.
+    """
+    if not config.ledger.database:
+        raise LedgerError(
+            f"is not set: give --ledger-database FILE, or {variable_of(_DATABASE)}, or set it in the TOML file"
+        )
+    ledger = Ledger(config.ledger.database, time.time)
+    try:
+        rows = read_usage(ledger, since, until, by)
+    finally:
+        ledger.close()
+    _WRITERS[format](rows, by)
+
+
+def write_table(rows: Sequence[Usage], by: Sequence[str]) -> None:
+    """For people. Of what is 0 everywhere, and of what is told apart, there is no column."""
+    told = _OUTCOMES if "outcome" in by else ()
+    shown = [
+        name for name in _COLUMNS if name not in told and (name in _ALWAYS or any(getattr(row, name) for row in rows))
+    ]
+    table = Table(*by, box=None, pad_edge=False)
+    for name in shown:
+        table.add_column(_COLUMNS[name], justify="right")
+    for row in rows:
+        table.add_row(*(value or "-" for value in row.group), *(_amount(getattr(row, name)) for name in shown))
+    console = Console(highlight=False)
+    # A number that is cut is none.
+    wide = console.options.update(width=_MAX_WIDTH)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+
+
+def write_csv(rows: Sequence[Usage], by: Sequence[str]) -> None:
+    """With a line of names first."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*by, *SUMS, "cost_per_qualified"])
+    for row in rows:
+        writer.writerow([*row.group, *(getattr(row, name) for name in SUMS), row.cost_per_qualified])
+
+
+def write_json(rows: Sequence[Usage], by: Sequence[str]) -> None:
+    """An object a line."""
+    for row in rows:
+        sums = {name: getattr(row, name) for name in SUMS}
+        group = dict(zip(by, row.group, strict=True))
+        click.echo(json.dumps({**group, **sums, "cost_per_qualified": row.cost_per_qualified}))
+
+
+_WRITERS = {"table": write_table, "csv": write_csv, "json": write_json}
+_COLUMNS = {
+    "requests": "requests", "open": "open", "completed": "completed", "qualified": "qualified", "refused": "refused",
+    "cancelled": "cancelled", "expired": "expired", "failed": "failed", "lost": "lost",
+    "prompt_tokens": "prompt", "cached_tokens": "cached", "generated_tokens": "generated",
+    "delivered_tokens": "delivered", "wasted_tokens": "wasted", "gpu_s": "GPU s", "cost": "cost",
+    "cost_per_qualified": "per qualified",
+}  # fmt: skip
+_OUTCOMES = tuple(each.value for each in Outcome)
+_ALWAYS = ("requests", "completed", "prompt_tokens", "delivered_tokens", "gpu_s")
+
+
+def _amount(number: float | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.4g}" if number < 1 else f"{number:,.2f}"
