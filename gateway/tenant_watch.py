@@ -18,6 +18,9 @@ log = structlog.get_logger()
 
 # A key that was revoked is refused within a second; so a change is seen well before.
 POLL_S = 0.2
+# How often it is looked whether the store is whole: a file that is damaged can no longer be changed, so reads alone would
+# find the last state in it for ever.
+CHECK_S = 5.0
 # A store that does not answer for so long does not let a gateway start.
 START_LIMIT_S = 10.0
 
@@ -27,7 +30,8 @@ class TenantWatch:
     state.
 
     `read` blocks: it gives the state, None if that is still the one of the revision it is given, and raises StoreError.
-    While the store cannot be read the last state holds, for `stale_s` seconds. Then it is `stale`.
+    So does `check`, if the store is damaged. While the store cannot be read, or is damaged, the last state holds, for
+    `stale_s` seconds. Then it is `stale`.
     """
 
     def __init__(
@@ -36,8 +40,12 @@ class TenantWatch:
         stale_s: float,
         on_change: Callable[[Directory], None],
         clock: Callable[[], float] = time.monotonic,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._read_store = read
+        self._check_store = check
+        # None: before anything else is read.
+        self._check_at: float | None = None
         self._stale_s = stale_s
         self._on_change = on_change
         self._clock = clock
@@ -81,7 +89,17 @@ class TenantWatch:
     async def _read(self) -> None:
         known = None if self._directory is None else self._directory.revision
         began_at = self._clock()
-        found = await _in_thread(lambda: self._read_store(known))
+        checks = self._check_at is None or began_at >= self._check_at
+
+        def look() -> Directory | None:
+            if checks:
+                self._check_store()
+            return self._read_store(known)
+
+        found = await _in_thread(look)
+        if checks:
+            # Only now: one that was found damaged is looked at each time.
+            self._check_at = began_at + CHECK_S
         if found is not None:
             # First: what fails there is to be told again.
             self._on_change(found)

@@ -139,7 +139,8 @@ class ClassTraffic:
 
 @dataclass(slots=True, eq=False)
 class Traffic:
-    """All counts. There are never more than classes times tenants: those of tenants that are gone are one, None."""
+    """All counts. There are never more than classes times tenants: those of tenants that are gone are one, None, and so
+    are those of callers that no gateway knows."""
 
     classes: defaultdict[str, ClassTraffic] = field(default_factory=lambda: defaultdict(ClassTraffic))
     # By tenant, then by class. The class of a request that was refused before it had one is empty.

@@ -141,7 +141,9 @@ async def _look_once(client: Client) -> Moment:
 def to_json(seen: Look) -> str:
     """One line."""
     if seen.problem is not None:
-        return json.dumps({"problem": {"reason": seen.problem.reason, "message": seen.problem.message}})
+        problem = seen.problem
+        told = {"reason": problem.reason, "message": problem.message, "retry_after_s": problem.retry_after_s}
+        return json.dumps({"problem": told})
     assert seen.moment is not None
     data = {"fleet": dataclasses.asdict(seen.moment.fleet), "traffic": dataclasses.asdict(seen.moment.traffic)}
     return json.dumps({**data, "rates": None if seen.rates is None else rates_to_data(seen.rates)})

@@ -101,7 +101,7 @@ def tenant_rows(moment: Moment, rates: Rates | None) -> list[TenantRow]:
     blocks = sum(worker.blocks_total for worker in moment.fleet.workers)
     return [
         TenantRow(
-            name="(gone)" if tenant is None else tenant or "(nobody)",
+            name="(others)" if tenant is None else tenant or "(nobody)",
             loads=[each.load for each in parts],
             counts=[each.counts for each in parts],
             flows=[

@@ -73,6 +73,12 @@ class Store:
         """Lets the database go."""
         self._database.close()
 
+    def check(self) -> None:
+        """Looks whether it is whole, which `read` does not notice while nobody changes anything."""
+        self._database.check()
+        with self._database.read() as connection:
+            self._settings(connection)
+
     def read(self, known: int | None = None) -> Directory | None:
         """All there is; None if that is still what it was at the revision `known`."""
         with self._database.read() as connection:

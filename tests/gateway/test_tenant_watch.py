@@ -41,8 +41,15 @@ class FakeStore:
         self.fails = False
         self.breaks = False
         self.hang = False
+        self.damaged = False
+        self.checks = 0
         self.go_on = threading.Event()
         self.reads = 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.damaged:
+            raise StoreError("the file is damaged")
 
     def read(self, known: int | None) -> Directory | None:
         self.reads += 1
@@ -73,7 +80,7 @@ class Bench:
         self.now = 100.0
         self.seen: list[int] = []
         self.deaf = False
-        self.watch = TenantWatch(self.store.read, STALE_S, self._changed, lambda: self.now)
+        self.watch = TenantWatch(self.store.read, STALE_S, self._changed, lambda: self.now, self.store.check)
 
     def _changed(self, directory: Directory) -> None:
         if self.deaf:
@@ -168,6 +175,24 @@ async def test_what_nobody_expects_is_a_lost_store_too(bench: Bench) -> None:
         await until(lambda: not bench.watch.stale)
     assert [line["event"] for line in logs] == ["tenants_store_lost", "tenants_store_found"]
     assert isinstance(logs[0]["exc_info"], ZeroDivisionError)
+
+
+async def test_it_is_looked_now_and_then_whether_the_store_is_damaged(bench: Bench) -> None:
+    with structlog.testing.capture_logs() as logs:
+        bench.store.damaged = True
+        await bench.reads()
+        # Not each time.
+        assert bench.store.checks == 1
+        bench.now += tenant_watch.CHECK_S
+        await until(lambda: bench.store.checks >= 4)
+        assert bench.ask() == "alice"
+        bench.now += STALE_S + 0.1
+        with pytest.raises(StoreLostError):
+            bench.ask()
+        bench.store.damaged = False
+        await until(lambda: not bench.watch.stale)
+    assert [line["event"] for line in logs] == ["tenants_store_lost", "tenants_store_found"]
+    assert "the file is damaged" in logs[0]["problem"]
 
 
 async def test_what_was_not_heard_is_told_again(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 
@@ -427,3 +428,25 @@ def test_the_work_of_a_list_grows_with_it_and_not_with_its_square(store):
         work.append(_lines_run(store.entries))
     # Four times as many.
     assert work[1] < 5 * work[0]
+
+
+@pytest.mark.parametrize("damage", ["all", "nothing left", "in the middle"])
+def test_a_file_that_is_damaged_while_it_is_open_is_noticed(store, damage):
+    for index in range(200):
+        store.add(f"t{index}", TenantPlan(), operator=False)
+    store.close()
+    known = store.read()
+    store.check()
+    path = Path(store.name)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if damage == "nothing left":
+            file.truncate(0)
+        else:
+            file.seek(0 if damage == "all" else size // 2)
+            file.write(b"\xff" * (size if damage == "all" else 4096))
+    if damage != "nothing left":
+        # By what is remembered of it, nothing has changed.
+        assert store.read(known.revision) is None
+    with pytest.raises(StoreError):
+        store.check()

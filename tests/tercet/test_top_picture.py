@@ -124,7 +124,7 @@ def test_of_a_tenant_that_is_new_no_rate_is_known() -> None:
 
 def test_those_that_are_gone_have_a_row() -> None:
     lines = drawn(Picture("gate:1", moment(tenants=(tenant("acme", 5), tenant(None, 3)))))
-    assert any(line.startswith("(gone)") for line in lines)
+    assert any(line.startswith("(others)") for line in lines)
 
 
 def test_workers_that_are_not_there_or_about_to_go() -> None:
