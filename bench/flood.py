@@ -1,19 +1,20 @@
-"""What a flood of one tenant costs the first tokens of another one, on a virtual clock: the figures of docs/overload.md.
+"""What a flood of one tenant costs the first tokens of another one, on a virtual clock.
 
     python -m bench.flood
     python -m bench.flood --floods 3 --prompts chat --json flood.json
 
 The real scheduler with a simulated worker of an H200's speed. One tenant asks for 30 % of the capacity, alone and
-beside another one of the same weight and class that asks for so many times the capacity. The *floor* of a first token
-is what the steps themselves force while as many decode: the rest of the step that runs, if that only decoded, and the
-request's own prompt in steps in which everybody decodes and no other prompt is computed.
+beside another one of the same weight and class that asks for so many times the capacity. The *floor* is what the steps
+themselves force: the same requests in steps in which as many decode as did, and no prompt of the flood is computed.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class Wait:
     """A request of the tenant that is looked at; moments in seconds."""
 
     arrived_at: float
-    floor_s: float
+    prompt: int
     # When its prompt was sent to the worker, and when its first token was here.
     started_at: float = math.nan
     first_token_at: float = math.nan
@@ -66,11 +67,11 @@ class Wait:
 
 @dataclass(slots=True)
 class Step:
-    """The step that a worker began last: its seconds, and what it would have taken without prompts."""
+    """A step of the worker: its seconds, and what it would have taken without prompts."""
 
-    begun_at: float = -math.inf
-    seconds: float = 0.0
-    decode_seconds: float = COST.base_s
+    begun_at: float
+    seconds: float
+    decode_seconds: float
 
 
 @dataclass(slots=True)
@@ -87,9 +88,8 @@ class Notes:
 
     waits: dict[int, Wait] = field(default_factory=dict)
     by_sequence: dict[int, Wait] = field(default_factory=dict)
-    step: Step = field(default_factory=Step)
+    steps: list[Step] = field(default_factory=list)
     prefilled: int = 0
-    step_seconds: list[float] = field(default_factory=list)
     first: Count = field(default_factory=Count)
     last: Count = field(default_factory=Count)
 
@@ -100,14 +100,13 @@ class FloodMesh(CapacityMesh):
     def __init__(self, flows: tuple[Flow, ...], requests: int, rate: float, seed: int, policy: Policy = POLICY) -> None:
         self.notes = Notes()
         self._requests = requests
-        self._mixed_s = policy.max_mixed_step_s
         tenants = [TenantPlan(flow.tenant) for flow in flows]
         super().__init__(FLEET, Workload(requests, rate, flows, COST.base_s), policy, BOUNDS, seed, tenants)
 
     def _arrive(self, arrival: Arrival) -> None:
         key, notes = arrival.submission.request_key, self.notes
         if arrival.flow.name == OWN:
-            notes.waits[key] = Wait(self.now, self._floor(len(arrival.submission.prompt_token_ids)))
+            notes.waits[key] = Wait(self.now, len(arrival.submission.prompt_token_ids))
         if key == self._requests // 4 + 1:
             notes.first = self._count()
         notes.last = self._count()
@@ -115,14 +114,6 @@ class FloodMesh(CapacityMesh):
 
     def _count(self) -> Count:
         return Count(self.now, self.tally.tokens + self.notes.prefilled)
-
-    def _floor(self, prompt: int) -> float:
-        step, (worker,) = self.notes.step, self.workers.values()
-        decode_s = step.decode_seconds if worker.busy else COST.base_s
-        rest_s = (1 - (self.now - step.begun_at) / step.seconds) * decode_s if worker.busy else 0.0
-        prompt_s = prompt * COST.token_s
-        steps = math.ceil(prompt_s / (self._mixed_s - decode_s)) if worker.busy else 1
-        return max(rest_s, MESSAGE_DELAY_S) + steps * decode_s + prompt_s + MESSAGE_DELAY_S
 
     def _act(self, action: Action) -> None:
         message = action.message if isinstance(action, ToGateway) else None
@@ -147,8 +138,7 @@ class FloodMesh(CapacityMesh):
         if worker.busy and not running:
             notes, prompts = self.notes, worker.tokens_prefilled - self.notes.prefilled
             notes.prefilled = worker.tokens_prefilled
-            notes.step = Step(self.now, worker.step_seconds, worker.step_seconds - prompts * COST.token_s)
-            notes.step_seconds.append(worker.step_seconds)
+            notes.steps.append(Step(self.now, worker.step_seconds, worker.step_seconds - prompts * COST.token_s))
 
 
 def measure(own: Flow, flood: Flow | None, times: float, seconds: float, seed: int, policy: Policy = POLICY) -> Figures:
@@ -164,13 +154,42 @@ def measure(own: Flow, flood: Flow | None, times: float, seconds: float, seed: i
     waits = [wait for wait in notes.waits.values() if not math.isnan(wait.first_token_at)]
     return {
         "first_token_ms": _ms([wait.first_token_at - wait.arrived_at for wait in waits]),
-        "floor_ms": _ms([wait.floor_s for wait in waits]),
+        "floor_ms": _ms(floors(waits, notes.steps, policy.max_mixed_step_s)),
         "start_ms": _ms([wait.started_at - wait.arrived_at for wait in waits]),
-        "step_ms": _ms(notes.step_seconds),
+        "step_ms": _ms([step.seconds for step in notes.steps]),
         "tokens_per_second": (notes.last.tokens - notes.first.tokens) / (notes.last.at - notes.first.at),
         "flows": {name: tally.report(result.loaded_seconds) for name, tally in result.tally.flows.items()},
         "preemptions": result.tally.preemptions,
     }
+
+
+def floors(waits: Sequence[Wait], steps: Sequence[Step], most_s: float) -> list[float]:
+    """Seconds to the first token of each, in order of arrival, if they had the worker's steps for themselves: while it
+    was busy these take what they took without prompts, and with theirs at most `most_s`."""
+    begun = [step.begun_at for step in steps]
+    left = deque((wait.arrived_at + MESSAGE_DELAY_S, wait.prompt) for wait in waits)
+    found: list[float] = []
+    now = 0.0
+    while left:
+        place = bisect_right(begun, now) - 1
+        busy = place >= 0 and now < begun[place] + steps[place].seconds + 2 * MESSAGE_DELAY_S
+        seconds = steps[place].decode_seconds if busy else COST.base_s
+        if not busy:
+            now = max(now, left[0][0])
+        room = int((most_s - seconds) / COST.token_s) if busy else FLEET.info.max_num_batched_tokens
+        done = 0
+        while left and left[0][0] <= now and room:
+            arrived_at, prompt = left.popleft()
+            count = min(prompt, room)
+            room -= count
+            seconds += count * COST.token_s
+            if count < prompt:
+                left.appendleft((arrived_at, prompt - count))
+            else:
+                done += 1
+        now += seconds
+        found += [now + MESSAGE_DELAY_S] * done
+    return [moment - wait.arrived_at for moment, wait in zip(found, waits, strict=True)]
 
 
 def _ms(seconds: list[float]) -> dict[str, float]:
@@ -208,11 +227,14 @@ def line(name: str, figures: Figures) -> str:
     """A run as a line of a table."""
     times = ", ".join(
         f"{what} {figures[key]['p50']:.1f} {figures[key]['p95']:.1f}"
-        for what, key in (("first", "first_token_ms"), ("floor", "floor_ms"), ("start", "start_ms"), ("step", "step_ms"))
+        for what, key in (
+            ("first", "first_token_ms"),
+            ("floor", "floor_ms"),
+            ("start", "start_ms"),
+            ("step", "step_ms"),
+        )
     )
-    flows = ", ".join(
-        f"{flow['accepted']}/{flow['offered']} {name}" for name, flow in figures["flows"].items()
-    )
+    flows = ", ".join(f"{flow['accepted']}/{flow['offered']} {name}" for name, flow in figures["flows"].items())
     return f"{name:<24} {times}; {figures['tokens_per_second']:,.0f} tokens/s; accepted {flows}"
 
 

@@ -37,18 +37,25 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
             _release(worker, dealt.yielding[worker.link], actions, made_room=True)
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
         if (newcomers or wanting) and not worker.dropped:
-            _dispatch_worker(pool, worker, newcomers, policy, now, actions)
+            _dispatch_worker(pool, worker, newcomers, policy, now, actions, awaited=dealt.awaited)
     return actions
 
 
 def _dispatch_worker(
-    pool: Pool, worker: Worker, dealt: list[Sequence], policy: Policy, now: float, actions: list[Action]
+    pool: Pool,
+    worker: Worker,
+    dealt: list[Sequence],
+    policy: Policy,
+    now: float,
+    actions: list[Action],
+    *,
+    awaited: frozenset[str],
 ) -> None:
     window = worker.window
     # Otherwise the newcomer waits for at most one step anyway.
     if dealt and window.steps_ahead > 1 and len(window) < MAX_PLANS_IN_FLIGHT:
         running = running_view(worker, revoking=True, max_steps=_most_steps(pool, worker, dealt))
-        decision = _decide(pool, worker, running, dealt, policy)
+        decision = _decide(pool, worker, running, dealt, policy, awaited)
         if decision.start:
             _send(pool, worker, running, dealt, decision, now, actions, revoke=True)
             dealt = _left(dealt, decision)
@@ -57,7 +64,7 @@ def _dispatch_worker(
                 return
     while window.plans_ahead < PLANS_AHEAD and len(window) < MAX_PLANS_IN_FLIGHT:
         running = running_view(worker, revoking=False, max_steps=_most_steps(pool, worker, dealt))
-        decision = _decide(pool, worker, running, dealt, policy)
+        decision = _decide(pool, worker, running, dealt, policy, awaited)
         if decision.shortage:
             victims = choose_victims(holders(worker, KvShares(pool).beyond()), decision.shortage)
             _release(worker, victims, actions, made_room=False)
@@ -80,7 +87,9 @@ def _most_steps(pool: Pool, worker: Worker, dealt: list[Sequence]) -> int:
     return min(limits - {0}, default=0)
 
 
-def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence], policy: Policy) -> Decision:
+def _decide(
+    pool: Pool, worker: Worker, running: Running, dealt: list[Sequence], policy: Policy, awaited: frozenset[str]
+) -> Decision:
     if not len(running) and not dealt:
         return NOTHING
     account = Credits(
@@ -98,6 +107,7 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
             each.swapped_on is not None,
             each.request.traffic_class.name,
             each.request.traffic_class.max_prefill_tokens,
+            each.on_credit,
         )
         for each in dealt
     ]
@@ -106,6 +116,7 @@ def _decide(pool: Pool, worker: Worker, running: Running, dealt: list[Sequence],
         step_seconds=worker.step_times.predict(running.decoding, worker.context_tokens),
         mixed_tokens=worker.mixed_tokens(policy.max_mixed_step_s, running.decoding),
         crowded=pool.crowded,
+        awaited=awaited,
     )
     return make_plan(running, candidates, account, worker.limits, policy, forecast)
 

@@ -40,10 +40,25 @@ def aged(request: Request, now: float) -> bool:
 class _Class:
     """A class, its tenants as a heap: the least served first, of equals the one whose next came first."""
 
-    __slots__ = ("_heap", "_promise", "_skip", "_wait", "arrived_at", "next", "promised", "rank", "served", "weight")
+    __slots__ = (
+        "_heap",
+        "_promise",
+        "_skip",
+        "_wait",
+        "arrived_at",
+        "awaited",
+        "name",
+        "next",
+        "promised",
+        "rank",
+        "served",
+        "weight",
+    )
 
-    def __init__(self, queue: ClassQueue, skip: Container[int]) -> None:
+    def __init__(self, queue: ClassQueue, now: float, skip: Container[int]) -> None:
         traffic_class = queue.traffic_class
+        self.name = traffic_class.name
+        self.awaited = queue.awaits(now)
         self._skip = skip
         self._wait = due_after(traffic_class)
         self._promise = 0.0 if traffic_class.ttft is None else traffic_class.ttft.seconds
@@ -67,6 +82,11 @@ class _Class:
     @property
     def tenant_served(self) -> float:
         return self._heap[0][0]
+
+    @property
+    def on_credit(self) -> bool:
+        served, _, line, _ = self._heap[0]
+        return served < line.share.level
 
     @property
     def moment(self) -> float:
@@ -115,14 +135,21 @@ class FairOrder:
     hurried: bool
     # What its tenant has been served in its class by then.
     served: float
+    # This is owed to its tenant, who asked for less than the others got.
+    on_credit: bool
+    # It is not, and one to whom something is owed was before it, or is likely to come.
+    reserved: bool
+    # Names of classes in which one was seen, or is likely to come.
+    awaited: set[str]
 
     def __init__(self, queue: WaitingQueue, now: float, skip: Container[int] = (), *, scarce: bool = False) -> None:
         """`skip` are ids of sequences that nothing can be done for. `scarce`: there are no more places than for
         those that were promised something; then these are first, lest others soon have to make room for them."""
         self._now = now
         self._scarce = scarce
-        classes = [_Class(each, skip) for each in queue.classes.values() if each.waiting]
+        classes = [_Class(each, now, skip) for each in queue.classes.values() if each.waiting]
         self._classes = [each for each in classes if each.next is not None]
+        self.awaited = {each.name for each in self._classes if each.awaited}
         self._choose()
 
     def advance(self, tokens: int | None = None) -> None:
@@ -168,6 +195,10 @@ class FairOrder:
         self._class = chosen
         self.next = chosen.next
         self.served = chosen.tenant_served
+        self.on_credit = chosen.on_credit
+        if self.on_credit:
+            self.awaited.add(chosen.name)
+        self.reserved = chosen.name in self.awaited and not self.on_credit
         self.due = chosen in due
         self.hurried = chosen.served > rival.served
 

@@ -18,6 +18,8 @@ class Share:
     # Tokens of it that are charged and not yet computed, and what was charged for them.
     ahead: int = 0
     charged_ahead: float = 0.0
+    # Where the others were when it came back last.
+    level: float = 0.0
 
     @property
     def received(self) -> float:
@@ -34,9 +36,10 @@ class Share:
         # From nothing on, so that what rounding leaves does not add up.
         self.charged_ahead = self.charged_ahead + tokens / weight if self.ahead else 0.0
 
-    def come_back(self, level: float) -> None:
-        """It has something to be served again: what it did not ask for meanwhile is not owed to it."""
-        self.served = max(self.served, level)
+    def come_back(self, level: float, credit: float) -> None:
+        """It has something to be served again. Of what it did not ask for meanwhile so much is owed to it at most."""
+        self.level = max(self.received, level)
+        self.served = max(self.served, level - credit)
 
 
 def share_of(weight: float) -> Share:
@@ -45,6 +48,10 @@ def share_of(weight: float) -> Share:
 
 
 def level(competing: Iterable[Share], last: Share | None) -> float:
-    """Where one that comes back begins: with the one of those that compete who has received least, or where nobody does
-    with the last that did."""
-    return min((share.received for share in competing), default=0.0 if last is None else last.received)
+    """Where those that compete are: at the one who has received least, or where nobody does at the last that did. What
+    is owed to them is as good as received, or it would be owed again to those who come after them."""
+    return min(map(_settled, competing), default=0.0 if last is None else _settled(last))
+
+
+def _settled(share: Share) -> float:
+    return max(share.received, share.level)

@@ -20,6 +20,10 @@ from .step_time import StepTimes
 from .waiting import WaitingQueue
 from .window import PlanWindow
 
+# What is owed to a tenant at most that has asked for less than the others got, in the largest steps of all workers:
+# some prompts that come at once.
+CREDIT_STEPS = 2
+
 
 @dataclass(slots=True, eq=False)
 class Worker:
@@ -263,6 +267,11 @@ class Pool:
         self.waiting.remove(sequence)
         self.stranded.pop(sequence.sequence_id, None)
 
+    def note_size(self) -> None:
+        """Workers came or went: what is owed to a tenant at most depends on what they do."""
+        steps = sum(worker.limits.max_num_batched_tokens for worker in self.workers.values())
+        self.waiting.set_credit(float(CREDIT_STEPS * steps))
+
     def note_places(self, now: float) -> None:
         """A worker came, went, or began to stop: for whom is there one now?"""
         for sequence in self.waiting:
@@ -308,6 +317,7 @@ class Fleet:
         self.known[worker.address] = info
         pool = self.pools.setdefault((info.model, info.model_revision), Pool(info.model, info.model_revision))
         pool.workers[worker.link] = self.workers[worker.link] = worker
+        pool.note_size()
         for key, other in list(self.pools.items()):
             if other is not pool and other.model == pool.model and not other.workers and not len(other.waiting):
                 del self.pools[key]
@@ -317,4 +327,5 @@ class Fleet:
         """A worker went."""
         pool = self.pool_of(worker)
         del pool.workers[worker.link], self.workers[worker.link]
+        pool.note_size()
         return pool

@@ -35,13 +35,15 @@ CachedTokens = Callable[[Worker, Sequence, Container[int]], int]
 @dataclass(frozen=True, slots=True)
 class Deal:
     """By the worker's link: which waiting sequences it should try to start, in order of service; and who on it makes
-    room for one whose promise is at stake."""
+    room for one whose promise is at stake. `awaited` are classes in which somebody waits, or is likely to come, to whom
+    something is owed."""
 
     newcomers: Mapping[int, list[Sequence]]
     yielding: Mapping[int, list[Holder]]
+    awaited: frozenset[str]
 
 
-NOTHING_DEALT = Deal({}, {})
+NOTHING_DEALT = Deal({}, {}, frozenset())
 
 
 def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> int:
@@ -99,7 +101,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     while most > 0 and (sequence := order.next) is not None:
         sequence.have_turn(now, promise_s)
         for room in rooms.values():
-            room.turn_to(sequence, order.served)
+            room.turn_to(sequence, order.served, reserved=order.reserved)
         opening = any(room.opens(sequence) for room in rooms.values())
         stake = pressing and order.due and sequence.request.traffic_class.ttft is not None
         if not opening and (not stake or all(room.shut or room.tokens_left <= 0 for room in rooms.values())):
@@ -128,7 +130,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
         best, computed = _cheapest(fitting, sequence, lookup)
         if best.tokens_left > 0:
             best.take(sequence, computed)
-            sequence.hurried = order.hurried
+            sequence.hurried, sequence.on_credit = order.hurried, order.on_credit
             shares.take(sequence)
             dealt.setdefault(best.worker.link, []).append(sequence)
             order.advance(computed)
@@ -136,7 +138,8 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
             # Its turn comes there with one of the next steps, sooner than elsewhere.
             best.shut = True
             order.advance()
-    return Deal(dealt, {link: room.yielding for link, room in rooms.items() if room.yielding})
+    yielding = {link: room.yielding for link, room in rooms.items() if room.yielding}
+    return Deal(dealt, yielding, frozenset(order.awaited))
 
 
 def _pressing(pool: Pool, workers: list[Worker], now: float) -> bool:

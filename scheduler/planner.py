@@ -5,7 +5,7 @@ Knows nothing of clocks, streams or how the numbers were found; the same argumen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ class Prefill(NamedTuple):
     # Its traffic class, and the most prefill tokens of that in a step with decodes; 0: no limit of its own.
     class_name: str = ""
     class_tokens: int = 0
+    # It was owed to its tenant, who had asked for less than the others of the class got.
+    on_credit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Candidate(NamedTuple):
     # As of a Prefill.
     class_name: str = ""
     class_tokens: int = 0
+    on_credit: bool = False
 
     def blocks(self, steps: int, block_size: int) -> int:
         """Blocks it may hold after `steps` steps of decoding. Forks share the full blocks of the prompt."""
@@ -151,6 +154,8 @@ class Forecast:
     mixed_tokens: int | None = None
     # Others wait for a place on the worker.
     crowded: bool = False
+    # Classes in which somebody is likely to come on credit, or waits, while others wait.
+    awaited: Collection[str] = ()
 
 
 UNKNOWN = Forecast()
@@ -194,6 +199,8 @@ class _FirstStep:
     # Somebody decodes in it: then classes have limits of their own; and what is left of these, by class.
     mixed: bool = False
     class_left: dict[str, int] = field(default_factory=dict)
+    # By class: prefill tokens that are left for those who are not on credit, where these are bounded.
+    rest_left: dict[str, int] = field(default_factory=dict)
     # Prefill work that has to wait for the next plan: then this one must be short.
     backlog: bool = False
     # A newcomer found no room: nobody who is less urgent takes what it waits for.
@@ -267,10 +274,11 @@ class _FirstStep:
             self.cap = min(self.cap, self.short)
 
     def _left_of_class(self, each: Prefill | Candidate) -> int:
-        """Prefill tokens that its class may still have in the step."""
-        if not self.mixed or not each.class_tokens:
-            return self.limits.max_num_batched_tokens
-        return self.class_left.setdefault(each.class_name, each.class_tokens)
+        """Prefill tokens that its class, and those of it to whom nothing is owed, may still have in the step."""
+        left = self.limits.max_num_batched_tokens
+        if self.mixed and each.class_tokens:
+            left = self.class_left.setdefault(each.class_name, each.class_tokens)
+        return left if each.on_credit else min(left, self.rest_left.get(each.class_name, left))
 
     def _add_chunk(self, each: Prefill | Candidate, count: int) -> None:
         if each.class_name in self.class_left:
@@ -278,9 +286,14 @@ class _FirstStep:
         self.chunks.append((each.sequence_id, count))
         self.cap -= count
         self.short -= count
+        if each.class_name in self.rest_left and not each.on_credit:
+            self.rest_left[each.class_name] -= count
 
     def _completes(self, each: Prefill | Candidate, steps_left: int) -> None:
         """It decodes after this step."""
+        if each.on_credit:
+            # The others of its class do not make the step long for it: theirs can wait for the next one.
+            self.rest_left[each.class_name] = 0
         self.newest = max(self.newest, each.urgency[1])
         self.last_end = max(self.last_end, steps_left)
 
@@ -320,6 +333,7 @@ def make_plan(
         slots=limits.max_running - (credits.sequences - lent),
         last_end=running.last_end,
         mixed=running.decoding > 0,
+        rest_left=_paced(running.prefills, waiting, forecast.awaited) if running.decoding else {},
     )
     for each in _in_turn(running.prefills, waiting):
         if isinstance(each, Prefill):
@@ -338,12 +352,25 @@ def make_plan(
 
 def _in_turn(prefills: Sequence[Prefill], waiting: Sequence[Candidate]) -> Iterator[Prefill | Candidate]:
     """Newcomers as they are given; before each, those prefills by urgency that are more urgent than it."""
-    behind = sorted(prefills, key=lambda each: each.urgency, reverse=True)
+    behind = sorted(prefills, key=lambda each: (each.urgency, each.sequence_id), reverse=True)
     for candidate in waiting:
-        while behind and behind[-1].urgency < candidate.urgency:
+        while behind and behind[-1].urgency <= candidate.urgency:
             yield behind.pop()
         yield candidate
     yield from reversed(behind)
+
+
+def _paced(prefills: Sequence[Prefill], waiting: Sequence[Candidate], awaited: Collection[str]) -> dict[str, int]:
+    """By class: the prefill tokens that those who are not on credit may have in a step that somebody who is may have to
+    wait for. Half of what they have to do: so little work makes no long step, and much goes on as fast as it can."""
+    tokens = dict.fromkeys(awaited, 0)
+    for each in prefills:
+        if each.class_name in tokens and not each.on_credit:
+            tokens[each.class_name] += each.left
+    for newcomer in waiting:
+        if newcomer.class_name in tokens and not newcomer.on_credit and not newcomer.swapped:
+            tokens[newcomer.class_name] += newcomer.tokens
+    return {name: max(LEAST_PREFILL_TOKENS, (pending + 1) // 2) for name, pending in tokens.items()}
 
 
 def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:

@@ -17,6 +17,9 @@ from .waiting import WaitingQueue
 
 # A step's prefill is dealt at most so often: more could not start in the plans that are made now.
 STEPS_DEALT = 2
+# Of a worker's slots and blocks, what is kept for those to whom something is owed: what becomes free in a few steps,
+# so that they need not wait for it.
+KEPT = 1 / 32
 # Who may take what is free: those of a lower rank than this.
 _ANYBODY, _NOBODY = math.inf, -math.inf
 
@@ -64,6 +67,9 @@ class Room:
     first: int = 0
     first_tokens: int = 0
     first_slots: int = 0
+    # Slots and blocks that are kept for others.
+    kept_slots: int = 0
+    kept_blocks: int = 0
 
     @classmethod
     def of(cls, worker: Worker, policy: Policy, waiting: WaitingQueue) -> Room:
@@ -85,12 +91,18 @@ class Room:
             begun=begun_there(worker, waiting),
         )
 
-    def turn_to(self, sequence: Sequence, served: float) -> None:
-        """It is the turn of the sequence, whose tenant has been served so much: finds its place there, if it comes."""
+    def turn_to(self, sequence: Sequence, served: float, *, reserved: bool) -> None:
+        """It is the turn of the sequence, whose tenant has been served so much: finds its place there, if it comes.
+        `reserved`: a part is kept for others, unless the sequence needs all there is."""
+        self.kept_slots = self.kept_blocks = 0
+        if reserved:
+            slots, blocks = self.worker.limits.max_running, self.worker.info.num_blocks
+            self.kept_slots = min(int(KEPT * slots), max(0, slots - len(sequence.group)))
+            self.kept_blocks = min(int(KEPT * blocks), max(0, blocks - self.need(sequence)))
         self.place = place_among(self.begun.get(sequence.request.traffic_class.name, ()), sequence, served)
         self.first = self.first_tokens = self.first_slots = 0
         for place, tokens, lent in reversed(self.behind):
-            if place >= self.place:
+            if place > self.place:
                 break
             self.first += 1
             self.first_tokens += tokens
@@ -128,7 +140,7 @@ class Room:
 
     def has_blocks(self, sequence: Sequence) -> bool:
         """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
-        return not self.taken or self.need(sequence) + self.taken <= self.available
+        return not self.taken or self.need(sequence) + self.taken + self.kept_blocks <= self.available
 
     def has_place(self, sequence: Sequence) -> bool:
         """Whether it may go there now, if there are blocks."""
@@ -192,14 +204,14 @@ class Room:
 
     def _blocks_missing(self, sequence: Sequence, leaving: Leaving) -> int:
         staying = self.taken - leaving.sequences
-        return self.need(sequence) + staying - self.available - leaving.blocks if staying > 0 else 0
+        return self.need(sequence) + staying + self.kept_blocks - self.available - leaving.blocks if staying > 0 else 0
 
     def _told(self, holder: Holder) -> bool:
         return any(each.sequence_ids == holder.sequence_ids for each in self.yielding)
 
     @property
     def _slots(self) -> int:
-        return self.slots - self.first_slots
+        return self.slots - self.first_slots - self.kept_slots
 
     def _lets(self, sequence: Sequence) -> bool:
         return sequence.request.traffic_class.rank < self.held_for

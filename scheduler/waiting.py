@@ -6,6 +6,7 @@ is next is said in fair_order.py; bounds are admission's business.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from .traffic_class import TrafficClass
 # Tenants of whom nothing waits that a class remembers at least. Beyond, those are forgotten who would begin anew
 # where they are.
 TENANTS_REMEMBERED = 64
+# Seconds after a request in which its tenant is likely to come again.
+LATELY_SECONDS = 10.0
 
 
 class Waiting(NamedTuple):
@@ -45,6 +48,8 @@ class Line:
     # Of those listed and of their forks, which share the tokens of their leader.
     num_sequences: int = 0
     num_tokens: int = 0
+    # When the last of its requests arrived.
+    asked_at: float = -math.inf
 
     def __contains__(self, sequence: Sequence) -> bool:
         place = self._place(sequence)
@@ -78,12 +83,13 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class ClassQueue:
-    """One class: the lines of its tenants by name, and those in which somebody waits."""
+    """One class: the lines of its tenants by name, those in which somebody waits, and the others."""
 
     traffic_class: TrafficClass
     share: Share
     lines: dict[str, Line] = field(default_factory=dict)
     waiting: dict[str, Line] = field(default_factory=dict)
+    empty: dict[str, Line] = field(default_factory=dict)
     # How many sequences of each request are listed: outputs that had to give way come back one by one.
     requests: dict[Request, int] = field(default_factory=dict)
     # Of all lines.
@@ -91,6 +97,8 @@ class ClassQueue:
     num_tokens: int = 0
     # Of the tenant of whom something waited last.
     last: Share | None = None
+    # Tokens for each unit of weight that are owed at most to a tenant who has asked for less than the others got.
+    credit: float = 0.0
 
     def line(self, tenant: str, weight: float) -> Line:
         """The tenant's line. One that is not known begins where those who wait are."""
@@ -98,12 +106,26 @@ class ClassQueue:
         if line is None:
             if len(self.lines) > TENANTS_REMEMBERED + 2 * len(self.waiting):
                 self._forget()
-            line = self.lines[tenant] = Line(share_of(weight))
-            line.share.come_back(self.level())
+            line = self.lines[tenant] = self.empty[tenant] = Line(share_of(weight))
+            self.come_back(line)
         return line
 
+    def come_back(self, line: Line) -> None:
+        """Something of its tenant is going to wait."""
+        line.share.come_back(self._level(), self.credit)
+
     def level(self) -> float:
-        """Where a tenant that comes back begins."""
+        """Where a tenant that comes back begins at least."""
+        return self._level() - self.credit
+
+    def awaits(self, now: float) -> bool:
+        """Whether a tenant of whom nothing waits is likely to come, and would be owed something."""
+        if not self.credit:
+            return False
+        level, since = self._level(), now - LATELY_SECONDS
+        return any(line.asked_at > since and line.share.served < level for line in self.empty.values())
+
+    def _level(self) -> float:
         return level((line.share for line in self.waiting.values()), self.last)
 
     @property
@@ -118,6 +140,7 @@ class ClassQueue:
             for tenant, line in self.lines.items()
             if line.sequences or line.share.ahead or line.share.served > least or line.share is self.last
         }
+        self.empty = {tenant: line for tenant, line in self.empty.items() if tenant in self.lines}
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +153,8 @@ class WaitingQueue:
     num_tokens: int = 0
     # Of the class of which something waited last.
     last: Share | None = None
+    # As of its classes.
+    credit: float = 0.0
     _length: int = 0
 
     def __len__(self) -> int:
@@ -143,6 +168,12 @@ class WaitingQueue:
         queue = self.classes.get(sequence.request.traffic_class.name)
         line = None if queue is None else queue.waiting.get(sequence.request.tenant.tenant)
         return line is not None and sequence in line
+
+    def set_credit(self, tokens: float) -> None:
+        """So much is owed to a tenant at most; see ClassQueue."""
+        self.credit = tokens
+        for queue in self.classes.values():
+            queue.credit = tokens
 
     @property
     def num_requests(self) -> int:
@@ -173,11 +204,13 @@ class WaitingQueue:
         if not sequence.placements:
             # One that comes back may know an older plan than those that came meanwhile.
             line.share.weight = max(request.tenant.weight, LEAST_WEIGHT)
+            line.asked_at = request.arrived_at
         if not line.sequences:
             if not queue.waiting:
-                queue.share.come_back(self.level())
-            line.share.come_back(queue.level())
+                queue.share.come_back(self.level(), 0.0)
+            queue.come_back(line)
             queue.waiting[request.tenant.tenant] = line
+            del queue.empty[request.tenant.tenant]
         place = line.add(sequence)
         queue.requests[request] = queue.requests.get(request, 0) + 1
         self._count(queue, sequence, 1)
@@ -191,6 +224,7 @@ class WaitingQueue:
         line.remove(sequence)
         if not line.sequences:
             del queue.waiting[request.tenant.tenant]
+            queue.empty[request.tenant.tenant] = line
             queue.last = line.share
             if not queue.waiting:
                 self.last = queue.share
@@ -270,6 +304,7 @@ class WaitingQueue:
     def _queue(self, traffic_class: TrafficClass) -> ClassQueue:
         queue = self.classes.get(traffic_class.name)
         if queue is None:
-            queue = self.classes[traffic_class.name] = ClassQueue(traffic_class, share_of(traffic_class.weight))
-            queue.share.come_back(self.level())
+            queue = ClassQueue(traffic_class, share_of(traffic_class.weight), credit=self.credit)
+            queue.share.come_back(self.level(), 0.0)
+            self.classes[traffic_class.name] = queue
         return queue

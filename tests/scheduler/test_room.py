@@ -8,6 +8,7 @@ from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
 from scheduler.fleet import Pool
 from scheduler.placement import deal
+from scheduler.room import Room
 from scheduler.sequence import Sequence, State
 from scheduler.tenant import TenantPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
@@ -147,31 +148,87 @@ def test_who_has_waited_for_its_patience_or_came_long_before_makes_no_room() -> 
     assert not makes_room(RAG, 95.9)
 
 
+FLOOD, QUIET = TenantPlan("flood"), TenantPlan("quiet")
+
+
+def start(pool: Pool, key: int, length: int, tenant: TenantPlan, at: float) -> Sequence:
+    """One arrives, is the next, and starts."""
+    sequence = wait_for(pool, key, [1] * length, tenant=tenant, at=at)
+    assert dealt(pool, at)[1] == [key]
+    pool.waiting.start(sequence)
+    pool.workers[1].expect(sequence)
+    sequence.place(1, at)
+    pool.workers[1].put(sequence)
+    return sequence
+
+
 def test_who_has_received_less_passes_a_prefill_of_another_tenant_and_is_passed_by_none() -> None:
     pool = pool_of(worker(1, num_blocks=400, max_num_batched_tokens=100))
-    flood, quiet = TenantPlan("flood"), TenantPlan("quiet")
-
-    def start(key: int, length: int, tenant: TenantPlan, at: float) -> Sequence:
-        sequence = wait_for(pool, key, [1] * length, tenant=tenant, at=at)
-        assert dealt(pool)[1] == [key]
-        pool.waiting.start(sequence)
-        pool.workers[1].expect(sequence)
-        sequence.place(1, 0.0)
-        pool.workers[1].put(sequence)
-        return sequence
-
-    begun = start(1, 30, flood, at=0.0)
+    pool.waiting.set_credit(0.0)
+    begun = start(pool, 1, 30, FLOOD, at=0.0)
     pool.waiting.note_prefill(begun, 0, 10)
     # It is owed nothing for the time before, and is not behind what is to come.
-    first = start(2, 4, quiet, at=1.0)
+    first = start(pool, 2, 4, QUIET, at=1.0)
     assert first.place_there < begun.place_there
     # With the four it has had more than those ten.
-    second = start(3, 4, quiet, at=1.1)
+    second = start(pool, 3, 4, QUIET, at=1.1)
     assert first.place_there < begun.place_there < second.place_there
     # An older one of the flood comes behind them all, however urgent.
-    later = wait_for(pool, 4, [1] * 2, tenant=flood, at=0.1, urgency=(-9.0, 4))
+    later = wait_for(pool, 4, [1] * 2, tenant=FLOOD, at=0.1, urgency=(-9.0, 4))
     assert dealt(pool)[1] == [4]
     assert second.place_there < later.place_there
+
+
+def test_those_of_a_tenant_that_pass_the_others_keep_their_order() -> None:
+    pool = pool_of(worker(1, num_blocks=400, max_num_batched_tokens=100))
+    begun = start(pool, 1, 90, FLOOD, at=0.0)
+    pool.waiting.note_prefill(begun, 0, 40)
+    # On credit, so that all of them pass the one that has begun.
+    first, second = (start(pool, key, 20, QUIET, at=float(key)) for key in (2, 3))
+    assert first.on_credit
+    assert second.on_credit
+    assert first.place_there <= second.place_there < begun.place_there
+    third = wait_for(pool, 4, [1] * 20, tenant=QUIET, at=4.0)
+    assert dealt(pool, 4.0)[1] == [4]
+    room = Room.of(pool.workers[1], POLICY, pool.waiting)
+    room.turn_to(third, pool.waiting.share(third).served, reserved=False)
+    # Both that came before it, and not the flood's.
+    assert room.tokens_ahead == 40
+
+
+def test_a_part_is_kept_while_one_is_likely_to_come_to_whom_something_is_owed() -> None:
+    def dealt_beside(quiet_at: float, *, slots: int = 64, blocks: int = 4000) -> int:
+        """How many of a flood start on a worker, long after it began and a neighbour asked at that time."""
+        pool = pool_of(worker(1, max_num_seqs=slots, num_blocks=blocks, max_num_batched_tokens=2000))
+        served = start(pool, 1, 8, FLOOD, at=0.0)
+        pool.waiting.note_prefill(served, 0, 8)
+        quiet = wait_for(pool, 2, [1] * 8, tenant=QUIET, at=quiet_at)
+        pool.waiting.remove(quiet)
+        for key in range(10, 110):
+            wait_for(pool, key, [1] * 8, tenant=FLOOD, at=20.0)
+        return len(dealt(pool, 20.0)[1])
+
+    # One runs. Two of 64 slots are kept for who asked lately, none for who did long ago.
+    assert dealt_beside(15.0) == 61
+    assert dealt_beside(5.0) == 63
+    # On a small worker an end comes soon enough, or would cost too much.
+    assert dealt_beside(15.0, slots=31) == 30
+    # Blocks likewise, four of 128: what one begins with, and one for it to grow by.
+    assert dealt_beside(5.0, blocks=128) - dealt_beside(15.0, blocks=128) == 1
+
+
+def test_what_needs_all_there_is_waits_for_nobody_who_is_only_likely_to_come() -> None:
+    pool = pool_of(worker(1, max_num_seqs=64, num_blocks=400, max_num_batched_tokens=100))
+    served = start(pool, 1, 8, FLOOD, at=0.0)
+    pool.waiting.note_prefill(served, 0, 8)
+    pool.workers[1].ledger.reserve(1, 9)
+    pool.workers[1].let_go(served)
+    pool.waiting.remove(wait_for(pool, 2, [1] * 8, tenant=QUIET, at=1.0))
+    leader = wait_for(pool, 3, [1] * 8, tenant=FLOOD, at=2.0)
+    pool.waiting.remove(leader)
+    leader.forks = tuple(replace(leader, sequence_id=key, leader=leader) for key in range(4, 67))
+    pool.waiting.add(leader)
+    assert dealt(pool, 2.0) == {1: [3]}
 
 
 def test_no_more_make_room_than_prompts_can_start() -> None:
