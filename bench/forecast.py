@@ -62,6 +62,11 @@ class Case:
     tenants: tuple[TenantPlan, ...] = ()
     requests: int = 2000
 
+    def workload(self, load: float) -> Workload:
+        """At a part of the estimated capacity."""
+        rate = load * self.fleet.requests_per_second(self.flows)
+        return Workload(self.requests, rate, self.flows, self.fleet.cost.base_s)
+
 
 def _fleet(cost: StepCost, workers: int = 1, spread: float = 0.0, **info: int) -> Fleet:
     worker = {"block_size": 64, "num_blocks": 8192, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
@@ -141,8 +146,7 @@ class WatchedMesh(CapacityMesh):
 
 def run(case: Case, load: float, mode: AdmissionMode, seed: int) -> WatchedMesh:
     """`load` is a part of the estimated capacity."""
-    rate = load * case.fleet.requests_per_second(case.flows)
-    workload = Workload(case.requests, rate, case.flows, case.fleet.cost.base_s)
+    workload = case.workload(load)
     mesh = WatchedMesh(case.fleet, workload, Policy(0, 0), BOUNDS, seed, tenants=case.tenants, admission_mode=mode)
     mesh.seen = []
     mesh.run()

@@ -17,6 +17,9 @@ PRIOR = (0.7, 0.85, 1.0, 1.15, 1.4)
 MAX_RATIOS = 256
 MEMORY_SECONDS = 30.0
 FEW_RATIOS = 8
+# Outcomes that come sooner after another are not looked at: they have waited for the same places and err alike, and
+# would only drive out the older ones, which show how much forecasts vary.
+SPACING_SECONDS = MEMORY_SECONDS / MAX_RATIOS
 # Outcomes of which the error is told.
 MAX_ERRORS = 256
 # A forecast is never taken for shorter than this.
@@ -37,6 +40,8 @@ class Ratios:
 
     def add(self, ratio: float, now: float) -> None:
         """A forecast came true, `ratio` times as late as it said."""
+        if self._recent and now < self._recent[-1][0] + SPACING_SECONDS:
+            return
         self._recent.append((now, ratio))
         insort(self._ordered, ratio)
         if len(self._recent) > MAX_RATIOS:

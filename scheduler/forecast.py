@@ -74,6 +74,8 @@ class _Lane:
     # Blocks with a claim.
     held: float
     leaving: LeaveRate
+    # Most tokens of a step that was passed: a worker's first steps grow, each twice as large as those before it.
+    largest: float = 0.0
 
     @property
     def running(self) -> float:
@@ -97,7 +99,10 @@ class _Lane:
         most = self.worker.limits.max_num_batched_tokens - self.decoding
         if self.decoding < 1.0:
             return most
-        mixed = self.worker.mixed_tokens(self.policy.max_mixed_step_s, int(self.decoding))
+        within = self.worker.step_times.tokens_within(
+            self.policy.max_mixed_step_s, self.worker.context_tokens, int(self.largest)
+        )
+        mixed = None if within is None else within - int(self.decoding)
         return max(1.0, min(most, prefill_cap(self.policy, mixed)))
 
     def step_seconds(self, prefill: float, own: float = 0.0) -> float:
@@ -137,7 +142,9 @@ class _Lane:
         places = min(self.free_slots + again, (self.free_blocks + again * (freed + 1.0)) / (blocks + 1.0))
         done = min(self.pending, cap * steps)
         starts = max(0.0, min(waiting, (cap * steps - done) / mean, places))
-        seconds = steps * self.step_seconds((done + starts * mean) / steps)
+        prefill = (done + starts * mean) / steps
+        seconds = steps * self.step_seconds(prefill)
+        self.largest = max(self.largest, prefill + self.decoding)
         arrived = self.arriving * done / self.pending if self.pending else self.arriving
         leave = min(leave, self.decoding + arrived + starts)
         self.pending -= done

@@ -20,12 +20,16 @@ from .outlook import Kind, Outlook
 from .output_length import LeaveRate, OutputLengths
 from .placement import CachedTokens
 from .planner import Policy
+from .promise import aim, booked
 from .sequence import Request, Sequence
 from .surroundings import surroundings
-from .verdict import MOST_SPARE, chance_within, misses_deadline, misses_target, needed_chance
+from .traffic_class import Target
+from .verdict import chance_within, misses_deadline, misses_target
 
 # When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see.
 PROBE_SECONDS = 5.0
+# A forecast is far off from this part of what its class promises on.
+FAR_PART = 0.4
 # Classes' tenants of whom it is known how much they ask for, unless more of them do ask.
 MOST_INFLOWS = 1000
 # First tokens that say which part of prompts is cached, and the part from which on it pays to look each prompt up.
@@ -56,7 +60,7 @@ class Foresight:
     off: Errors = field(default_factory=Errors)
     # When something was last learned.
     learned_at: dict[Kind, float] = field(default_factory=dict)
-    # By class and tenant: misses that are saved up. What one tenant's flood misses is not taken from another.
+    # By class and tenant: misses to spare. What one tenant's flood misses is not taken from another.
     spare: dict[tuple[str, str], float] = field(default_factory=dict)
     # Prompt tokens of requests that have got their first token, older ones fading, and those that a prefix cache had.
     prompt_tokens: float = 0.0
@@ -93,12 +97,13 @@ class Foresight:
         if first_token is None:
             return None
         name, target = traffic_class.name, traffic_class.ttft
-        kind = Kind(name, first_token.regime, _in_line(pool, request))
+        far = first_token.seconds > FAR_PART * traffic_class.claim_s
+        kind = Kind(name, first_token.regime, _in_line(pool, request), far)
         ratios = self.ratios.setdefault(kind, Ratios())
         ratios.fade(now)
         deadline_s = request.submission.deadline_s
         hopeless = misses_deadline(first_token, ratios, deadline_s)
-        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(_whose(request), MOST_SPARE))
+        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(_whose(request), 0.0))
         target_s = target.seconds if target is not None and unlikely is not None else None
         outlook = Outlook(
             kind=kind,
@@ -117,6 +122,7 @@ class Foresight:
         self.tenant_inflows.setdefault((name, request.tenant.tenant), Inflow(now)).add(tokens, now)
         if len(self.tenant_inflows) > self.most_inflows:
             self.tenant_inflows = {key: each for key, each in self.tenant_inflows.items() if each.per_second(now) > 1.0}
+            self.spare = {key: each for key, each in self.spare.items() if key in self.tenant_inflows}
             self.most_inflows = max(MOST_INFLOWS, 2 * len(self.tenant_inflows))
         target, outlook = request.traffic_class.ttft, request.outlook
         if outlook is None:
@@ -126,7 +132,7 @@ class Foresight:
             if self._to_be_tried(outlook.kind, now):
                 self.learned_at[outlook.kind] = now
         elif target is not None and outlook.chance is not None:
-            self._save(request, outlook.chance - needed_chance(target))
+            self._book(request, outlook, target, outlook.chance - aim(target))
 
     def first_token(self, request: Request, now: float) -> None:
         """A request has got its first token."""
@@ -143,7 +149,7 @@ class Foresight:
             self.tried_in_time += actual_s <= outlook.limit_s
         elif target is not None and outlook.chance is not None:
             # Until now it was counted as what was likely.
-            self._save(request, (actual_s <= target.seconds) - outlook.chance)
+            self._book(request, outlook, target, (actual_s <= target.seconds) - outlook.chance)
 
     def gave_up(self, request: Request, now: float) -> None:
         """A request has ended without a token: it would have come later still."""
@@ -170,11 +176,11 @@ class Foresight:
         """How good forecasts were."""
         return ForecastView(self.off.view(), self.tried, self.tried_in_time)
 
-    def _save(self, request: Request, misses: float) -> None:
-        """So many misses more may happen to its tenant in its class. A full account is as good as none."""
-        spare = self.spare.pop(_whose(request), MOST_SPARE) + misses
-        if spare < MOST_SPARE:
-            self.spare[_whose(request)] = max(-MOST_SPARE, spare)
+    def _book(self, request: Request, outlook: Outlook, target: Target, met: float) -> None:
+        """As of promise.booked. What is late even alone is no reason to refuse others."""
+        if outlook.first_token.alone_s <= target.seconds:
+            whose = _whose(request)
+            self.spare[whose] = booked(target, self.spare.get(whose, 0.0), met)
 
     def _to_be_tried(self, kind: Kind, now: float) -> bool:
         """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""

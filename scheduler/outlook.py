@@ -40,6 +40,8 @@ class Kind(NamedTuple):
     regime: Regime
     # Something of its own tenant waits, besides other tenants: it waits for its fair turn.
     in_line: bool
+    # It takes much of what its class promises. What is far off varies less, and only of that it has to be decided.
+    far: bool
 
 
 @dataclass(frozen=True, slots=True)

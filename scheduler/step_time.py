@@ -8,8 +8,10 @@ from __future__ import annotations
 # Steps until a prediction is worth something, and steps that count: older ones fade.
 MIN_STEPS = 8
 MEMORY_STEPS = 48.0
-# Steps between two solutions of the equations, once there are many.
+# Steps between two solutions of the equations, after the first ones: of those each is much of what is known, and when
+# a mesh begins under load, what its steps will take is extrapolated from them.
 SOLVE_EVERY = 16
+FIRST_STEPS = 64
 # How much the last solution weighs where the steps of late say nothing, in steps.
 PRIOR_WEIGHT = 0.01
 # Tokens of a step of which nothing is known: few enough for a slow device, enough to learn from.
@@ -74,23 +76,24 @@ class StepTimes:
         m[6] = m[6] * keep + one * seconds
         m[7] = m[7] * keep + tokens * seconds
         m[8] = m[8] * keep + context * seconds
-        if self._unsolved >= SOLVE_EVERY or self._steps <= 2 * MIN_STEPS:
+        if self._unsolved >= SOLVE_EVERY or self._steps <= FIRST_STEPS:
             self._solve()
 
     def predict(self, num_tokens: int, context_tokens: int) -> float | None:
         """Seconds that a step will take; None while too few have been seen."""
         return self._evaluate(num_tokens, context_tokens) if self._steps >= MIN_STEPS else None
 
-    def tokens_within(self, seconds: float, context_tokens: int) -> int | None:
+    def tokens_within(self, seconds: float, context_tokens: int, expected: int = 0) -> int | None:
         """How many tokens a step may compute to take no longer than `seconds`, at least 0; None while unknown.
 
-        At most twice what has been seen, or CAUTIOUS_TOKENS: beyond that the line may be anything.
+        At most twice what has been seen, or will have been by then (`expected`), or CAUTIOUS_TOKENS: beyond that the
+        line may be anything.
         """
         if self._steps < MIN_STEPS:
             return None
         base, per_token, per_context = self._coefficients
         left = seconds - base - per_context * context_tokens
-        most = max(2 * self.most_tokens, CAUTIOUS_TOKENS)
+        most = max(2 * max(self.most_tokens, expected), CAUTIOUS_TOKENS)
         if left <= 0:
             return 0
         return most if left >= per_token * most else int(left / per_token)

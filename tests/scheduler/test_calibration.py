@@ -13,6 +13,7 @@ from scheduler.calibration import (
     MAX_RATIOS,
     MEMORY_SECONDS,
     PRIOR,
+    SPACING_SECONDS,
     Errors,
     ForecastError,
     Ratios,
@@ -29,7 +30,8 @@ def test_shares_and_quantiles_are_those_of_what_is_remembered(
     for ratio, later in learned:
         now += later
         ratios.add(ratio, now)
-        kept = [*kept, (now, ratio)][-MAX_RATIOS:]
+        if not kept or now >= kept[-1][0] + SPACING_SECONDS:
+            kept = [*kept, (now, ratio)][-MAX_RATIOS:]
         ratios.fade(now)
         while len(kept) > FEW_RATIOS and kept[0][0] < now - MEMORY_SECONDS:
             del kept[0]
@@ -54,18 +56,28 @@ def test_what_is_old_is_forgotten_but_for_the_last_few() -> None:
     ratios.fade(39.0 + MEMORY_SECONDS)
     assert ratios.share_within(4.9) == len(PRIOR) / (len(PRIOR) + FEW_RATIOS)
     # Each that is new takes the place of one.
-    for _ in range(FEW_RATIOS):
-        ratios.add(1.0, 100.0)
-        ratios.fade(100.0)
+    for index in range(FEW_RATIOS):
+        ratios.add(1.0, 100.0 + index)
+        ratios.fade(100.0 + index)
     assert ratios.share_within(4.9) == 1.0
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MAX_RATIOS", 3)
     ratios = Ratios()
-    for ratio in (9.0, 2.0, 2.0, 2.0):
-        ratios.add(ratio, 0.0)
+    for index, ratio in enumerate((9.0, 2.0, 2.0, 2.0)):
+        ratios.add(ratio, float(index))
     assert ratios.share_within(2.0) == 1.0
+
+
+def test_of_those_that_come_together_one_counts() -> None:
+    """They err alike."""
+    ratios = Ratios()
+    for second in (0.0, 1.0):
+        for index in range(5):
+            ratios.add(3.0 + index, second + index * SPACING_SECONDS / 10)
+    assert ratios.share_within(2.9) == len(PRIOR) / (len(PRIOR) + 2)
+    assert ratios.share_within(3.0) == 1.0
 
 
 def test_errors_are_parts_of_the_actual_time() -> None:

@@ -238,5 +238,5 @@ def test_accuracy(seen: Seen, name: str, load: float, seed: int) -> None:
     assert found["late"] <= 0.05
     assert found["interactive_p95_ms"] < 1000
     # A queue that grows passes once through what is neither sure to be in time nor sure to be late.
-    assert found["wrong_of_all"] < 0.13
+    assert found["wrong_of_all"] < 0.15
     assert found["qualified"] > found["qualified_shadow"] + 0.1
