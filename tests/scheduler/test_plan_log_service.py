@@ -10,18 +10,17 @@ from typing import Any
 import grpc
 import pytest
 from recorded import reread
+from served import populated, served
 
 from scheduler.admission import QueueBounds
 from scheduler.core import CoreSettings
-from scheduler.events import GatewayAttached, Submitted, WorkerAttached
+from scheduler.events import Submitted
 from scheduler.loop import Loop
 from scheduler.plan_log.recorder import recorded_core
 from scheduler.plan_log.replay import replay
 from scheduler.planner import Policy
-from scheduler.service import SchedulerService
-from scheduler.simulator.small import submission, worker_info
+from scheduler.simulator.small import submission
 from tercet import errors, rpc
-from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tercet.v1 import operations_pb2
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,25 +33,12 @@ async def serving(max_rounds: int) -> AsyncIterator[Any]:
     settings = CoreSettings(("host:1",), Policy(4, 0), QueueBounds(REQUESTS, 1_000_000))
     core, recorder = recorded_core(settings, max_rounds)
     loop = Loop(core, lambda: 1.0, recorder)
-    runner = asyncio.create_task(loop.run())
-    link, _ = loop.open_worker()
-    loop.post(WorkerAttached(link, "host:1", worker_info()))
-    gateway, _ = loop.open_gateway()
-    loop.post(GatewayAttached(gateway, "gateway-1"))
-    for key in range(REQUESTS):
-        loop.post(Submitted(gateway, submission(key)))
-        await asyncio.sleep(0)
-    server = rpc.Server()
-    scheduler_pb2_grpc.add_SchedulerServicer_to_server(SchedulerService(loop, 1), server.grpc_server)
-    port = await server.start("127.0.0.1", 0, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
-    channel = rpc.open_channel(f"127.0.0.1:{port}")
-    try:
-        yield scheduler_pb2_grpc.SchedulerStub(channel)
-    finally:
-        await channel.close()
-        await server.stop(0)
-        runner.cancel()
-        await asyncio.gather(runner, return_exceptions=True)
+    async with served(loop) as stub:
+        gateway = populated(loop)
+        for key in range(REQUESTS):
+            loop.post(Submitted(gateway, submission(key)))
+            await asyncio.sleep(0)
+        yield stub
 
 
 async def test_it_comes_in_parts_between_which_others_run() -> None:

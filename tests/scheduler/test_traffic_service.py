@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from served import EPOCH, populated, served
 
 from scheduler.admission import QueueBounds
 from scheduler.core import Core, CoreSettings
-from scheduler.events import GatewayAttached, Submitted, TenantsChanged, WorkerAttached
+from scheduler.events import Submitted, TenantsChanged
 from scheduler.loop import Loop
 from scheduler.planner import Policy
-from scheduler.service import SchedulerService
-from scheduler.simulator.small import submission, worker_info
+from scheduler.simulator.small import submission
 from scheduler.tenant import TenantPlan
-from tercet import rpc
-from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tercet.mesh.v1 import scheduler_pb2
 from tercet.traffic import from_traffic
 from tercet.v1 import operations_pb2
 
 pytestmark = pytest.mark.timeout(60)
-EPOCH = 7
 
 
 class Clock:
@@ -38,30 +35,16 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def serving(clock: Clock) -> AsyncIterator[Any]:
-    """A stub of a scheduler to which a worker, that says nothing, and a gateway with three tenants have come."""
+    """A stub of a scheduler that has been asked by three tenants."""
     loop = Loop(Core(CoreSettings(("host:1",), Policy(4, 0), QueueBounds(100, 1_000_000))), clock)
-    runner = asyncio.create_task(loop.run())
-    link, _ = loop.open_worker()
-    loop.post(WorkerAttached(link, "host:1", worker_info(max_num_seqs=2)))
-    gateway, _ = loop.open_gateway()
-    loop.post(GatewayAttached(gateway, "gateway-1"))
+    gateway = populated(loop, max_num_seqs=2)
     plans = (TenantPlan("acme"), TenantPlan("globex", max_concurrent=1), TenantPlan("idle"))
     loop.post(TenantsChanged(gateway, 1, plans))
     asked = [("acme", "rag")] * 5 + [("globex", "")] * 3 + [("nobody", ""), ("acme", "none")]
     for key, (tenant, traffic_class) in enumerate(asked):
         loop.post(Submitted(gateway, submission(key, (1, 2, 3), tenant=tenant, traffic_class=traffic_class)))
-    await asyncio.sleep(0.01)
-    server = rpc.Server()
-    scheduler_pb2_grpc.add_SchedulerServicer_to_server(SchedulerService(loop, EPOCH), server.grpc_server)
-    port = await server.start("127.0.0.1", 0, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
-    channel = rpc.open_channel(f"127.0.0.1:{port}")
-    try:
-        yield scheduler_pb2_grpc.SchedulerStub(channel)
-    finally:
-        await channel.close()
-        await server.stop(0)
-        runner.cancel()
-        await asyncio.gather(runner, return_exceptions=True)
+    async with served(loop) as stub:
+        yield stub
 
 
 async def test_it_tells_of_classes_and_tenants() -> None:
@@ -93,3 +76,37 @@ async def test_it_tells_of_no_more_tenants_than_asked_for() -> None:
         traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest(max_tenants=1)))
     assert {each.tenant for each in traffic.tenants} == {"acme"}
     assert traffic.tenants_omitted == 2
+
+
+async def test_it_counts_what_gateways_have_refused() -> None:
+    def refused(tenant: str | None, traffic_class: str, reason: str, count: int) -> scheduler_pb2.RefusalCount:
+        return scheduler_pb2.RefusalCount(tenant_id=tenant, traffic_class=traffic_class, reason=reason, count=count)
+
+    async with serving(Clock()) as stub:
+        before = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest()))
+        call = stub.Attach()
+        await call.write(scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id="gateway-2")))
+        counts = [
+            refused(None, "", "UNAUTHENTICATED", 9),
+            refused("acme", "rag", "TENANT_QUOTA", 4),
+            refused("globex", "", "QUEUE_FULL", 3),
+            # Names that clients, or newer gateways, made up.
+            refused("nobody", "rag", "TENANT_QUOTA", 2),
+            refused("acme", "made-up", "MODEL_NOT_FOUND", 2),
+            refused("acme", "rag", "OF_TOMORROW", 1),
+        ]
+        await call.write(scheduler_pb2.GatewayMessage(refusals=scheduler_pb2.RefusalCounts(counts=counts)))
+        traffic = before
+        while traffic.tenants == before.tenants:
+            traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest()))
+        call.cancel()
+    tenants = {(each.tenant, each.traffic_class): each.counts.refused for each in traffic.tenants}
+    assert tenants == {
+        (None, ""): {"PERMISSION_DENIED": 1, "UNAUTHENTICATED": 9, "TENANT_QUOTA": 2},
+        ("acme", "rag"): {"TENANT_QUOTA": 4, "ENGINE_FAULT": 1},
+        ("acme", ""): {"INVALID_FIELD": 1, "MODEL_NOT_FOUND": 2},
+        ("globex", "interactive"): {"TENANT_QUOTA": 2, "QUEUE_FULL": 3},
+    }
+    classes = {each.name: each.counts.refused for each in traffic.classes}
+    assert classes["rag"] == {"TENANT_QUOTA": 4, "ENGINE_FAULT": 1}
+    assert classes["interactive"] == {"TENANT_QUOTA": 2, "QUEUE_FULL": 3}

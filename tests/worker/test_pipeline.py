@@ -8,15 +8,12 @@ from collections.abc import Sequence as Seq
 import pytest
 import torch
 
-from tests.worker.eager_graphs import eager_graph_steps
-from tests.worker.recall_model import CONFIG, RecallModel, continuation
+from tests.worker.captured_bench import CapturedBench, S
+from tests.worker.recall_model import continuation
 from tests.worker.stepped_executor import ended_of, steps_of, tokens_of
-from worker.executor import Executor
-from worker.kv_cache import KVCache
 from worker.messages import (
     Attach,
     Chunk,
-    Command,
     EndReason,
     Event,
     NewSequence,
@@ -28,41 +25,8 @@ from worker.messages import (
     StepResult,
 )
 from worker.ops.follow import NONE
-from worker.pipeline import Pipeline
 from worker.step_rows import StepRows
 from worker.steps import Row
-
-S = 8
-
-
-class Bench:
-    """An executor that is stepped by hand over captured steps; the pools are checked after each."""
-
-    def __init__(self, num_blocks: int = 128, seed: int = 0) -> None:
-        self.kv_cache = KVCache(CONFIG, num_blocks, S, torch.float32, torch.device("cpu"))
-        self.model = RecallModel()
-        steps = eager_graph_steps(self.model, self.kv_cache, random.Random(seed), max_rows=16)  # type: ignore[arg-type]
-        self.executor = Executor(steps, self.kv_cache, check_every_step=True)
-        self.events: list[Event] = []
-        self.obey(Attach(self.events.append))
-
-    @property
-    def works(self) -> Pipeline:
-        return self.executor._works
-
-    def obey(self, *commands: Command) -> None:
-        for command in commands:
-            self.executor.submit(command)
-        self.executor.obey()
-
-    def step(self, count: int = 1) -> None:
-        """Steps, and obeys what waits for a step."""
-        for _ in range(count):
-            self.executor.step()
-            self.executor.obey()
-
-    def done(self) -> list[tuple[int, int, bool]]:
-        return [(each.plan_seq, each.steps_run, each.revoked) for each in self.events if isinstance(each, PlanDone)]
 
 
 @pytest.fixture
@@ -83,7 +47,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_newcomer_and_the_run_behind_it_wait_for_no_token(seed: int, followed: list[list[int]]) -> None:
-    bench = Bench(seed=seed)
+    bench = CapturedBench(128, seed)
     bench.obey(NewSequence(1, (5,), 60), NewSequence(2, (6, 7), 60))
     bench.obey(Plan(1, 30, (Chunk(1, 1), Chunk(2, 2)), (1, 2)))
     bench.step(4)
@@ -112,7 +76,7 @@ def test_who_ends_while_others_begin_behind_is_an_empty_row(num_before: int) -> 
         text = continuation([9, 9], 30)
         stop = next(token for at, token in enumerate(text) if token not in text[:at] and at >= 3)
         at = text.index(stop)
-        bench = Bench(seed=seed)
+        bench = CapturedBench(128, seed)
         bench.obey(NewSequence(1, (9, 9), 40, frozenset({stop})), NewSequence(2, (4,), 31))
         bench.obey(Plan(1, 64, (Chunk(1, 2), Chunk(2, 1)), (1, 2)))
         bench.step(num_before)
@@ -126,7 +90,7 @@ def test_who_ends_while_others_begin_behind_is_an_empty_row(num_before: int) -> 
 
 
 def test_a_prompt_in_several_chunks_goes_on_behind_its_own_step(followed: list[list[int]]) -> None:
-    bench = Bench()
+    bench = CapturedBench(128)
     prompt = tuple(range(1, 30))
     bench.obey(NewSequence(1, (5,), 60), Plan(1, 2, (Chunk(1, 1),), (1,)))
     bench.step(2)
@@ -143,7 +107,7 @@ def test_a_prompt_in_several_chunks_goes_on_behind_its_own_step(followed: list[l
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("cause", [ReleaseCause.CANCEL, ReleaseCause.SWAP])
 def test_others_go_on_behind_the_steps_of_one_that_is_let_go(seed: int, cause: ReleaseCause) -> None:
-    bench = Bench(seed=seed)
+    bench = CapturedBench(128, seed)
     bench.obey(*(NewSequence(number, (number,), 60) for number in (1, 2, 3)))
     bench.obey(Plan(1, 30, tuple(Chunk(number, 1) for number in (1, 2, 3)), (1, 2, 3)))
     bench.step(3)
@@ -164,7 +128,7 @@ def test_others_go_on_behind_the_steps_of_one_that_is_let_go(seed: int, cause: R
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_lost_scheduler_leaves_nothing_of_what_has_begun(seed: int) -> None:
-    bench = Bench(seed=seed)
+    bench = CapturedBench(128, seed)
     bench.obey(NewSequence(1, (5,), 60), Plan(1, 30, (Chunk(1, 1),), (1,)))
     bench.step(3)
     bench.obey(NewSequence(2, (8, 9), 60), Plan(2, 9, (Chunk(2, 2),), (2,), 1))
@@ -183,7 +147,7 @@ def test_a_lost_scheduler_leaves_nothing_of_what_has_begun(seed: int) -> None:
 @pytest.mark.parametrize("failing", ["fill", "fill_run"])
 def test_what_cannot_begin_ends_alone(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a run that goes on: what it has computed by then is told."""
-    bench = Bench()
+    bench = CapturedBench(128)
     bench.obey(NewSequence(1, (5,), 60), Plan(1, 30, (Chunk(1, 1),), (1,)))
     bench.step(3)
 
@@ -208,7 +172,7 @@ def test_what_cannot_begin_ends_alone(failing: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_told_of_blocks_is_what_is_computed() -> None:
-    bench = Bench()
+    bench = CapturedBench(128)
     bench.obey(NewSequence(1, (1,) * S, 80), Plan(1, 32, (Chunk(1, S),), (1,)))
     bench.step(6)
     bench.obey(NewSequence(2, (2,) * (2 * S), 80), Plan(2, 32, (Chunk(2, 2 * S),), (2,), 1))
@@ -224,7 +188,7 @@ def test_what_is_told_of_blocks_is_what_is_computed() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_arrivals_and_cancels_at_any_moment(seed: int) -> None:
     rng = random.Random(seed)
-    bench = Bench(rng.choice([40, 60, 400]), seed)
+    bench = CapturedBench(rng.choice([40, 60, 400]), seed)
     prompts: dict[int, list[int]] = {}
     expected: dict[int, list[int]] = {}
     missing: dict[int, int] = {}
