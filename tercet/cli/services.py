@@ -36,7 +36,8 @@ def run_service(name: str, config: MeshConfig) -> None:
     check_public_bind(name, config)
     host = getattr(config, name).host
     if is_public(host) and (missing := open_doors(name, config)):
-        structlog.get_logger().warning("listens_publicly", host=host, without=missing)
+        open_to_all = ["Inference", "Operations"] if "tenants.store" in missing else []
+        structlog.get_logger().warning("listens_publicly", host=host, without=missing, open_to_all=open_to_all)
     serve = service_module(name).serve
 
     def ready(port: int) -> None:

@@ -96,10 +96,18 @@ def test_up_whose_reader_left_before_the_start_leaves_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_service_that_others_can_reach_says_so(host):
+@pytest.mark.parametrize(
+    ("name", "host", "warned"),
+    [
+        ("scheduler", "127.0.0.1", []),
+        ("scheduler", "0.0.0.0", [["tls.mesh_ca"], []]),
+        # Without keys operators are whoever comes.
+        ("gateway", "0.0.0.0", [["tenants.store", "tls.certificate"], ["Inference", "Operations"]]),
+    ],
+)
+def test_a_service_that_others_can_reach_says_so(name, host, warned):
     flags = ["--host", host, "--port", "0", "--log-format", "json", "--tls-insecure-public-bind"]
-    with start("scheduler", *flags) as process:
+    with start(name, *flags) as process:
         lines = []
         for line in process.stderr:
             lines.append(json.loads(line))
@@ -107,8 +115,9 @@ def test_a_service_that_others_can_reach_says_so(host):
                 break
         process.terminate()
         process.communicate(timeout=30)
-    warnings = [(line["level"], line["host"]) for line in lines if line["event"] == "listens_publicly"]
-    assert warnings == ([] if host == "127.0.0.1" else [("warning", host)])
+    said = [line for line in lines if line["event"] == "listens_publicly"]
+    assert [(line["level"], line["host"]) for line in said] == ([("warning", host)] if warned else [])
+    assert [value for line in said for value in (line["without"], line["open_to_all"])] == warned
 
 
 @pytest.mark.parametrize("name", ["up", "gateway", "scheduler", "worker"])
