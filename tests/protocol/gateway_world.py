@@ -1,0 +1,428 @@
+"""The gateway's link with all its requests, and the scheduler's core, joined by streams that a story can break.
+
+Both ends are the real ones, and so are the codecs: what travels is bytes. Behind the core is a checked worker on a
+stream that never breaks. Clients read at once, unless they do not read at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.cancel import CancelCause
+from gateway.detokenizer import Detokenizer
+from gateway.known_refusals import KnownRefusals
+from gateway.link import Link
+from gateway.mesh_messages import Submission
+from gateway.output import Output
+from gateway.penalties import NO_PENALTIES
+from gateway.sent_requests import SentRequests
+from gateway.stream import Delta, Stream
+from scheduler.actions import Action, DropWorker, ToGateway, ToWorker
+from scheduler.admission import AdmissionMode, QueueBounds
+from scheduler.core import Core, CoreSettings
+from scheduler.events import (
+    CancelReason,
+    CancelReceived,
+    Event,
+    GatewayAttached,
+    GatewayLost,
+    SequenceStopped,
+    Submitted,
+    WorkerAttached,
+)
+from scheduler.planner import Policy
+from scheduler.service import message_to_proto, submission_from_proto
+from scheduler.simulator.small import worker_info
+from scheduler.simulator.text import run_alone
+from scheduler.simulator.worker import SimulatedWorker
+from scheduler.wire import enum_value
+from tercet import errors
+from tercet.dialer import Dialer
+from tercet.mesh.v1 import scheduler_pb2 as pb
+
+from .explorer import Move
+
+INFO = worker_info(block_size=2, num_blocks=12, max_num_seqs=4, max_num_batched_tokens=8)
+PROMPT = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A client's request."""
+
+    max_tokens: int = 2
+    n: int = 1
+    stop_strings: tuple[str, ...] = ()
+    # It never reads, and so many tokens may wait for it.
+    unread: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is asked, and what may happen at any moment, so many times in all."""
+
+    asks: tuple[Ask, ...]
+    # Clients that go away, while they wait for their first token or later.
+    cancels: int = 0
+    cuts: int = 0
+    # Schedulers that die and start again.
+    restarts: int = 0
+
+
+BUDGETS = ("cancels", "cuts", "restarts")
+
+
+def piece(token_id: int) -> str:
+    """The text of a token: one character."""
+    return chr(0x4E00 + token_id)
+
+
+def standing_still() -> float:
+    """A clock: two orders of the same moves must not differ in their times."""
+    return 0.0
+
+
+def nothing() -> None:
+    """Nobody wants to know of changes of the link."""
+
+
+class _Known(KnownRefusals):
+    """By the same clock."""
+
+    def forget(self, now: float) -> None:
+        super().forget(standing_still())
+
+
+class WiredLink(Link):
+    """The link without gRPC: who has it carries what it sends and tells it what comes."""
+
+    def __init__(self) -> None:
+        super().__init__(Dialer("host:1", "scheduler", None), "gateway-1", nothing)
+        self._known = _Known()
+        self._requests = SentRequests(self.send, self._known, standing_still)
+
+    def send(self, message: pb.GatewayMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    def take_sent(self) -> list[bytes]:
+        """What it has sent since the last call."""
+        return [self._outgoing.get_nowait().SerializeToString() for _ in range(self._outgoing.qsize())]
+
+    def hear(self, message: bytes) -> None:
+        self._receive(pb.SchedulerMessage.FromString(message))
+
+    def lose(self) -> None:
+        """The stream is over; what was not sent is gone with it."""
+        self.take_sent()
+        self._lose()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of which it still knows."""
+        return len(self._requests)
+
+
+@dataclass(slots=True)
+class Wire:
+    """One stream: bytes on their way. Each end gives it up in its own time, and a broken one carries nothing."""
+
+    number: int
+    down: deque[bytes] = field(default_factory=deque)
+    up: deque[bytes] = field(default_factory=deque)
+    broken: bool = False
+    # Whether the scheduler knows it.
+    open: bool = False
+
+
+@dataclass(slots=True)
+class Client:
+    """One request as its client sees it."""
+
+    ask: Ask
+    key: int
+    stream: Stream
+    texts: list[str]
+    # How it ended; set once.
+    end: str | None = None
+    gone: bool = False
+
+
+class GatewayWorld:
+    """See Story."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.left = Counter({name: getattr(story, name) for name in BUDGETS})
+        self.link = WiredLink()
+        self.clients: list[Client] = []
+        self._asked = 0
+        self._epoch = self._links = self._wires = 0
+        # As the gateway has it, and those that the scheduler has and the gateway has left.
+        self.wire: Wire | None = None
+        self.left_behind: list[Wire] = []
+        self._boot()
+        self._dial()
+        while self._wire.down or self._wire.up:
+            self.make(("down",) if self._wire.down else ("up",))
+
+    # What the explorer asks.
+
+    def moves(self) -> Sequence[Move]:
+        return [*self._due(), *self._possible()]
+
+    def make(self, move: Move) -> None:
+        name, *arguments = move
+        getattr(self, f"_{name}")(*arguments)
+        self._carry()
+        for client in self.clients:
+            _read(client)
+
+    @property
+    def at_rest(self) -> bool:
+        return not self._due()
+
+    def check(self) -> None:
+        problems = self.core.check()
+        assert not problems, problems
+        for client in self.clients:
+            end = _end_of(client.stream)
+            assert client.end is None or end == client.end, f"ended twice: {client.end}, then {end}"
+            client.end = end
+            for index, text in enumerate(client.texts):
+                assert text_alone(client.ask, index).startswith(text), "another text than alone"
+
+    def check_rest(self) -> None:
+        for client in self.clients:
+            assert client.end is not None, "a request without an end"
+            if client.end == "finished" and client.ask.unread is None:
+                texts = [text_alone(client.ask, index) for index in range(client.ask.n)]
+                assert client.texts == texts, "an end before the text is complete"
+            else:
+                assert client.end in self._endings(client), client.end
+        assert self.link.num_requests == 0, "the link knows a request that is over"
+        assert self.core.idle, "a request without an end in the scheduler"
+        assert list(self.core._mesh.gateways) == [self._wire.number], "a stream that is gone is known"
+        assert self.worker.empty, "the worker has an orphan"
+        assert self.worker.pool.counts.used == 0, "blocks are in use by nobody"
+
+    # What happens by itself.
+
+    def _due(self) -> list[Move]:
+        due: list[Move] = []
+        if self.wire is None:
+            due.append(("dial",))
+        elif self.wire.broken:
+            due.append(("notice",))
+        else:
+            due += [("up",)] if self.wire.up else []
+            due += [("down",)] if self.wire.down else []
+        due += [("hear_of_loss", wire.number) for wire in self._known_wires() if wire.broken]
+        if self.worker.busy or self.worker._plans or self.worker._mailbox:
+            due.append(("step",))
+        return due
+
+    def _up(self) -> None:
+        self.link.hear(self._wire.up.popleft())
+
+    def _down(self) -> None:
+        self._hear(self._wire, pb.GatewayMessage.FromString(self._wire.down.popleft()))
+
+    def _step(self) -> None:
+        for event in self.worker.finish() if self.worker.busy else self.worker.begin():
+            self._tell(event)
+
+    def _dial(self) -> None:
+        self._wires += 1
+        self.wire = Wire(self._wires)
+        self.link.send(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id="gateway-1")))
+        self._carry()
+
+    def _notice(self) -> None:
+        """The gateway's end."""
+        wire, self.wire = self._wire, None
+        if wire.open:
+            self.left_behind.append(wire)
+        self.link.lose()
+
+    def _hear_of_loss(self, number: int) -> None:
+        """The scheduler's end."""
+        for wire in self._known_wires():
+            if wire.number == number:
+                wire.open = False
+        self.left_behind = [wire for wire in self.left_behind if wire.open]
+        self._tell(GatewayLost(number))
+
+    # What is asked, and what breaks.
+
+    def _possible(self) -> list[Move]:
+        possible: list[Move] = []
+        if self._asked < len(self.story.asks) and self.link.up:
+            possible.append(("ask",))
+        if self.left["cancels"]:
+            possible += [("leave", index) for index, each in enumerate(self.clients) if not each.stream.ended]
+        if self.left["cuts"] and self.wire is not None and not self.wire.broken:
+            possible.append(("cut",))
+        if self.left["restarts"]:
+            possible.append(("restart",))
+        return possible
+
+    def _ask(self) -> None:
+        ask = self.story.asks[self._asked]
+        self._asked += 1
+        outputs = [
+            Output(Detokenizer(piece), stop_strings=ask.stop_strings, stop_token_ids=frozenset()) for _ in range(ask.n)
+        ]
+        stream = Stream(outputs, max_tokens_held=1_000 if ask.unread is None else ask.unread, clock=standing_still)
+        key = self.link.submit(_submission(ask, f"req-{self._asked}"), stream)
+        self.clients.append(Client(ask, key, stream, [""] * ask.n))
+
+    def _leave(self, index: int) -> None:
+        """As the handler of a call that its client ends."""
+        self.left["cancels"] -= 1
+        client = self.clients[index]
+        client.gone = True
+        self.link.cancel(client.key, CancelCause.CLIENT)
+        client.stream.fail(errors.RequestCancelledError("the client went away"))
+
+    def _cut(self) -> None:
+        self.left["cuts"] -= 1
+        _break(self._wire)
+
+    def _restart(self) -> None:
+        self.left["restarts"] -= 1
+        for wire in self._known_wires():
+            wire.open = False
+        self.left_behind.clear()
+        if self.wire is not None:
+            _break(self.wire)
+        self._boot()
+
+    # The machinery.
+
+    @property
+    def _wire(self) -> Wire:
+        assert self.wire is not None
+        return self.wire
+
+    def _known_wires(self) -> list[Wire]:
+        """Those that the scheduler knows."""
+        return [wire for wire in (*self.left_behind, self.wire) if wire is not None and wire.open]
+
+    def _boot(self) -> None:
+        """A scheduler starts, and finds its worker at once."""
+        self._epoch += 1
+        self._links += 1
+        policy, bounds = Policy(1, 0), QueueBounds(100, 10_000)
+        self.core = Core(CoreSettings(("host:2",), policy, bounds, admission_mode=AdmissionMode.OFF))
+        self.worker = SimulatedWorker(self._links, INFO)
+        self._tell(WorkerAttached(self._links, "host:2", INFO))
+
+    def _carry(self) -> None:
+        """What the gateway has sent is on its way."""
+        if self.wire is not None and not self.wire.broken:
+            self.wire.down += self.link.take_sent()
+
+    def _hear(self, wire: Wire, message: pb.GatewayMessage) -> None:
+        kind = message.WhichOneof("message")
+        assert (kind == "hello") is not wire.open, f"{kind} is not what a stream begins with, and nothing else"
+        if kind == "hello":
+            wire.open = True
+            hello = pb.SchedulerMessage(hello=pb.SchedulerHello(epoch=self._epoch))
+            wire.up.append(hello.SerializeToString())
+            self._tell(GatewayAttached(wire.number, message.hello.gateway_id))
+        elif kind == "submit":
+            self._tell(Submitted(wire.number, submission_from_proto(message.submit)))
+        elif kind == "cancel":
+            reason = enum_value(CancelReason, message.cancel.reason)
+            self._tell(CancelReceived(wire.number, message.cancel.request_key, reason))
+        else:
+            assert kind == "stop_sequence", kind
+            reason = enum_value(CancelReason, message.stop_sequence.reason)
+            self._tell(SequenceStopped(wire.number, message.stop_sequence.sequence_id, reason))
+
+    def _tell(self, event: Event) -> None:
+        actions = self.core.apply(event, standing_still())
+        for action in actions + self.core.plan(standing_still()):
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, ToGateway):
+            for wire in self._known_wires():
+                if wire.number == action.gateway and not wire.broken:
+                    wire.up.append(message_to_proto(action.message).SerializeToString())
+        elif isinstance(action, ToWorker):
+            self.worker.receive(action.command)
+        else:
+            assert not isinstance(action, DropWorker), f"a worker is dropped: {action.why}"
+
+    def _endings(self, client: Client) -> set[str]:
+        endings = {"REQUEST_CANCELLED"} if client.gone else set()
+        if client.ask.unread is not None:
+            endings |= {"SLOW_CONSUMER", "finished"}
+        return endings | ({"SCHEDULER_LOST"} if self.story.cuts or self.story.restarts else set())
+
+
+def _break(wire: Wire) -> None:
+    wire.broken = True
+    wire.up.clear()
+    wire.down.clear()
+
+
+def _submission(ask: Ask, request_id: str) -> Submission:
+    return Submission(
+        tenant="",
+        request_id=request_id,
+        model=INFO.model,
+        model_revision=INFO.model_revision,
+        prompt_token_ids=list(PROMPT),
+        max_tokens=ask.max_tokens,
+        max_tokens_open=False,
+        stop_token_ids=(),
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        seed=0,
+        penalties=NO_PENALTIES,
+        num_logprobs=None,
+        deadline_ms=None,
+        n=ask.n,
+        traffic_class="",
+        priority=0,
+        prefix_salt=b"",
+    )
+
+
+def text_alone(ask: Ask, index: int) -> str:
+    """The text of an output alone, up to the first stop string."""
+    tokens, _ = run_alone(PROMPT, ask.max_tokens, (), index)
+    text = "".join(map(piece, tokens))
+    found = [text.index(stop) for stop in ask.stop_strings if stop in text]
+    return text[: min(found)] if found else text
+
+
+def _end_of(stream: Stream) -> str | None:
+    if stream.error is not None:
+        return stream.error.reason
+    return "finished" if stream.ended else None
+
+
+def _read(client: Client) -> None:
+    """All that is ready."""
+    stream = client.stream
+    while client.ask.unread is None and stream._ready:
+        delta = _at_once(stream)
+        client.texts[delta.output_index] += delta.text
+
+
+def _at_once(stream: Stream) -> Delta:
+    """A read that need not wait."""
+    reading = stream.read()
+    try:
+        reading.send(None)
+    except StopIteration as done:
+        delta: Delta = done.value
+        return delta
+    raise AssertionError("a read waits though something is ready")

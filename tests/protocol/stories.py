@@ -1,0 +1,73 @@
+"""The stories that are explored: small enough that all their orders can be seen, each about one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from scheduler.events import Submission
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.small import submission, worker_info
+
+from . import gateway_world
+from .gateway_world import Ask, text_alone
+from .worker_world import Story
+
+# The requests below have room in it, two sequences at a time.
+_ROOMY = worker_info(block_size=2, num_blocks=6, max_num_seqs=2, max_num_batched_tokens=4)
+# They can begin in these, and not all end: one gives way.
+_TIGHT = worker_info(block_size=1, num_blocks=9, max_num_seqs=2, max_num_batched_tokens=8)
+_SWAPPING = replace(_TIGHT, num_blocks=10, max_num_seqs=3, num_swap_blocks=20, swap_block_ns=1)
+_COST = StepCost(0.01, 0.001)
+
+
+def _ask(key: int, max_tokens: int = 2, **changes: Any) -> Submission:
+    return submission(key, (1, 2, 3), max_tokens, **changes)
+
+
+def _crowd(size: int, max_tokens: int) -> tuple[Submission, ...]:
+    """Requests that share nothing."""
+    return tuple(submission(key, (2 * key, 2 * key + 1), max_tokens) for key in range(1, size + 1))
+
+
+STORIES: Mapping[str, Story] = {
+    "a cancel at any moment": Story((_ROOMY,), (_ask(1, 4),), cancels=2),
+    "a stream breaks, and its last words come late": Story((_ROOMY,), (_ask(1),), cuts=1, cancels=1, late=True),
+    "it breaks again": Story((_ROOMY,), (_ask(1),), cuts=2),
+    "a worker dies twice": Story((_ROOMY,), (_ask(1),), kills=2),
+    "a worker dies on a stream that breaks": Story((_ROOMY,), (_ask(1),), kills=1, cuts=1),
+    "two outputs, of which one is enough": Story((_ROOMY,), (_ask(1, n=2),), cancels=1, stops=1),
+    "two outputs on a stream that breaks": Story((_ROOMY,), (_ask(1, n=2),), cuts=1, late=True),
+    "two requests": Story((_ROOMY,), (_ask(1), _ask(2)), cancels=1),
+    "two requests on a stream that breaks": Story((_ROOMY,), (_ask(1), _ask(2)), cuts=1),
+    "there is not room for both": Story((_TIGHT,), _crowd(2, 6)),
+    "one gives way": Story((_TIGHT,), _crowd(2, 6), crowded=0, cancels=2),
+    "one gives way on a stream that breaks": Story((_TIGHT,), _crowd(2, 6), crowded=0, cuts=1, late=True),
+    "one is swapped and cancelled": Story((_SWAPPING,), _crowd(3, 8), cost=_COST, crowded=0, cancels=2),
+    "one is swapped, and the stream breaks": Story((_SWAPPING,), _crowd(3, 8), cost=_COST, crowded=0, cuts=1),
+    "one is swapped, and the worker stops": Story((_SWAPPING,), _crowd(3, 8), cost=_COST, crowded=0, drains=1),
+    "a long plan is revoked": Story((_ROOMY,), (_ask(1, 4), _ask(2)), num_steps=4, cancels=1),
+    "a worker stops, and the stream breaks": Story((_ROOMY,), (_ask(1),), drains=1, cuts=1),
+    "one of two workers stops": Story((_ROOMY, _ROOMY), (_ask(1),), drains=1),
+    "one of two streams breaks": Story((_ROOMY, _ROOMY), (_ask(1), _ask(2)), cuts=1),
+    "the gateway goes": Story((_ROOMY,), (_ask(1), _ask(2)), gateways_lost=1, cuts=1),
+    "a deadline passes": Story((_ROOMY,), (_ask(1, deadline_s=1.0),), alarms=1, cuts=1),
+    "no worker comes back in time": Story((_ROOMY,), (_ask(1),), alarms=1, kills=1),
+    "the scheduler stops": Story((_ROOMY,), (_ask(1),), ends=2, cuts=1),
+}
+
+_LONG = Ask(4, 2)
+
+GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
+    "a client leaves at any moment": gateway_world.Story((Ask(),), cancels=1, cuts=1),
+    "two requests on a stream that breaks": gateway_world.Story((Ask(), Ask()), cuts=1),
+    "it breaks again": gateway_world.Story((Ask(),), cuts=2),
+    "the scheduler starts anew, twice": gateway_world.Story((Ask(),), restarts=2, cancels=1),
+    "it does on a stream that breaks": gateway_world.Story((Ask(), Ask()), restarts=1, cuts=1),
+    "two outputs": gateway_world.Story((Ask(n=2),), cancels=1, cuts=1),
+    "a stop string ends one of them": gateway_world.Story(
+        (replace(_LONG, stop_strings=(text_alone(_LONG, 0)[1],)),), cancels=1, cuts=1
+    ),
+    "a client does not read": gateway_world.Story((Ask(4, unread=1), Ask()), cuts=1),
+}

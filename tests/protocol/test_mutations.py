@@ -1,0 +1,183 @@
+"""Faults that the exploration finds: each is a line that somebody could have left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import scheduler.core
+from gateway.sent_requests import SentRequests
+from gateway.stream import Stream
+from scheduler import ending, membership, reports
+from scheduler.actions import CancelDone, NewSequence, Release, ToWorker
+from scheduler.credits import CreditLedger
+from scheduler.events import BlockCounts
+from scheduler.sequence import Sequence
+from scheduler.simulator.worker import SimulatedWorker
+from tercet.mesh.v1 import scheduler_pb2
+
+from .explorer import ViolationError, explore
+from .gateway_world import GatewayWorld, WiredLink
+from .stories import GATEWAY_STORIES, STORIES
+from .worker_world import Process, WorkerWorld
+
+MAX_STATES = 2_000
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def _after(patch: pytest.MonkeyPatch, owner: Any, name: str, then: Callable[..., Any]) -> None:
+    """Calls `then` with the arguments of each call of a function, behind it."""
+    whole = getattr(owner, name)
+
+    def mutant(*arguments: Any, **named: Any) -> Any:
+        result = whole(*arguments, **named)
+        then(*arguments, **named)
+        return result
+
+    patch.setattr(owner, name, mutant)
+
+
+def a_release_is_not_answered(patch: pytest.MonkeyPatch) -> None:
+    read = SimulatedWorker._read
+
+    def mutant(self: SimulatedWorker, command: Any, events: list[Any]) -> None:
+        read(self, command, [] if isinstance(command, Release) else events)
+
+    patch.setattr(SimulatedWorker, "_read", mutant)
+
+
+def a_release_is_not_sent(patch: pytest.MonkeyPatch) -> None:
+    def drop(mesh: Any, *_: Any) -> None:
+        mesh.actions = [
+            each for each in mesh.actions if not (isinstance(each, ToWorker) and isinstance(each.command, Release))
+        ]
+
+    _after(patch, scheduler.core, "cancel", drop)
+
+
+def a_worker_keeps_what_the_last_stream_owned(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: Process) -> None:
+        self.worker = self.wire = None
+
+    patch.setattr(Process, "forget", forget)
+
+
+def a_new_stream_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> None:
+    def reporter(mesh: Any, link: int) -> Any:
+        workers = mesh.fleet.workers
+        return workers.get(link) or next(iter(workers.values()), None)
+
+    patch.setattr(reports, "_reporter", reporter)
+
+
+def a_token_is_lost_with_its_worker(patch: pytest.MonkeyPatch) -> None:
+    def lose(self: Sequence) -> None:
+        if self.generated:
+            self.token_ids.pop()
+
+    _after(patch, Sequence, "requeue", lose)
+
+
+def what_was_cancelled_is_not_looked_at_when_a_worker_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership, "finish_cancelled", lambda *_: None)
+
+
+def a_cancel_is_answered_twice(patch: pytest.MonkeyPatch) -> None:
+    def again(mesh: Any, request: Any, _now: float) -> None:
+        mesh.send(request.gateway, CancelDone(request.submission.request_key))
+
+    _after(patch, ending, "_end_request", again)
+
+
+def a_gateway_that_is_gone_cancels_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduler.core, "cancel", lambda *_: None)
+
+
+def blocks_in_use_are_promised(patch: pytest.MonkeyPatch) -> None:
+    report = CreditLedger.report
+
+    def mutant(self: CreditLedger, counts: BlockCounts) -> None:
+        report(self, BlockCounts(counts.free + counts.used, counts.cached, 0))
+
+    patch.setattr(CreditLedger, "report", mutant)
+
+
+def a_sequence_is_sent_twice(patch: pytest.MonkeyPatch) -> None:
+    act = WorkerWorld._act
+
+    def mutant(self: WorkerWorld, action: Any) -> None:
+        act(self, action)
+        if isinstance(action, ToWorker) and isinstance(action.command, NewSequence):
+            act(self, action)
+
+    patch.setattr(WorkerWorld, "_act", mutant)
+
+
+WORKER_MUTATIONS: dict[Mutation, str] = {
+    a_release_is_not_answered: "a cancel at any moment",
+    a_release_is_not_sent: "a cancel at any moment",
+    a_worker_keeps_what_the_last_stream_owned: "it breaks again",
+    a_new_stream_is_taken_for_the_old_one: "a stream breaks, and its last words come late",
+    a_token_is_lost_with_its_worker: "a worker dies twice",
+    what_was_cancelled_is_not_looked_at_when_a_worker_is_lost: "a stream breaks, and its last words come late",
+    a_cancel_is_answered_twice: "a cancel at any moment",
+    a_gateway_that_is_gone_cancels_nothing: "the gateway goes",
+    blocks_in_use_are_promised: "there is not room for both",
+    a_sequence_is_sent_twice: "two requests",
+}
+
+
+def a_request_outlives_its_stream(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SentRequests, "lose", lambda *_: None)
+
+
+def a_stream_is_not_told_that_it_is_lost(patch: pytest.MonkeyPatch) -> None:
+    fail = Stream.fail
+
+    def mutant(self: Stream, error: Any) -> None:
+        if error.reason != "SCHEDULER_LOST":
+            fail(self, error)
+
+    patch.setattr(Stream, "fail", mutant)
+
+
+def what_was_not_sent_is_sent_on_the_next_stream(patch: pytest.MonkeyPatch) -> None:
+    def lose(self: WiredLink) -> None:
+        self._lose()
+
+    patch.setattr(WiredLink, "lose", lose)
+
+
+def a_cancel_is_forgotten_before_its_answer(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: SentRequests, key: int, _cause: Any) -> None:
+        self._by_key.pop(key, None)
+        self._send(scheduler_pb2.GatewayMessage())
+
+    patch.setattr(SentRequests, "cancel", forget)
+
+
+GATEWAY_MUTATIONS: dict[Mutation, str] = {
+    a_request_outlives_its_stream: "two requests on a stream that breaks",
+    a_stream_is_not_told_that_it_is_lost: "two requests on a stream that breaks",
+    what_was_not_sent_is_sent_on_the_next_stream: "two requests on a stream that breaks",
+    a_cancel_is_forgotten_before_its_answer: "a client leaves at any moment",
+}
+
+
+@pytest.mark.parametrize("mutation", WORKER_MUTATIONS)
+def test_it_finds(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(ViolationError) as caught:
+        explore(WorkerWorld(STORIES[WORKER_MUTATIONS[mutation]]), MAX_STATES)
+    assert caught.value.path
+
+
+@pytest.mark.parametrize("mutation", GATEWAY_MUTATIONS)
+def test_it_finds_at_the_gateway(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(ViolationError) as caught:
+        explore(GatewayWorld(GATEWAY_STORIES[GATEWAY_MUTATIONS[mutation]]), MAX_STATES)
+    assert caught.value.path

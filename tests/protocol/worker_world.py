@@ -1,0 +1,460 @@
+"""The scheduler's core and its workers, joined by streams that a story can break.
+
+The core is the real one; a worker is the simulator's, which checks every block that it touches. Each command and each
+event travels by itself, so each place where another one can come between is a state. Time stands still but for moves of
+its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from scheduler.actions import Action, DropWorker, Release, ReleaseCause, ToGateway, ToWorker, WorkerCommand
+from scheduler.admission import AdmissionMode, QueueBounds
+from scheduler.core import Core, CoreSettings
+from scheduler.events import (
+    CancelReason,
+    CancelReceived,
+    DrainExpired,
+    DrainStarted,
+    EndReason,
+    Event,
+    GatewayAttached,
+    GatewayLost,
+    KvChanged,
+    SequenceStopped,
+    Submission,
+    Submitted,
+    TimePassed,
+    WorkerAttached,
+    WorkerDraining,
+    WorkerInfo,
+    WorkerLost,
+)
+from scheduler.planner import Policy
+from scheduler.sequence import State
+from scheduler.simulator.cost import StepCost
+from scheduler.simulator.gateway import Call, VirtualGateway
+from scheduler.simulator.memory import SimulatedMemory
+from scheduler.simulator.worker import SimulatedWorker
+
+from .explorer import Move
+
+WORKER_GRACE_S = 5.0
+BUDGETS = ("cancels", "stops", "cuts", "kills", "drains", "gateways_lost", "alarms", "ends")
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What there is and what may happen: each of the following at any moment, so many times in all."""
+
+    workers: tuple[WorkerInfo, ...]
+    submissions: tuple[Submission, ...]
+    num_steps: int = 1
+    cost: StepCost = StepCost(0.0)
+    # All is submitted and goes its way, drawn with this seed, until somebody has been told to give way: only then it
+    # may be this or that.
+    crowded: int | None = None
+    cancels: int = 0
+    # Outputs of which the gateway has all that it wants.
+    stops: int = 0
+    # Streams that break; each end learns of it in its own time.
+    cuts: int = 0
+    # Workers that die, and start again under a new epoch.
+    kills: int = 0
+    # Workers that are told to stop.
+    drains: int = 0
+    # Gateways that go.
+    gateways_lost: int = 0
+    # Looks at the clock, each when something is due.
+    alarms: int = 0
+    # Schedulers that are told to stop, and then that their time is up.
+    ends: int = 0
+    # Whether the last words of a broken stream may still be on their way to the core when it has been told.
+    late: bool = False
+
+
+@dataclass(slots=True)
+class Wire:
+    """One stream: what is on its way down and up. A broken one carries nothing."""
+
+    link: int
+    down: deque[WorkerCommand] = field(default_factory=deque)
+    up: deque[Event] = field(default_factory=deque)
+    broken: bool = False
+
+
+class Process:
+    """A worker's process. Its prefix cache outlives the streams of its scheduler, and nothing else does."""
+
+    def __init__(self, info: WorkerInfo, cost: StepCost) -> None:
+        self.info = info
+        self._cost = cost
+        self.wire: Wire | None = None
+        self.worker: SimulatedWorker | None = None
+        self.draining = False
+        self._memory = SimulatedMemory(info, caching=True, verify=True)
+
+    def attach(self, wire: Wire) -> list[Event]:
+        """A scheduler's stream comes up. Returns what the worker says first, behind its hello."""
+        self.forget()
+        self.wire = wire
+        self.worker = SimulatedWorker(wire.link, self.info, cost=self._cost)
+        self.worker.memory, self.worker.pool = self._memory, self._memory.pool
+        self._memory.pool.take_changes()
+        events = self.worker.begin()
+        keys = tuple(sorted(self._memory.pool.keys))
+        if keys:
+            events.append(KvChanged(wire.link, False, (), keys))
+        if self.draining:
+            events.append(WorkerDraining(wire.link))
+        return events
+
+    def forget(self) -> None:
+        """Drops what the scheduler of the last stream owned."""
+        if self.worker is not None:
+            for sequence in self.worker.sequences.values():
+                self._memory.drop(sequence)
+        self._memory.swapped.clear()
+        self.worker = self.wire = None
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether it is between two steps and has something to read or to begin."""
+        worker = self.worker
+        return worker is not None and not worker.busy and bool(worker._mailbox or worker._plans)
+
+    @property
+    def in_step(self) -> bool:
+        return self.worker is not None and self.worker.busy
+
+    def step(self) -> list[Event]:
+        """Begins a step, or ends the one that runs."""
+        assert self.worker is not None
+        return self.worker.finish() if self.worker.busy else self.worker.begin()
+
+
+class WorkerWorld:
+    """See Story."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        # What may still happen, by the story's fields.
+        self.left = Counter({name: getattr(story, name) for name in BUDGETS})
+        self.now = 0.0
+        addresses = tuple(f"host:{index + 1}" for index in range(len(story.workers)))
+        self.core = Core(
+            CoreSettings(
+                addresses,
+                Policy(story.num_steps, 0),
+                QueueBounds(100, 10_000),
+                WORKER_GRACE_S,
+                admission_mode=AdmissionMode.OFF,
+            )
+        )
+        self.gateway = VirtualGateway(1)
+        # By address: the process, and the stream as the scheduler has it.
+        self.processes: list[Process | None] = [None] * len(addresses)
+        self.wires: list[Wire | None] = [None] * len(addresses)
+        self.late: deque[Event] = deque()
+        self._epochs = self._links = 0
+        self._submitted = 0
+        self._draining = False
+        self._tell(GatewayAttached(1, "gateway-1"))
+        for index in range(len(addresses)):
+            self._start(index)
+            while self._wire(index).up:
+                self._up(index)
+        if story.crowded is not None:
+            self._open(random.Random(story.crowded))
+
+    # What the explorer asks.
+
+    def moves(self) -> Sequence[Move]:
+        return [*self._due(), *self._possible()]
+
+    def make(self, move: Move) -> None:
+        name, *arguments = move
+        getattr(self, f"_{name}")(*arguments)
+
+    @property
+    def at_rest(self) -> bool:
+        return not self._due()
+
+    def check(self) -> None:
+        problems = self.core.check()
+        assert not problems, problems
+        for process in self.processes:
+            if process is not None:
+                problems = process._memory.pool.check()
+                assert not problems, problems
+        if self.gateway.lost:
+            states = {sequence.state for sequence in self.core._mesh.sequences.values()}
+            assert states <= {State.CANCELLING}, "work goes on for a gateway that is gone"
+        for call in self.gateway.calls.values():
+            for index, output in enumerate(call.outputs):
+                tokens, _ = call.expected(index)
+                assert output.tokens == tokens[: len(output.tokens)], "another text than alone"
+
+    def check_rest(self) -> None:
+        """All is over and nothing is left, unless everybody waits for a worker that is gone."""
+        for call in self.gateway.calls.values():
+            self._judge(call)
+        assert self.core.idle, "a request without an end"
+        assert not any(self.core._mesh.gateways.values()), "a request is listed that has ended"
+        for process, wire in zip(self.processes, self.wires, strict=True):
+            if process is None or process.worker is None or wire is None:
+                continue
+            worker, known = process.worker, self.core._mesh.fleet.workers[wire.link]
+            assert worker.empty, "a worker has an orphan"
+            assert not worker.leaders, "a worker has an orphan that never began"
+            assert worker.pool.counts.used == 0, "blocks are in use by nobody"
+            assert known.ledger.available == worker.info.num_blocks, "credits are missing"
+            assert len(known.ledger) == 0, "an account is open"
+            assert not known.sequences, "the scheduler has an orphan"
+            assert not known.window, "a plan has no end"
+            assert known.prefixes == worker.pool.keys, "another prefix cache than the worker's"
+            if known.steps:
+                assert known.ledger.counts == worker.pool.counts, "another count of blocks than the worker's"
+
+    # What happens by itself.
+
+    def _due(self) -> list[Move]:
+        due: list[Move] = []
+        for index, (process, wire) in enumerate(zip(self.processes, self.wires, strict=True)):
+            if wire is None:
+                # A draining worker is not dialled again for work, but it is dialled.
+                due.append(("dial", index) if process is not None else ("start", index))
+            elif wire.broken:
+                due.append(("hear_of_loss", index))
+            else:
+                due += [("up", index)] if wire.up else []
+                due += [("down", index)] if wire.down else []
+            if process is not None:
+                if process.at_boundary or process.in_step:
+                    due.append(("step", index))
+                if process.wire is not None and process.wire.broken:
+                    due.append(("notice", index))
+                elif process.draining and process.wire is not None and self._has_left(process, process.wire):
+                    due.append(("exit", index))
+        return due
+
+    def _up(self, index: int) -> None:
+        self._tell(self._wire(index).up.popleft())
+
+    def _down(self, index: int) -> None:
+        worker = self._process(index).worker
+        assert worker is not None
+        worker.receive(self._wire(index).down.popleft())
+
+    def _step(self, index: int) -> None:
+        process = self._process(index)
+        events = process.step()
+        if process.wire is not None and not process.wire.broken:
+            process.wire.up += events
+
+    def _start(self, index: int) -> None:
+        self._epochs += 1
+        info = self.story.workers[index]
+        info = replace(info, worker_id=f"worker-{self._epochs}", epoch=self._epochs)
+        self.processes[index] = Process(info, self.story.cost)
+        self._dial(index)
+
+    def _dial(self, index: int) -> None:
+        process = self._process(index)
+        self._links += 1
+        wire = self.wires[index] = Wire(self._links)
+        # A stream that the worker still believes in ends here, too.
+        first = process.attach(wire)
+        wire.up += [WorkerAttached(wire.link, f"host:{index + 1}", process.info), *first]
+
+    def _hear_of_loss(self, index: int) -> None:
+        """The scheduler's end."""
+        wire, self.wires[index] = self._wire(index), None
+        self._tell(WorkerLost(wire.link))
+
+    def _notice(self, index: int) -> None:
+        """The worker's end."""
+        self._process(index).forget()
+
+    def _exit(self, index: int) -> None:
+        self._die(index)
+
+    # What is asked, and what breaks.
+
+    def _possible(self) -> list[Move]:
+        left, possible = self.left, list[Move]()
+        if self._submitted < len(self.story.submissions) and not self.gateway.lost:
+            possible.append(("submit",))
+        live = [key for key, call in self.gateway.calls.items() if not call.over and not self.gateway.lost]
+        if left["cancels"]:
+            possible += [("cancel", key) for key in live]
+        if left["stops"]:
+            possible += [
+                ("stop", key, index)
+                for key in live
+                if self.gateway.calls[key].accepted
+                for index, output in enumerate(self.gateway.calls[key].outputs)
+                if not output.ends and not output.stopped
+            ]
+        for index, (process, wire) in enumerate(zip(self.processes, self.wires, strict=True)):
+            whole = wire is not None and not wire.broken
+            if left["cuts"] and whole:
+                possible.append(("cut", index))
+            if left["kills"] and process is not None:
+                possible.append(("kill", index))
+            if left["drains"] and process is not None and not process.draining:
+                possible.append(("drain", index))
+        if left["gateways_lost"] and not self.gateway.lost:
+            possible.append(("lose_gateway",))
+        if left["alarms"] and self.core.wake_at() is not None:
+            possible.append(("alarm",))
+        if left["ends"]:
+            possible.append(("end",))
+        if self.late:
+            possible.append(("hear_late",))
+        return possible
+
+    def _submit(self) -> None:
+        submission = self.story.submissions[self._submitted]
+        self._submitted += 1
+        self.gateway.calls[submission.request_key] = Call(submission)
+        self._tell(Submitted(1, submission))
+
+    def _cancel(self, key: int) -> None:
+        self._spend("cancels")
+        self.gateway.calls[key].cancels_sent += 1
+        self._tell(CancelReceived(1, key, CancelReason.CLIENT))
+
+    def _stop(self, key: int, index: int) -> None:
+        self._spend("stops")
+        call = self.gateway.calls[key]
+        call.outputs[index].stopped = True
+        self._tell(SequenceStopped(1, call.sequence_ids[index], CancelReason.STOP_STRING))
+
+    def _cut(self, index: int) -> None:
+        self._spend("cuts")
+        self._break(index)
+
+    def _kill(self, index: int) -> None:
+        self._spend("kills")
+        self._die(index)
+
+    def _drain(self, index: int) -> None:
+        self._spend("drains")
+        process = self._process(index)
+        process.draining = True
+        if process.wire is not None and not process.wire.broken:
+            process.wire.up.append(WorkerDraining(process.wire.link))
+
+    def _lose_gateway(self) -> None:
+        self._spend("gateways_lost")
+        self.gateway.lost = True
+        self._tell(GatewayLost(1))
+
+    def _alarm(self) -> None:
+        self._spend("alarms")
+        moment = self.core.wake_at()
+        assert moment is not None
+        self.now = max(self.now, moment)
+        self._tell(TimePassed())
+
+    def _end(self) -> None:
+        self._spend("ends")
+        self._tell(DrainExpired() if self._draining else DrainStarted())
+        self._draining = True
+
+    def _hear_late(self) -> None:
+        self._tell(self.late.popleft())
+
+    # The machinery.
+
+    def _process(self, index: int) -> Process:
+        process = self.processes[index]
+        assert process is not None
+        return process
+
+    def _wire(self, index: int) -> Wire:
+        wire = self.wires[index]
+        assert wire is not None
+        return wire
+
+    def _spend(self, budget: str) -> None:
+        self.left[budget] -= 1
+
+    def _die(self, index: int) -> None:
+        self.processes[index] = None
+        self._break(index)
+
+    def _break(self, index: int) -> None:
+        wire = self.wires[index]
+        if wire is None or wire.broken:
+            return
+        if self.story.late:
+            self.late += [event for event in wire.up if not isinstance(event, WorkerAttached)]
+        wire.broken = True
+        wire.down.clear()
+        wire.up.clear()
+
+    def _open(self, rng: random.Random) -> None:
+        for _ in self.story.submissions:
+            self._submit()
+        cause = ReleaseCause.SWAP if self.story.workers[0].num_swap_blocks else ReleaseCause.PREEMPT
+        while not any(isinstance(each, Release) and each.cause is cause for each in self._wire(0).down):
+            self.make(rng.choice(self._due()))
+
+    def _has_left(self, process: Process, wire: Wire) -> bool:
+        """Whether a draining worker has nothing left to do or to say."""
+        return process.worker is not None and process.worker.empty and not (wire.up or wire.down or process.in_step)
+
+    def _tell(self, event: Event) -> None:
+        actions = self.core.apply(event, self.now)
+        for action in actions + self.core.plan(self.now):
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, ToGateway):
+            if not self.gateway.lost:
+                self.gateway.receive(action.message, self.now)
+        elif isinstance(action, ToWorker):
+            for wire in self.wires:
+                if wire is not None and wire.link == action.link and not wire.broken:
+                    wire.down.append(action.command)
+        elif isinstance(action, DropWorker):
+            # Time may have passed while its words were on their way. It has not broken the contract.
+            assert self.left["alarms"] < self.story.alarms, f"a worker is dropped: {action.why}"
+            assert "said nothing" in action.why, f"a worker is dropped: {action.why}"
+            self._break(next(index for index, wire in enumerate(self.wires) if wire and wire.link == action.link))
+
+    def _judge(self, call: Call) -> None:
+        if self.gateway.lost:
+            return
+        assert call.over, "a request without an end"
+        assert len(call.cancels_done) == call.cancels_sent, "a cancel without an answer"
+        assert call.refused is None or call.refused in self._refusals(), call.refused
+        for index, output in enumerate(call.outputs):
+            if not output.ends:
+                assert call.cancelled or call.refused, "an output without an end"
+                continue
+            (end,) = output.ends
+            tokens, reason = call.expected(index)
+            if end.reason in (EndReason.STOP, EndReason.LENGTH):
+                assert (output.tokens, end.reason) == (tokens, reason), "an end before the text is complete"
+            elif end.failure is None:
+                assert output.stopped, "ended without a reason"
+            else:
+                assert end.failure.reason in self._failures(call), end.failure
+
+    def _refusals(self) -> set[str]:
+        refusals = {"DRAINING"} if self._draining else set()
+        return refusals | ({"NO_WORKER"} if self.story.cuts or self.story.kills or self.story.drains else set())
+
+    def _failures(self, call: Call) -> set[str]:
+        failures = {"DRAINING"} if self._draining else set()
+        if call.submission.deadline_s is not None:
+            failures.add("DEADLINE_PASSED")
+        # Time may have passed while no worker was there.
+        return failures | ({"NO_WORKER", "WORKER_LOST"} if self.story.alarms else set())
