@@ -77,6 +77,8 @@ class Writer:
         self._clock = clock
         self._lock = threading.Lock()
         self._rows: dict[int, Row] = {}
+        # Those that the database is being given.
+        self._in_hand = 0
         self._refusals: dict[RefusalKey, _Counted] = {}
         self._uncounted = 0
         self._work = threading.Event()
@@ -115,7 +117,7 @@ class Writer:
         self._work.set()
         self._thread.join(LAST_S + 1.0)
         with self._lock:
-            left = len(self._rows)
+            left = len(self._rows) + self._in_hand
         if left:
             log.error("ledger_rows_lost", rows=left)
         if not self._thread.is_alive():
@@ -139,8 +141,8 @@ class Writer:
     def _write(self) -> bool:
         """Writes what waits; whether that went well."""
         with self._lock:
-            rows = self._rows
-            self._rows = {}
+            rows, self._rows = self._rows, {}
+            self._in_hand = len(rows)
             refused = [
                 Refusals(key, counted.count, counted.request_id)
                 for key, counted in self._refusals.items()
@@ -159,7 +161,7 @@ class Writer:
                 batch = waiting[done : done + MAX_ROWS]
                 self._ledger.write(self._instance, batch, refused)
                 done += len(batch)
-                self._settle(refused)
+                self._settle(refused, len(batch))
                 refused = []
                 if batch:
                     self._on_written(batch)
@@ -173,9 +175,10 @@ class Writer:
             self._lost = False
         return True
 
-    def _settle(self, refused: Sequence[Refusals]) -> None:
-        """These have been written; those of seconds that are over are done with."""
+    def _settle(self, refused: Sequence[Refusals], rows: int) -> None:
+        """These, and so many rows, have been written. Refusals of seconds that are over are done with."""
         with self._lock:
+            self._in_hand -= rows
             for each in refused:
                 self._refusals[each.key].written = each.count
             newest = max((key.second for key in self._refusals), default=0)
@@ -187,6 +190,7 @@ class Writer:
         """Puts back what could not be written, behind what has come since."""
         with self._lock:
             self._rows = {**{row.number: row for row in rows}, **self._rows}
+            self._in_hand = 0
             waiting = len(self._rows)
         if not self._lost:
             unexpected = None if isinstance(error, LedgerError) else error
