@@ -10,7 +10,7 @@ from collections.abc import Container
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from .fairness import Share
+from .fairness import Share, share_of
 from .sequence import Request, Sequence
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
@@ -228,13 +228,12 @@ def work_ahead(queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantP
     if of_class is None:
         return NOTHING_AHEAD
     own = of_class.lines.get(tenant.tenant)
-    level = of_class.level()
     tokens = sequences = 0.0
-    mark = level
+    share = share_of(tenant.weight) if own is None else own.share
+    mark = share.served if own is not None and own.sequences else share.begin(of_class.level(), of_class.credit)
     if own is not None:
         tokens, sequences = float(own.num_tokens), float(own.num_sequences)
-        begin = own.share.served if own.sequences else max(own.share.served, level)
-        mark = begin + tokens / own.share.weight
+        mark += tokens / share.weight
     for line in of_class.waiting.values():
         if line is not own:
             part = _part(line.share, mark, line.num_tokens)

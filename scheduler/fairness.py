@@ -37,9 +37,13 @@ class Share:
         self.charged_ahead = self.charged_ahead + tokens / weight if self.ahead else 0.0
 
     def come_back(self, level: float, credit: float) -> None:
-        """It has something to be served again. Of what it did not ask for meanwhile so much is owed to it at most."""
+        """It has something to be served again, where the others are at `level`."""
+        self.served = self.begin(level, credit)
         self.level = max(self.received, level)
-        self.served = max(self.served, level - credit)
+
+    def begin(self, level: float, credit: float) -> float:
+        """The counter if it comes back now: of what it did not ask for meanwhile it is owed `credit` tokens at most."""
+        return max(self.served, level - credit / self.weight)
 
 
 def share_of(weight: float) -> Share:

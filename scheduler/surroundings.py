@@ -59,14 +59,11 @@ def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, tokens: float) 
     if queue is None or own is None:
         return 0.0
     level = queue.level()
-    begin = own.share.served if own.sequences else max(own.share.served, level)
+    begin = own.share.served if own.sequences else own.share.begin(level, queue.credit)
     mark = begin + own.num_tokens / own.share.weight
     due = 0.0
     for line in queue.lines.values():
-        served = line.share.served
-        if served < level and not line.sequences:
-            # It will come back where the others are.
-            served = level
+        served = line.share.served if line.sequences else line.share.begin(level, queue.credit)
         if served < mark and line is not own:
             due += (mark - served) * line.share.weight
     return max(0.0, due + own.num_tokens - tokens)

@@ -97,7 +97,7 @@ class ClassQueue:
     num_tokens: int = 0
     # Of the tenant of whom something waited last.
     last: Share | None = None
-    # Tokens for each unit of weight that are owed at most to a tenant who has asked for less than the others got.
+    # Tokens that are owed at most to a tenant who has asked for less than the others got.
     credit: float = 0.0
 
     def line(self, tenant: str, weight: float) -> Line:
@@ -112,21 +112,18 @@ class ClassQueue:
 
     def come_back(self, line: Line) -> None:
         """Something of its tenant is going to wait."""
-        line.share.come_back(self._level(), self.credit)
+        line.share.come_back(self.level(), self.credit)
 
     def level(self) -> float:
-        """Where a tenant that comes back begins at least."""
-        return self._level() - self.credit
+        """Where the tenants are of whom something waits."""
+        return level((line.share for line in self.waiting.values()), self.last)
 
     def awaits(self, now: float) -> bool:
         """Whether a tenant of whom nothing waits is likely to come, and would be owed something."""
         if not self.credit:
             return False
-        level, since = self._level(), now - LATELY_SECONDS
+        level, since = self.level(), now - LATELY_SECONDS
         return any(line.asked_at > since and line.share.served < level for line in self.empty.values())
-
-    def _level(self) -> float:
-        return level((line.share for line in self.waiting.values()), self.last)
 
     @property
     def counts(self) -> Waiting:
@@ -134,11 +131,14 @@ class ClassQueue:
 
     def _forget(self) -> None:
         """Those who ask again begin at the level, as if they had not been forgotten."""
-        least = self.level()
+        level, credit = self.level(), self.credit
         self.lines = {
             tenant: line
             for tenant, line in self.lines.items()
-            if line.sequences or line.share.ahead or line.share.served > least or line.share is self.last
+            if line.sequences
+            or line.share.ahead
+            or line.share.served > level - credit / line.share.weight
+            or line.share is self.last
         }
         self.empty = {tenant: line for tenant, line in self.empty.items() if tenant in self.lines}
 
@@ -170,7 +170,7 @@ class WaitingQueue:
         return line is not None and sequence in line
 
     def set_credit(self, tokens: float) -> None:
-        """So much is owed to a tenant at most; see ClassQueue."""
+        """So much is owed to a tenant at most."""
         self.credit = tokens
         for queue in self.classes.values():
             queue.credit = tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from outcomes import judge, prepared, settle
 
+from scheduler import fleet
+from scheduler.actions import ToWorker
 from scheduler.admission import AdmissionMode
 from scheduler.events import TenantsChanged
 from scheduler.simulator.cost import StepCost
@@ -52,6 +55,23 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_turns() -> None:
     settle(mesh)
     for call in (*flood, *quiet.values()):
         judge(call)
+
+
+def test_a_lone_tenant_has_the_worker_as_if_there_were_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commands() -> list[ToWorker]:
+        """All that a worker with 64 places is sent for one that asks for more than it can do, and then for less."""
+        mesh, gateway = crowd(TenantPlan("flood"), TenantPlan("silent"), max_num_seqs=64, num_blocks=600)
+        rng = random.Random(1)
+        for key in range(250):
+            asked = submission(key, [key % 50] * rng.randrange(1, 60), rng.randrange(2, 40), tenant="flood")
+            mesh.at(rng.random() * (1.0 if key < 200 else 9.0), lambda asked=asked: mesh.submit(gateway, asked))
+        settle(mesh)
+        return mesh.sent
+
+    with_credit = commands()
+    monkeypatch.setattr(fleet, "CREDIT_STEPS", 0)
+    assert with_credit == commands()
+    assert len(with_credit) > 500
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequences import sequence_of
 
@@ -228,6 +228,79 @@ def test_a_tenant_who_comes_back_goes_first_but_is_owed_nothing() -> None:
     # One each, in turns: not all at once, for the time in which it did not ask.
     turns = bench.order()[:10]
     assert turns == [each for pair in zip(flood[10:15], quiet, strict=True) for each in pair]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 300.0]), st.sampled_from([1.0, 3.0]))
+def test_in_no_time_does_who_comes_and_goes_get_more_than_its_part_and_its_credit(
+    seed: int, credit: float, weight: float
+) -> None:
+    rng, bench = random.Random(seed), Bench()
+    bench.queue.set_credit(credit)
+    of_tenant = {"flood": 1.0, "guest": weight}
+    longest, most_tokens, places = 50, 30, 4
+    served, running = dict.fromkeys(of_tenant, 0.0), dict[int, tuple[Sequence, int]]()
+    least_lead = most_gain = 0.0
+
+    def ask(tenant: str) -> None:
+        bench.add(tenant, length=rng.randrange(1, longest + 1), weight=of_tenant[tenant])
+
+    ask("flood")
+    ask("flood")
+    for _ in range(300):
+        if rng.random() < 0.05:
+            for _ in range(rng.randrange(1, 20)):
+                ask("guest")
+        while len(running) < places:
+            sequence = bench.start()
+            tenant = sequence.request.tenant.tenant
+            if tenant == "flood":
+                ask("flood")
+            served[tenant] += len(sequence.token_ids) / of_tenant[tenant]
+            bench.queue.note_prefill(sequence, 0, sequence.prompt_length)
+            running[sequence.sequence_id] = sequence, rng.randrange(1, most_tokens + 1)
+        for key, (sequence, left) in list(running.items()):
+            tokens, tenant = min(left, rng.randrange(10)), sequence.request.tenant.tenant
+            sequence.token_ids += [7] * tokens
+            bench.queue.charge_tokens(sequence)
+            served[tenant] += tokens / of_tenant[tenant]
+            running[key] = sequence, left - tokens
+            if left == tokens:
+                del running[key]
+        lead = served["guest"] - served["flood"]
+        least_lead = min(least_lead, lead)
+        most_gain = max(most_gain, lead - least_lead)
+    # And a prompt, what those get that run when it comes, and what its own get when it is ahead.
+    assert most_gain <= credit / weight + longest + 2 * places * most_tokens
+
+
+def test_who_is_on_credit_is_first_and_a_part_is_kept_for_it() -> None:
+    bench = Bench()
+    bench.queue.set_credit(250.0)
+    for _ in range(9):
+        bench.add("flood", length=100)
+    for _ in range(6):
+        bench.queue.settle(bench.start())
+    for _ in range(4):
+        bench.add("quiet", length=100)
+    bench.add("other", BATCH)
+    walk, found = FairOrder(bench.queue, 0.0), []
+    while walk.next is not None:
+        if walk.next.request.traffic_class is INTERACTIVE:
+            found.append((walk.next.request.tenant.tenant, walk.on_credit, walk.reserved))
+        else:
+            assert not walk.reserved
+        walk.advance()
+    assert walk.awaited == {"interactive"}
+    assert found == [
+        ("quiet", True, False),
+        ("quiet", True, False),
+        ("quiet", True, False),
+        ("flood", False, True),
+        ("quiet", False, True),
+        ("flood", False, True),
+        ("flood", False, True),
+    ]
 
 
 def test_weights_are_parts_of_the_work() -> None:

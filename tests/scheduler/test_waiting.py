@@ -200,6 +200,31 @@ def test_where_nobody_waits_one_begins_where_the_last_one_left() -> None:
     assert queue.classes["batch"].share.served == 70.0 / 8
 
 
+def test_who_asked_for_less_is_owed_some_of_it_whoever_else_is() -> None:
+    queue = WaitingQueue()
+    queue.set_credit(100.0)
+    flood = make(1, 1000, tenant="flood")
+    queue.add(flood)
+    queue.add(make(2, tenant="flood"))
+    queue.start(flood)
+    queue.note_prefill(flood, 0, 1000)
+    queue.add(make(3, tenant="a"))
+    queue.add(make(4, tenant="b", weight=4.0))
+    # Tokens, whatever the scale of the weights; and not more because others that wait are owed some, too.
+    assert (line_of(queue, "a").share.served, line_of(queue, "b").share.served) == (900.0, 975.0)
+    # Nor the same again.
+    back = make(5, 60, tenant="c")
+    queue.add(back)
+    queue.start(back)
+    queue.settle(back)
+    queue.add(make(6, tenant="c"))
+    assert line_of(queue, "c").share.served == 960.0
+    # The others of its class are where they were; classes are owed nothing.
+    assert line_of(queue, "flood").share.served == 1000.0
+    queue.add(make(7, traffic_class="batch"))
+    assert queue.classes["batch"].share.served == queue.classes["interactive"].share.received
+
+
 def test_what_is_ahead_of_a_prompt_goes_with_its_prefill() -> None:
     queue = WaitingQueue()
     sequence = make(1, 100, weight=2.0, cached_ahead=10)
@@ -242,9 +267,12 @@ def test_tenants_are_forgotten_once_it_makes_no_difference() -> None:
         passing = make(key, 1, tenant=f"tenant-{key}")
         queue.add(passing)
         queue.remove(passing)
-    lines = queue.classes["interactive"].lines
+    of_class = queue.classes["interactive"]
+    lines = of_class.lines
     assert {"waits", "heavy"} <= lines.keys()
     assert len(lines) <= TENANTS_REMEMBERED + 8
+    assert of_class.waiting.keys() | of_class.empty.keys() == lines.keys()
+    assert of_class.waiting.keys() == {"waits"}
     # A late charge finds a line.
     heavy.token_ids.append(7)
     queue.charge_tokens(heavy)
