@@ -240,5 +240,7 @@ class Stream:
                 blocks_used=sum(each.blocks_used for each in self._accounts.values()),
                 blocks_freed=sum(each.blocks_freed for each in self._accounts.values()),
                 queue_s=first.queue_s,
+                generated_tokens=sum(each.generated_tokens for each in self._accounts.values()),
+                gpu_s=sum(each.gpu_s for each in self._accounts.values()),
             )
         )

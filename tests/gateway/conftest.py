@@ -126,6 +126,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.answer_cancels = True
         self.most_outputs: int | None = None
         self.forecast_us: int | None = None
+        # Class and targets of accepted requests.
+        self.promise: dict[str, Any] = {}
         self.plan_log: list[bytes] = []
         self.plan_log_failure: errors.RequestError | None = None
         self.traffic_failure: errors.RequestError | None = None
@@ -249,6 +251,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 sequence_ids=[output.sequence_id for output in sequence.outputs][: self.most_outputs],
                 queue_position=2,
                 forecast_us=self.forecast_us,
+                **self.promise,
             )
             await self.send(pb.SchedulerMessage(accepted=accepted))
             task = asyncio.ensure_future(self.play(sequence))

@@ -1,0 +1,364 @@
+"""What a gateway writes into its ledger, between real clients and a scripted scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import sqlalchemy as sa
+import structlog
+
+from gateway import books as books_module
+from gateway import server
+from tercet.config import LedgerSettings
+from tercet.errors import LedgerError, QueueFullError
+from tercet.failure import failure_to_proto
+from tercet.ledger.ledger import Ledger
+from tercet.ledger.row import Outcome
+from tercet.ledger.tables import refusals, requests
+from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import operations_pb2
+
+from .conftest import Gateway, config_for, start_gateway, stop_gateway
+
+HELLO = "hello"  # one token, and with the end token two
+
+
+class Books:
+    """A gateway that keeps a ledger, and what is in that."""
+
+    def __init__(self, gateway: Gateway, scheduler: Any, path: Path) -> None:
+        self.gateway = gateway
+        self.scheduler = scheduler
+        self._ledger = Ledger(str(path), time.time)
+
+    def rows(self) -> list[Any]:
+        """All requests, in the order of their arrival."""
+        return list(self._ledger.read(sa.select(requests).order_by(requests.c.number)))
+
+    def refusals(self) -> list[Any]:
+        return list(self._ledger.read(sa.select(refusals)))
+
+    async def row(self, request_id: str) -> Any:
+        """That of a request, once it has ended."""
+        while True:
+            for each in await asyncio.to_thread(self.rows):
+                if each.request_id == request_id and each.outcome != Outcome.OPEN.value:
+                    return each
+            await asyncio.sleep(0.01)
+
+    async def generate(self, request_id: str, **fields: Any) -> list[int]:
+        """The ids that a client gets."""
+        ids: list[int] = []
+        async for event in self.gateway.inference.Generate(pb.GenerateRequest(request_id=request_id, **fields)):
+            ids += event.delta.token_ids
+        return ids
+
+
+@pytest.fixture
+def ledger_settings() -> dict[str, Any]:
+    """Of the gateway; override to change."""
+    return {}
+
+
+@pytest.fixture
+async def books(
+    scheduler: Any, model_path: Path, tmp_path: Path, ledger_settings: dict[str, Any]
+) -> AsyncIterator[Books]:
+    path = tmp_path / "ledger.db"
+    ledger = LedgerSettings(database=str(path), gpu_hour_price=7.2, **ledger_settings)
+    config = config_for(model_path, scheduler.port, drain_seconds=0.3)
+    gateway = await start_gateway(dataclasses.replace(config, ledger=ledger))
+    await gateway.until_ready()
+    made = Books(gateway, scheduler, path)
+    yield made
+    await stop_gateway(gateway)
+    made._ledger.close()
+
+
+def accounted(reason: int, **fields: Any) -> Any:
+    """The end of a sequence of four tokens that took half a second of the GPU."""
+    account = scheduler_pb2.Account(
+        cached_tokens=3, blocks_used=5, blocks_freed=4, queue_us=2000, generated_tokens=4, gpu_us=500_000
+    )
+    return scheduler_pb2.SequenceEnd(reason=reason, account=account, **fields)
+
+
+async def four_tokens(sequence: Any) -> None:
+    """Four tokens, 20 ms between the second and the third, with all that there is to say of them."""
+    for output in sequence.outputs:
+        await output.tokens(5, 6)
+    await asyncio.sleep(0.02)
+    for output in sequence.outputs:
+        await output.tokens(7, 8, end=accounted(sequence_pb2.END_REASON_LENGTH))
+
+
+async def tokens_until_error(call: Any) -> int:
+    """How many tokens still come before the error that ends the call."""
+    received = 0
+    with pytest.raises(grpc.aio.AioRpcError):
+        while True:
+            received += len((await call.read()).delta.token_ids)
+    return received
+
+
+async def forever(sequence: Any) -> None:
+    while not sequence.cancelled.is_set():
+        await sequence.tokens(5)
+        await asyncio.sleep(0.001)
+
+
+async def test_a_request_that_was_served(books: Books, model: Any) -> None:
+    books.scheduler.play = four_tokens
+    books.scheduler.promise = {"traffic_class": "rag", "ttft_target_us": 10**9, "gap_target_us": 10**9}
+    before = time.time()
+    assert await books.generate("served", prompt=HELLO * 2) == [5, 6, 7, 8]
+    row = await books.row("served")
+    assert (row.tenant, row.traffic_class, row.model, row.revision) == ("", "rag", model.name, model.revision)
+    assert before <= row.arrived_at <= time.time()
+    assert (row.outcome, row.reason, row.outputs, row.slo) == ("completed", "length", 1, "met")
+    assert (row.prompt_tokens, row.cached_tokens) == (2, 3)
+    assert (row.generated_tokens, row.delivered_tokens, row.wasted_tokens) == (4, 4, 0)
+    assert row.queue_s == 0.002
+    assert 0 < row.ttft_s < row.total_s
+    assert 0.02 <= row.largest_gap_s < row.total_s
+    assert 0.02 / 3 <= row.tpot_s <= row.largest_gap_s
+    assert row.gpu_s == 0.5
+    # Half a second of an hour that costs 7.2.
+    assert row.cost == pytest.approx(0.001)
+
+
+async def test_several_outputs_are_one_row(books: Books) -> None:
+    books.scheduler.play = four_tokens
+    assert len(await books.generate("three", prompt=HELLO, sampling=pb.SamplingParams(n=3))) == 12
+    row = await books.row("three")
+    assert (row.outputs, row.generated_tokens, row.delivered_tokens, row.gpu_s) == (3, 12, 12, 1.5)
+    # They come side by side.
+    assert row.tpot_s < row.total_s / 3
+
+
+@pytest.mark.parametrize(
+    ("promise", "slo"),
+    [
+        ({"ttft_target_us": 1}, "ttft"),
+        ({"gap_target_us": 1}, "gap"),
+        ({"ttft_target_us": 1, "gap_target_us": 1}, "ttft+gap"),
+        ({}, "met"),
+    ],
+)
+async def test_which_part_of_a_promise_was_broken(books: Books, promise: dict[str, int], slo: str) -> None:
+    books.scheduler.play = four_tokens
+    books.scheduler.promise = promise
+    await books.generate("late", prompt=HELLO)
+    assert (await books.row("late")).slo == slo
+
+
+async def test_an_answer_in_one_piece(books: Books) -> None:
+    books.scheduler.play = four_tokens
+    answer = await books.gateway.inference.GenerateOnce(pb.GenerateRequest(prompt=HELLO, request_id="once"))
+    assert len(answer.outputs[0].token_ids) == 4
+    row = await books.row("once")
+    assert (row.outcome, row.generated_tokens, row.delivered_tokens) == ("completed", 4, 4)
+
+
+async def test_what_runs_has_an_open_row_before_its_client_hears_of_it(books: Books) -> None:
+    books.scheduler.play = lambda sequence: sequence.cancelled.wait()
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="running"))
+    event = await call.read()
+    assert event.HasField("accepted")
+    (row,) = books.rows()
+    assert (row.request_id, row.outcome, row.prompt_tokens, row.generated_tokens) == ("running", "open", 1, None)
+    call.cancel()
+    assert (await books.row("running")).outcome == "cancelled"
+    assert len(books.rows()) == 1
+
+
+async def test_a_client_that_leaves(books: Books) -> None:
+    books.scheduler.play = forever
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="left"))
+    received = 0
+    for _ in range(6):
+        received += len((await call.read()).delta.token_ids)
+    call.cancel()
+    row = await books.row("left")
+    assert (row.outcome, row.reason, row.slo) == ("cancelled", "client", None)
+    # What was on its way when it left has been delivered to its connection.
+    assert received <= row.delivered_tokens <= row.generated_tokens
+    assert row.wasted_tokens == row.generated_tokens - row.delivered_tokens
+    assert (row.cached_tokens, row.gpu_s) == (7, 0.0)
+
+
+async def test_an_operator_who_cancels(books: Books) -> None:
+    books.scheduler.play = forever
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="stopped"))
+    await call.read()
+    received = 0
+    cancel = operations_pb2.CancelGenerationRequest(request_id="stopped")
+    assert (await books.gateway.operations.CancelGeneration(cancel)).found
+    received += await tokens_until_error(call)
+    row = await books.row("stopped")
+    assert (row.outcome, row.reason) == ("cancelled", "REQUEST_CANCELLED")
+    # Its client reads to the end: to the last token the same.
+    assert row.delivered_tokens == received
+
+
+async def test_a_deadline_that_passes(books: Books) -> None:
+    books.scheduler.play = forever
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="late"), timeout=0.3)
+    with pytest.raises(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    row = await books.row("late")
+    assert (row.outcome, row.reason, row.slo) == ("expired", "DEADLINE_PASSED", "unserved")
+
+
+async def test_a_client_that_leaves_before_it_is_accepted(books: Books) -> None:
+    books.scheduler.accept = False
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="early"))
+    await books.scheduler.submitted.wait()
+    assert books.rows() == []
+    call.cancel()
+    row = await books.row("early")
+    assert (row.outcome, row.reason, row.prompt_tokens, row.delivered_tokens) == ("cancelled", "client", 1, 0)
+
+
+async def test_a_scheduler_that_is_lost(books: Books) -> None:
+    books.scheduler.play = forever
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="lost"))
+    received = 0
+    for _ in range(4):
+        received += len((await call.read()).delta.token_ids)
+    await books.scheduler.stop()
+    received += await tokens_until_error(call)
+    row = await books.row("lost")
+    assert (row.outcome, row.reason, row.delivered_tokens) == ("lost", "SCHEDULER_LOST", received)
+    # What the scheduler would have said nobody knows.
+    assert (row.cached_tokens, row.gpu_s, row.cost, row.queue_s) == (None, None, None, None)
+
+
+async def test_refusals_are_counted(books: Books, until: Any) -> None:
+    async def refused(**fields: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await books.gateway.inference.GenerateOnce(pb.GenerateRequest(**fields))
+
+    for _ in range(3):
+        await refused(prompt=HELLO, model="another", traffic_class="batch")
+    # Neither a class nor a model that clients make up is kept.
+    await refused(prompt="", traffic_class="made-up")
+    books.scheduler.refuse = failure_to_proto(QueueFullError("full", retry_after_s=1.0))
+    for number in range(4):
+        await refused(prompt=HELLO, request_id=f"full-{number}", traffic_class="rag")
+
+    async def counted() -> bool:
+        return sum(each.count for each in await asyncio.to_thread(books.refusals)) == 8
+
+    await until(counted)
+    sums: dict[tuple[str, ...], int] = {}
+    for each in books.refusals():
+        name = (each.tenant, each.traffic_class, each.model, each.reason)
+        sums[name] = sums.get(name, 0) + each.count
+    served = books.scheduler.model.name
+    assert sums == {
+        ("", "batch", "", "MODEL_NOT_FOUND"): 3,
+        ("", "", "", "INVALID_FIELD"): 1,
+        ("", "rag", served, "QUEUE_FULL"): 4,
+    }
+    assert {each.request_id for each in books.refusals() if each.reason == "QUEUE_FULL"} <= {
+        f"full-{number}" for number in range(4)
+    }
+    assert books.rows() == []
+
+
+async def test_a_gateway_that_stops_leaves_nothing_open(books: Books) -> None:
+    books.scheduler.play = forever
+    books.scheduler.answer_cancels = False
+    calls = [
+        books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id=f"r{number}"))
+        for number in range(5)
+    ]
+    for call in calls:
+        await call.read()
+    assert [each.outcome for each in books.rows()] == ["open"] * 5
+    books.gateway.stopping.set()
+    await books.gateway.task
+    # Each by the error that its client got.
+    assert {(each.outcome, each.reason) for each in books.rows()} == {("failed", "DRAINING")}
+    (alive,) = books._ledger.read(sa.text("SELECT count(*) FROM gateways WHERE ended_at IS NULL"))  # type: ignore[arg-type]
+    assert alive[0] == 0
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is cleared, the database does not answer; it is, once the gateway runs."""
+    going = threading.Event()
+    going.set()
+    write = Ledger.write
+
+    def wait_and_write(*arguments: Any) -> None:
+        going.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(Ledger, "write", wait_and_write)
+    return going
+
+
+async def test_a_database_that_hangs_does_not_stop_the_service(
+    hung: threading.Event, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books_module, "OPEN_WAIT_S", 0.05)
+    hung.clear()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(5):
+            await books.generate(f"r{number}", prompt=HELLO)
+        # The first waits, and is told of; the others do not.
+        assert [each["event"] for each in logs].count("ledger_behind") == 1
+    assert books.rows() == []
+    hung.set()
+    for number in range(5):
+        assert (await books.row(f"r{number}")).outcome == "completed"
+
+
+@pytest.mark.parametrize("ledger_settings", [{"max_waiting_rows": 3}])
+async def test_what_there_is_no_room_for_is_refused_and_nothing_is_lost(
+    hung: threading.Event, books: Books, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books_module, "OPEN_WAIT_S", 0.02)
+    hung.clear()
+    for number in range(3):
+        await books.generate(f"r{number}", prompt=HELLO)
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await books.generate("too-many", prompt=HELLO)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "ledger.max_waiting_rows" in (caught.value.details() or "")
+    hung.set()
+    for number in range(3):
+        assert (await books.row(f"r{number}")).outcome == "completed"
+    # There is room again, for as many as before.
+    for number in range(3, 9):
+        await books.generate(f"r{number}", prompt=HELLO)
+        await books.row(f"r{number}")
+    assert len(books.rows()) == 9
+
+    async def both_counted() -> bool:
+        return sum(each.count for each in await asyncio.to_thread(books.refusals)) == 2
+
+    await until(both_counted)
+    assert {each.reason for each in books.refusals()} == {"LEDGER_LOST"}
+
+
+async def test_a_gateway_without_its_ledger_does_not_start(scheduler: Any, model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"no database at all" * 100)
+    for where in (tmp_path / "x", tmp_path / "nowhere" / "ledger.db"):
+        config = dataclasses.replace(config_for(model_path, scheduler.port), ledger=LedgerSettings(database=str(where)))
+        with pytest.raises(LedgerError):
+            await server.run(config, asyncio.Event())
