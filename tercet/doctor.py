@@ -125,7 +125,8 @@ def check_extension(probe: Probe) -> Finding:
 
 
 def check_cuda(probe: Probe, *, needed: bool) -> Finding:
-    """Whether torch reaches a GPU, and whether nvcc is there. Only a worker with device cuda needs either."""
+    """Whether torch reaches a GPU and worker._kernels was built for it, and whether nvcc is there. Only a worker with
+    device cuda needs any of them."""
     try:
         said = probe(
             "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
@@ -134,14 +135,26 @@ def check_cuda(probe: Probe, *, needed: bool) -> Finding:
     except ProbeError:
         said = "0"
     count, _, device = said.partition(" ")
-    nvcc = shutil.which("nvcc")
+    nvcc = shutil.which("nvcc", path=os.pathsep.join(_nvcc_folders(os.environ)))
     compiler = f"nvcc at {nvcc}" if nvcc else "no nvcc"
     if count.isdigit() and int(count) > 0:
-        return Finding("cuda", "ok", f"{count} x {device}, {compiler}")
+        try:
+            probe("import torch; from worker import _kernels")
+        except ProbeError as error:
+            fact = f"{count} x {device}, {compiler}; worker._kernels does not load: {error}"
+            remedy = "build it where nvcc is: python cpp/build_kernels.py; without it PyTorch computes, much slower"
+            return Finding("cuda", "fail" if needed else "warn", fact, remedy)
+        return Finding("cuda", "ok", f"{count} x {device}, {compiler}, worker._kernels")
     if needed:
         remedy = "install an NVIDIA driver and a CUDA build of torch, or set worker.device to cpu"
         return Finding("cuda", "fail", f"torch sees no GPU, {compiler}", remedy)
     return Finding("cuda", "ok", f"no GPU, {compiler}; the worker runs on the CPU")
+
+
+def _nvcc_folders(env: os._Environ[str] | dict[str, str]) -> list[str]:
+    """Where the build looks, in its order."""
+    home = env.get("CUDA_HOME")
+    return [*([os.path.join(home, "bin")] if home else []), env.get("PATH", os.defpath), "/usr/local/cuda/bin"]
 
 
 def check_model(model: str) -> Finding:

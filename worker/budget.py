@@ -145,7 +145,7 @@ def plan_budget(
                 f"worker.kv_cache_memory: {kv_cache_memory:,} bytes hold no KV block; one block of {block_size} tokens "
                 f"needs {kv_block_bytes:,} bytes: raise worker.kv_cache_memory or lower worker.block_size"
             )
-        to_lower = ["worker.kv_cache_memory", "worker.max_num_batched_tokens"]
+        to_lower = ["worker.kv_cache_memory", "worker.max_num_seqs", "worker.max_num_batched_tokens"]
     else:
         assert room is not None, "who does not know its device says how large the cache is"
         fewest = math.ceil(max_model_len / block_size)

@@ -56,6 +56,7 @@ def build_executor(
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
         return executor_for(_load(layout, source, progress), layout, settings, on_death), layout
+    torch.cuda.set_device(layout.device)
     with device_turn(device_name(layout.device), progress):
         memory = CudaMemory(layout.device)
         with enough_memory("the weights"):

@@ -126,6 +126,9 @@ class Executor:
         self._outbox.flush()
 
     def _live(self) -> None:
+        if (device := self._kv_cache.blocks.device).type == "cuda":
+            # Of the thread: else events, streams and captured steps would be of the first GPU.
+            torch.cuda.set_device(device)
         try:
             while not self._stopped:
                 if not (self._plans or self._works):

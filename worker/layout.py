@@ -35,6 +35,8 @@ _DTYPES = {
 _KV_CACHE_ON_CPU = 1 << 30
 # Kernels, which are loaded at their first use, and cuBLAS's memory, about.
 _LIBRARIES_ON_GPU = 512 << 20
+# For bfloat16 products, and what the kernels are built for.
+_LEAST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,14 @@ def _device(name: str) -> torch.device:
 
 
 def _check_kernels(device: torch.device) -> None:
+    if device.type == "cuda":
+        _check_capability(device)
+        if not KERNELS_BUILT and not KERNELS_PROBLEM:
+            log.warning(
+                "cuda_extension_missing",
+                problem="PyTorch computes instead, several times slower",
+                remedy="build it where nvcc is: python cpp/build_kernels.py",
+            )
     if not KERNELS_PROBLEM:
         return
     if device.type == "cuda":
@@ -162,6 +172,17 @@ def _check_kernels(device: torch.device) -> None:
             "build it again with python cpp/build_kernels.py, or delete worker/_kernels.* to leave GPUs to PyTorch"
         )
     log.warning("cuda_extension_broken", problem=KERNELS_PROBLEM)
+
+
+def _check_capability(device: torch.device) -> None:
+    found = torch.cuda.get_device_capability(device)
+    if found < _LEAST_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise StartupError(
+            f"worker.device is {device}, a {name} of compute capability {found[0]}.{found[1]}; "
+            f"{_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]} or newer is needed: choose another GPU, or set "
+            "worker.device to cpu"
+        )
 
 
 def _dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype:

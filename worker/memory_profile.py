@@ -178,13 +178,19 @@ def _run_step(model: Model, kv_cache: KVCache, rows: StepRows, shape: StepShape)
 
 @contextmanager
 def enough_memory(what: str) -> Iterator[None]:
-    """Raises StartupError if the device refuses memory for `what`."""
+    """Raises StartupError if the device refuses memory for `what`, or fails over it."""
     try:
         yield
     except RuntimeError as error:  # OutOfMemoryError is one; the driver's own refusals are not
-        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
-            raise
         reason = str(error).partition("\n")[0]
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in reason:
+            if "CUDA" not in reason and "no kernel image" not in reason:
+                raise
+            log.error("device_failed", exc_info=True)
+            raise StartupError(
+                f"the GPU failed while {what} were made: {reason}; see whether driver, torch and worker._kernels were "
+                "built for this GPU (tercet doctor, TERCET_CUDA_ARCHS)"
+            ) from error
         raise StartupError(
             f"not enough memory for {what}: end what else runs on the device, or lower worker.kv_cache_memory, "
             f"worker.max_num_seqs or worker.max_num_batched_tokens: {reason}"

@@ -14,7 +14,7 @@ MAX_TOKENS = 1024
 _MIXED_TOKENS = (*range(32, 385, 32), 512, 576, *range(640, MAX_TOKENS + 1, 128))
 _MIXED_ROWS = (8, 32, 128, 256, 512)
 # Tokens that attention merges at a time (cpp/cuda/attention_plan.cuh).
-_CHUNK_TOKENS = 256
+CHUNK_TOKENS = 512
 # Of a layer in a captured step, on the device: a dozen kernels and their arguments.
 _LAYER_BYTES = 12 << 10
 
@@ -40,7 +40,7 @@ def mixed_sizes(max_rows: int) -> list[tuple[int, int]]:
 def graph_bytes(model: ModelConfig, dtype: torch.dtype, max_num_seqs: int, num_cache_tokens: int) -> int:
     """What captured steps take, about: the memory of the largest, which all share, and their kernels."""
     num_graphs = len(run_sizes(max_num_seqs)) + len(mixed_sizes(max_num_seqs))
-    num_chunks = max_context(max_num_seqs, model.max_model_len, num_cache_tokens) // _CHUNK_TOKENS + max_num_seqs
+    num_chunks = max_context(max_num_seqs, model.max_model_len, num_cache_tokens) // CHUNK_TOKENS + max_num_seqs
     merged = num_chunks * model.num_heads * (model.head_dim + 2) * 4
     largest = workspace_bytes(model, dtype, max(MAX_TOKENS, max_num_seqs), max_num_seqs)
     return largest + merged + num_graphs * model.num_layers * _LAYER_BYTES

@@ -58,6 +58,28 @@ def test_a_gpu_is_needed_only_by_a_cuda_worker(said, needed, verdict):
     assert bool(finding.remedy) == (verdict == "fail")
 
 
+@pytest.mark.parametrize(("needed", "verdict"), [(True, "fail"), (False, "warn")])
+def test_a_gpu_is_of_little_use_without_kernels(needed, verdict):
+    def probe(code):
+        if "_kernels" in code:
+            raise doctor.ProbeError("no module named _kernels")
+        return "1 NVIDIA X"
+
+    finding = doctor.check_cuda(probe, needed=needed)
+    assert finding.verdict == verdict
+    assert "no module named _kernels" in finding.fact
+    assert "build_kernels.py" in finding.remedy
+
+
+def test_nvcc_is_looked_for_where_the_build_looks(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "nvcc"
+    fake.write_text("")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert f"nvcc at {fake}" in doctor.check_cuda(_answers("0 "), needed=False).fact
+
+
 def test_the_model_must_be_there(tmp_path):
     absent = doctor.check_model(str(tmp_path / "absent"))
     assert absent.verdict == "fail"

@@ -69,9 +69,9 @@ class Device:
     host: HostSteps
 
 
-def make_device(dtype: torch.dtype) -> Device:
-    model = random_model(CONFIG, dtype, CUDA, seed=0)
-    kv_cache = KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, dtype, CUDA)
+def make_device(dtype: torch.dtype, device: torch.device = CUDA) -> Device:
+    model = random_model(CONFIG, dtype, device, seed=0)
+    kv_cache = KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
     for tensor in kv_cache.blocks.tensors:
         tensor.fill_(float("nan"))
     graphs = capture_steps(model, kv_cache, MAX_NUM_SEQS, NUM_BLOCKS * BLOCK_SIZE)
@@ -309,3 +309,30 @@ def test_narrow_dtypes_come_to_an_end(dtype: torch.dtype) -> None:
     same = [tokens_of(bench.events, spec.sequence_id)[0] == alone(device, spec)[0] for spec in specs]
     assert sum(same) >= 15
     assert device.kv_cache.counts().used == 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_worker_on_another_gpu_says_the_same(device: Device) -> None:
+    other = make_device(torch.float32, torch.device("cuda:1"))
+    executor = Executor(other.graphs, other.kv_cache, other.swap_space)
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    executor.start()
+    try:
+        executor.submit(Attach(events.put))
+        rng = random.Random(3)
+        specs = [random_sequence(rng, sequence_id) for sequence_id in range(12)]
+        seen: list[Event] = []
+        for plan_seq, spec in enumerate(specs, 1):
+            count = len(spec.token_ids)
+            executor.submit(spec)
+            # Each revokes the run of those before, which goes on with it.
+            joined = tuple(each.sequence_id for each in specs[:plan_seq])
+            executor.submit(Plan(plan_seq, 100, (Chunk(spec.sequence_id, count),), joined, plan_seq - 1))
+            while len(tokens_of(seen, spec.sequence_id)) < 1:
+                seen.append(events.get(timeout=30))
+        while not all(spec.sequence_id in ended_of(seen) for spec in specs):
+            seen.append(events.get(timeout=30))
+    finally:
+        executor.stop()
+    for spec in specs:
+        assert tokens_of(seen, spec.sequence_id) == alone(device, spec)

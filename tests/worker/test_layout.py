@@ -65,6 +65,7 @@ def test_a_cache_of_fp8_is_refused_where_nothing_serves_it(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34, 2**34))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(layout, "serves_fp8", lambda device, head_dim, block_size: False)
     with pytest.raises(ConfigError, match=r"takes a Hopper GPU.* heads of 64 and blocks of 64"):
         plan("cuda")
@@ -88,6 +89,7 @@ def test_products_in_fp8_are_refused_where_nothing_computes_them(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34, 2**34))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(layout, "fp8_problem", lambda device: "it is too old")
     with pytest.raises(ConfigError, match=r"worker.quantization: cuda does not multiply in fp8.* it is too old"):
         plan("cuda", quantization="fp8")
@@ -113,5 +115,23 @@ def test_a_worker_on_a_cpu_warns_once_and_one_on_a_gpu_is_refused(monkeypatch: p
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(StartupError, match=r"is cuda, and .* does not load: undefined symbol: launch; build it again"):
         layout.plan_layout(MeshConfig(worker=WorkerSettings(device="cuda")), source)
+
+
+def test_a_gpu_without_kernels_is_warned_of_and_one_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "KERNELS_BUILT", False)
+    monkeypatch.setattr(layout, "KERNELS_PROBLEM", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old X")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    config, source = MeshConfig(worker=WorkerSettings(device="cuda")), resolve_model("embedded")
+    with capture_logs() as events:
+        layout.plan_layout(config, source)
+    assert [event["event"] for event in events if event["log_level"] == "warning"] == ["cuda_extension_missing"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(StartupError, match=r"a Old X of compute capability 7\.5; 8\.0 or newer is needed"):
+        layout.plan_layout(config, source)

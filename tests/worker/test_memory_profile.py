@@ -224,3 +224,13 @@ def test_memory_that_is_refused_is_an_error_that_names_settings(error: RuntimeEr
     assert "\n" not in str(caught.value)
     with pytest.raises(RuntimeError, match="misaligned"), enough_memory("the weights"):
         raise RuntimeError("misaligned address")
+
+
+def test_a_device_that_fails_at_the_start_is_an_error_that_says_where_to_look() -> None:
+    with (
+        capture_logs() as events,
+        pytest.raises(StartupError, match=r"failed while the weights were made: no kernel image.*TERCET_CUDA_ARCHS"),
+        enough_memory("the weights"),
+    ):
+        raise RuntimeError("no kernel image is available for execution on the device\nmore")
+    assert [event["event"] for event in events] == ["device_failed"]

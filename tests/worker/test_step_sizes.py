@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.worker.recall_model import CONFIG
 from worker.model.tensors import workspace_bytes
-from worker.step_sizes import MAX_TOKENS, graph_bytes, max_context, mixed_sizes, run_sizes
+from worker.step_sizes import CHUNK_TOKENS, MAX_TOKENS, graph_bytes, max_context, mixed_sizes, run_sizes
+
+CUDA = Path(__file__).resolve().parents[2] / "cpp" / "cuda"
+
+
+def test_chunks_are_those_of_the_kernel() -> None:
+    found = re.search(r"constexpr int kChunk = (\d+);", (CUDA / "attention_plan.cuh").read_text())
+    assert found is not None
+    assert int(found[1]) == CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8, 32, 33, 160, 250, 256, 1024])
