@@ -40,10 +40,11 @@ class Flood:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How the calls of a flood ended: by reason, the others let in. Seconds from the call to its end, of refused ones,
-    and by how much calls were late."""
+    """How the calls of a flood ended: by reason, the others let in. `ended`: when, on the host's clock; `took`: seconds
+    from the call to its end, of refused ones; `late`: by how much calls were late."""
 
     reasons: Counter[str] = field(default_factory=Counter)
+    ended: list[float] = field(default_factory=list)
     took: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
 
@@ -73,6 +74,7 @@ async def _flood(asked: Flood) -> Answers:
                 answers.reasons[error.code().name if known is None else known.reason] += 1
             else:
                 answers.reasons["let in"] += 1
+            answers.ended.append(time.monotonic())
 
         tasks = []
         for number in range(round(asked.rate * asked.seconds)):

@@ -21,6 +21,7 @@ from tercet.errors import (
     QueueFullError,
     SloUnreachableError,
     TenantQuotaError,
+    UnauthenticatedError,
 )
 
 from .conftest import ROOT, Mesh
@@ -41,7 +42,9 @@ SETTINGS = {
 PLANS = {
     "metered": ("--tokens-per-minute", str(TOKENS_PER_MINUTE)),
     "chatty": ("--class", "interactive"),
+    "paced": ("--requests-per-minute", "20"),
     "free": (),
+    "boss": ("--operator",),
 }
 
 
@@ -110,6 +113,32 @@ async def test_fifty_at_once_never_use_more_than_the_limit_and_its_debt(door: Do
         assert await ask(client, 10) > 10
 
 
+async def test_who_has_had_his_requests_of_the_minute_is_told_when_to_come_again_and_counted(door: Door) -> None:
+    async with door.client("paced") as client:
+        answers = await asyncio.gather(*(ask(client, 1) for _ in range(30)), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, TenantQuotaError)]
+        # All of these the gateway answers by itself.
+        for _ in range(50):
+            with pytest.raises(TenantQuotaError) as caught:
+                await ask(client, 1)
+            refused.append(caught.value)
+        assert {error.metadata["quota"] for error in refused} == {"requests_per_minute"}
+        waits = [error.retry_after_s or 0.0 for error in refused[-50:]]
+        assert waits == sorted(waits, reverse=True)
+        assert 0 < waits[-1] < waits[0] <= 3.0
+        await asyncio.sleep(waits[-1])
+        assert await ask(client, 1)
+    async with Client(door.mesh.address) as nobody:
+        with pytest.raises(UnauthenticatedError):
+            await ask(nobody, 1)
+    async with door.client("boss") as boss:
+        counted: dict[str | None, dict[str, int]] = {}
+        # Whoever refused them: the gateway tells once a second.
+        while counted.get("paced") != {"TENANT_QUOTA": len(refused)} or "UNAUTHENTICATED" not in counted.get(None, {}):
+            await asyncio.sleep(0.1)
+            counted = {each.tenant: dict(each.counts.refused) for each in (await boss.traffic()).tenants}
+
+
 async def test_a_plan_says_which_classes_there_are(door: Door) -> None:
     async with door.client("chatty") as client:
         with pytest.raises(PermissionDeniedError, match="includes interactive"):
@@ -149,11 +178,12 @@ async def test_a_promise_that_cannot_be_kept_is_not_made(door: Door) -> None:
 
 
 async def test_a_deadline_that_cannot_be_met_is_told(door: Door) -> None:
-    async with door.client("free") as client:
+    async with door.client("free") as client, door.client("boss") as boss:
         # However short their answers are taken to be, they need more than that, one after the other.
-        ahead = [asyncio.ensure_future(ask(client, 400)) for _ in range(60)]
-        await asyncio.sleep(0.5)
-        asked = [asyncio.ensure_future(ask(client, 1, timeout_s=0.5)) for _ in range(4)]
+        ahead = [asyncio.ensure_future(ask(client, 400)) for _ in range(200)]
+        while (await boss.fleet()).requests_waiting < 190:
+            await asyncio.sleep(0.05)
+        asked = [asyncio.ensure_future(ask(client, 1, timeout_s=2.0)) for _ in range(4)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         # One of a kind may be let in to see whether the forecast is right.
         assert sum(isinstance(answer, DeadlineUnreachableError) for answer in answers) >= 3
