@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from tercet import errors
 from tercet.call_status import abort as abort
 from tercet.call_status import typed_error as typed_error
-from tercet.door import Admit, Door, anyone
+from tercet.door import MAX_CALLS, Admit, Door, anyone
 from tercet.open_files import max_connections
 from tercet.ports import check_port_free
 
@@ -55,9 +55,13 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON_OPTIONS,
     # A second server on the same port must fail, not share it.
     ("grpc.so_reuseport", 0),
-    # Core drops calls at random above 1,000 pending ones; admission refuses with a reason instead.
-    ("grpc.server.max_pending_requests", 100_000),
-    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+    # By default the core drops calls at random where more than 1,000 wait for their handlers; admission refuses with a
+    # reason instead. It does so where there are more than would be let in.
+    ("grpc.server.max_pending_requests", MAX_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
+    # Above what a gateway lets run, so that a burst meets admission and not this. Without any bound the core does not
+    # slow down a client that opens and resets streams without end.
+    ("grpc.max_concurrent_streams", MAX_CALLS // 2),
     # A long prefill sends nothing; clients that ping every 10 s must survive it. Networks deliver two pings closer to each
     # other than they were sent, and the third that is too early ends the connection: half leaves room.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
