@@ -11,7 +11,7 @@ Docs: docs/adr/0020-refused-for-a-forecast.md.
 
 from __future__ import annotations
 
-from math import log2, pow
+import math
 
 from .traffic_class import Target
 
@@ -35,13 +35,13 @@ def aim(target: Target) -> float:
 
 def needed_chance(target: Target, spare: float) -> float:
     """How likely the next request has to be in time, with so many misses to spare."""
-    return max(LEAST_CHANCE, 1.0 - _likeliest_miss(target) * pow(2.0, spare / DOUBLED_BY))
+    return max(LEAST_CHANCE, 1.0 - _likeliest_miss(target) * math.pow(2.0, spare / DOUBLED_BY))
 
 
 def booked(target: Target, spare: float, met: float) -> float:
     """What is to spare after one more request, or one that was booked already, has met its target so likely more than
     is aimed at, or than it was believed."""
-    most = DOUBLED_BY * max(0.0, log2((1.0 - LEAST_CHANCE) / _likeliest_miss(target)))
+    most = DOUBLED_BY * max(0.0, math.log2((1.0 - LEAST_CHANCE) / _likeliest_miss(target)))
     return min(max(spare + met, -MOST_OWED), most)
 
 
