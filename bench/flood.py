@@ -142,22 +142,25 @@ class FloodMesh(CapacityMesh):
 
 
 def measure(own: Flow, flood: Flow | None, times: float, seconds: float, seed: int, policy: Policy = POLICY) -> Figures:
-    """First tokens of `own`'s requests beside `times` the capacity of `flood`'s, for so many seconds of a load."""
-    flows = (own,) if flood is None else (own, replace(flood, name=FLOOD, tenant=FLOOD, share=times))
-    capacity = FLEET.requests_per_second((own,))
-    # Shares are parts of the capacity of each flow's own kind.
-    rates = [flow.share * FLEET.requests_per_second((flow,)) for flow in flows]
-    flows = tuple(replace(flow, share=rate / capacity) for flow, rate in zip(flows, rates, strict=True))
-    mesh = FloodMesh(flows, round(sum(rates) * seconds), sum(rates), seed, policy)
+    """First tokens of `own`'s requests beside `times` the capacity of `flood`'s, for so many seconds of a load.
+    Counted are those that arrive when a quarter of all has. `start_ms` is how long they waited for a place."""
+    asked = [own] if flood is None else [own, replace(flood, name=FLOOD, tenant=FLOOD, share=times)]
+    # Each asks for a part of the capacity for what it asks for.
+    flows = tuple(replace(flow, share=flow.share * FLEET.requests_per_second((flow,))) for flow in asked)
+    rate = sum(flow.share for flow in flows)
+    mesh = FloodMesh(flows, round(rate * seconds), rate, seed, policy)
     mesh.run()
     result, notes = mesh.result(), mesh.notes
-    waits = [wait for wait in notes.waits.values() if not math.isnan(wait.first_token_at)]
+    since, until = notes.first.at, notes.last.at
+    served = [wait for wait in notes.waits.values() if not math.isnan(wait.first_token_at)]
+    least_s = floors(served, notes.steps, policy.max_mixed_step_s)
+    waits = [(wait, floor_s) for wait, floor_s in zip(served, least_s, strict=True) if wait.arrived_at >= since]
     return {
-        "first_token_ms": _ms([wait.first_token_at - wait.arrived_at for wait in waits]),
-        "floor_ms": _ms(floors(waits, notes.steps, policy.max_mixed_step_s)),
-        "start_ms": _ms([wait.started_at - wait.arrived_at for wait in waits]),
-        "step_ms": _ms([step.seconds for step in notes.steps]),
-        "tokens_per_second": (notes.last.tokens - notes.first.tokens) / (notes.last.at - notes.first.at),
+        "first_token_ms": _ms([wait.first_token_at - wait.arrived_at for wait, _ in waits]),
+        "floor_ms": _ms([floor_s for _, floor_s in waits]),
+        "start_ms": _ms([wait.started_at - wait.arrived_at for wait, _ in waits]),
+        "step_ms": _ms([step.seconds for step in notes.steps if since <= step.begun_at <= until]),
+        "tokens_per_second": (notes.last.tokens - notes.first.tokens) / (until - since),
         "flows": {name: tally.report(result.loaded_seconds) for name, tally in result.tally.flows.items()},
         "preemptions": result.tally.preemptions,
     }

@@ -16,7 +16,7 @@ from scheduler import fleet
 
 
 @cache
-def beside(own: str, flood: str = "", seconds: float = 8.0) -> dict[str, Any]:
+def beside(own: str, flood: str = "", seconds: float = 10.0) -> dict[str, Any]:
     prompts = {"chat": CHAT, "long": LONG}
     return measure(prompts[own], prompts.get(flood), 3.0, seconds, seed=1)
 
@@ -32,13 +32,11 @@ def test_alone_first_tokens_are_at_the_floor() -> None:
         assert ratio(beside(own), "p95") == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("own", "flood", "most"), [("chat", "chat", 1.25), ("long", "chat", 1.25), ("long", "long", 1.4)]
-)
-def test_beside_a_flood_they_are_near_it(own: str, flood: str, most: float) -> None:
+@pytest.mark.parametrize(("own", "flood"), [("chat", "chat"), ("long", "chat"), ("long", "long")])
+def test_beside_a_flood_they_are_near_it(own: str, flood: str) -> None:
     figures = beside(own, flood)
-    assert ratio(figures, "p50") <= most
-    assert ratio(figures, "p95") <= most
+    assert ratio(figures, "p50") <= 1.25
+    assert ratio(figures, "p95") <= 1.4
     # It waits for a step, not for a place.
     assert figures["start_ms"]["p50"] <= 1.0
     assert not figures["flows"]["own"]["refused"]
@@ -48,7 +46,7 @@ def test_beside_a_flood_they_are_near_it(own: str, flood: str, most: float) -> N
 def test_what_the_neighbour_gets_costs_the_mesh_little(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = beside("chat", "chat")
     monkeypatch.setattr(fleet, "CREDIT_STEPS", 0)
-    without = measure(CHAT, CHAT, 3.0, 8.0, seed=1)
+    without = measure(CHAT, CHAT, 3.0, 10.0, seed=1)
     assert figures["tokens_per_second"] >= 0.97 * without["tokens_per_second"]
     assert without["first_token_ms"]["p50"] >= 1.5 * figures["first_token_ms"]["p50"]
 
