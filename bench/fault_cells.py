@@ -1,0 +1,252 @@
+"""Faults on a running mesh, one at a time, and what must hold behind each.
+
+A cell of the matrix is what is done to whom under which load. Behind it each client has had one end, and one that the
+fault explains; what it got is a beginning of what it would have got undisturbed; a new request is served; nobody has a
+request, a sequence or a block any more, and no log complains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.fault_mesh import STARTED_S, FaultMesh
+from tercet import errors
+from tercet.client import Client, Delta, Finished
+
+NUM_STREAMS = 64
+MAX_TOKENS = 160
+# From the fault until each client has had its end, in seconds.
+ENDED_S = 60.0
+# Shorter than what anybody would take for a loss.
+PAUSE_S = 1.5
+# Longer than QUIET_SECONDS and ANSWER_SECONDS of tercet/rpc.py together.
+LONG_PAUSE_S = 45.0
+_PROBE_S = 0.05
+_PROBED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`fault` done to `subject`: gateway, scheduler or worker, the connections of a cut being those above it."""
+
+    subject: str
+    fault: str
+    streaming: bool
+
+    def __str__(self) -> str:
+        return f"{self.fault} {self.subject} {'streaming' if self.streaming else 'idle'}"
+
+
+@dataclass(slots=True)
+class Stream:
+    """A client's request, and all that came of it."""
+
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    # What the contract allows once.
+    ends: list[str] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Seconds from the fault until the last client had its end, until a new request was served, and until all was as
+    before. `problems` are what must not be."""
+
+    cell: Cell
+    ends: Mapping[str, int]
+    ended_s: float | None
+    served_s: float
+    whole_s: float
+    problems: tuple[str, ...]
+
+
+# The ends of clients that a fault explains, by subject and fault, beside "finished".
+_EXPLAINED: Mapping[tuple[str, str], set[str]] = {
+    ("gateway", "kill"): {"GATEWAY_LOST"},
+    ("gateway", "cut"): {"GATEWAY_LOST"},
+    ("gateway", "half-open"): {"GATEWAY_LOST"},
+    ("gateway", "stop"): {"DRAINING", "GATEWAY_LOST"},
+    ("gateway", "long stall"): {"GATEWAY_LOST"},
+    ("gateway", "long hang"): {"GATEWAY_LOST", "SCHEDULER_LOST"},
+    ("scheduler", "kill"): {"SCHEDULER_LOST"},
+    ("scheduler", "cut"): {"SCHEDULER_LOST"},
+    ("scheduler", "half-open"): {"SCHEDULER_LOST"},
+    ("scheduler", "stop"): {"DRAINING", "SCHEDULER_LOST"},
+    ("scheduler", "long stall"): {"SCHEDULER_LOST"},
+    ("scheduler", "long hang"): {"SCHEDULER_LOST"},
+}
+
+FAULTS = ("kill", "hang", "stop", "cut")
+LONG_FAULTS = ("long hang", "long stall", "half-open")
+SUBJECTS = ("gateway", "scheduler", "worker")
+
+
+def cells(faults: Sequence[str]) -> list[Cell]:
+    """Each of them done to everybody, under either load."""
+    return [Cell(subject, fault, streaming) for fault in faults for subject in SUBJECTS for streaming in (False, True)]
+
+
+class Matrix:
+    """Cells on one mesh, one after the other."""
+
+    def __init__(self, mesh: FaultMesh) -> None:
+        self._mesh = mesh
+        self._undisturbed: dict[int, tuple[int, ...]] = {}
+        # Faults of workers take turns, so that each has been the broken one.
+        self._turn = 0
+
+    async def run(self, cell: Cell) -> Outcome:
+        """Breaks the mesh, waits until it is whole again, and judges. Raises TimeoutError if it never is."""
+        problems: list[str] = []
+        if cell.streaming and not self._undisturbed:
+            await self._learn()
+        self._mesh.complaints()
+        streams = [Stream(seed) for seed in range(NUM_STREAMS)] if cell.streaming else []
+        async with Client(self._mesh.address) as client:
+            tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
+            try:
+                # All on their way, none near its end.
+                await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), ENDED_S)
+                began = time.monotonic()
+                done = asyncio.create_task(self._do(cell))
+                served = asyncio.create_task(self._until_served(began))
+                ended_s = await self._until_ended(tasks, began, problems)
+                await done
+                served_s = await served
+            finally:
+                for task in tasks:
+                    task.cancel()
+        await asyncio.to_thread(self._mesh.wait_for, self._mesh.at_rest, f"all is as before {cell}", STARTED_S)
+        whole_s = time.monotonic() - began
+        for stream in streams:
+            problems += self._judge(cell, stream)
+        problems += [f"complaint: {line}" for line in self._mesh.complaints()]
+        ends = Counter(end for stream in streams for end in stream.ends)
+        return Outcome(cell, ends, ended_s if streams else None, served_s, whole_s, tuple(problems))
+
+    async def _learn(self) -> None:
+        """What each seed gets when nothing breaks."""
+        streams = [Stream(seed) for seed in range(NUM_STREAMS)]
+        async with Client(self._mesh.address) as client:
+            await asyncio.gather(*(_follow(client, stream) for stream in streams))
+        assert all(stream.ends == ["finished"] for stream in streams), [stream.ends for stream in streams]
+        self._undisturbed = {stream.seed: tuple(stream.token_ids) for stream in streams}
+
+    async def _until_ended(self, tasks: list[asyncio.Task[None]], began: float, problems: list[str]) -> float:
+        if tasks:
+            _, waiting = await asyncio.wait(tasks, timeout=ENDED_S + LONG_PAUSE_S)
+            problems += [
+                f"a client without an end: seed {index}" for index, task in enumerate(tasks) if task in waiting
+            ]
+        return time.monotonic() - began
+
+    async def _until_served(self, began: float) -> float:
+        """Asks again and again, as a client that got a retryable error would."""
+        while True:
+            # Each time a connection of its own: what is left of one that broke is not the mesh's.
+            async with Client(self._mesh.address) as client:
+                try:
+                    await client.generate_once("hello", max_tokens=1, timeout_s=5)
+                    return time.monotonic() - began
+                except errors.RequestError:
+                    if time.monotonic() - began > _PROBED_S + LONG_PAUSE_S:
+                        raise
+            await asyncio.sleep(_PROBE_S)
+
+    def _judge(self, cell: Cell, stream: Stream) -> list[str]:
+        whole = self._undisturbed[stream.seed]
+        got, problems = tuple(stream.token_ids), []
+        if len(stream.ends) != 1:
+            problems.append(f"seed {stream.seed} has had {len(stream.ends)} ends: {stream.ends}")
+        if got != whole[: len(got)]:
+            problems.append(
+                f"seed {stream.seed} got other tokens than undisturbed, the first behind {_same(got, whole)}"
+            )
+        for end in stream.ends:
+            if end == "finished":
+                if got != whole:
+                    problems.append(f"seed {stream.seed} finished with {len(got)} of {len(whole)} tokens")
+            elif end not in _EXPLAINED.get((cell.subject, cell.fault), set()):
+                problems.append(f"seed {stream.seed} ended with {end}, which nothing explains")
+        return problems
+
+    async def _do(self, cell: Cell) -> None:
+        """Without blocking: the clients are on this loop."""
+        name = cell.subject
+        if name == "worker":
+            name = self._mesh.workers[self._turn % len(self._mesh.workers)]
+            self._turn += 1
+        await _DEEDS[cell.fault](self._mesh, name)
+
+
+async def _follow(client: Client, stream: Stream) -> None:
+    """Until the end of a stream, however it ends."""
+    try:
+        async for event in client.generate(
+            f"stream {stream.seed}", temperature=0.9, seed=stream.seed, max_tokens=MAX_TOKENS, ignore_eos=True
+        ):
+            if isinstance(event, Delta):
+                stream.token_ids += event.token_ids
+                stream.begun.set()
+            elif isinstance(event, Finished):
+                stream.ends.append("finished")
+    except errors.RequestError as error:
+        stream.ends.append(error.reason)
+    finally:
+        stream.begun.set()
+
+
+def _same(got: Sequence[int], whole: Sequence[int]) -> int:
+    """How many tokens are the same from the beginning."""
+    return next((index for index, (one, other) in enumerate(zip(got, whole, strict=False)) if one != other), len(whole))
+
+
+async def _kill(mesh: FaultMesh, name: str) -> None:
+    mesh.send(name, signal.SIGKILL)
+    await asyncio.to_thread(mesh.ended, name)
+    mesh.start(name)
+
+
+async def _stop(mesh: FaultMesh, name: str) -> None:
+    mesh.send(name, signal.SIGTERM)
+    status = await asyncio.to_thread(mesh.ended, name)
+    mesh.start(name)
+    assert status == 0, f"{name} ended with {status} on SIGTERM"
+
+
+async def _hang(mesh: FaultMesh, name: str, *, pause_s: float) -> None:
+    mesh.send(name, signal.SIGSTOP)
+    await asyncio.sleep(pause_s)
+    mesh.send(name, signal.SIGCONT)
+
+
+async def _cut(mesh: FaultMesh, name: str) -> None:
+    mesh.wires[name].cut()
+
+
+async def _half_open(mesh: FaultMesh, name: str) -> None:
+    mesh.wires[name].cut_below()
+
+
+async def _stall(mesh: FaultMesh, name: str, *, pause_s: float) -> None:
+    mesh.wires[name].stall()
+    await asyncio.sleep(pause_s)
+    mesh.wires[name].flow()
+
+
+_DEEDS: Mapping[str, Callable[[FaultMesh, str], Awaitable[None]]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "hang": functools.partial(_hang, pause_s=PAUSE_S),
+    "cut": _cut,
+    "long hang": functools.partial(_hang, pause_s=LONG_PAUSE_S),
+    "long stall": functools.partial(_stall, pause_s=LONG_PAUSE_S),
+    "half-open": _half_open,
+}

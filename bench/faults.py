@@ -1,0 +1,63 @@
+"""The fault matrix: breaks a real mesh in every way it knows, and prints what came of it as a table.
+
+    python -m bench.faults --out faults.md
+    python -m bench.faults --long
+
+`--long` adds what takes keepalive to find out: processes that hang and connections that are silent for longer than that
+waits, and connections of which only one end is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import click
+
+from bench.fault_cells import FAULTS, LONG_FAULTS, Matrix, Outcome, cells
+from bench.fault_mesh import FaultMesh
+
+HEADER = (
+    "| fault | load | ends of the clients | last end after | served again after | as before after | problems |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+@click.command()
+@click.option("--long", "with_long", is_flag=True, help="with faults that last a minute, too")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="where to write the table")
+def main(with_long: bool, out: Path | None) -> None:
+    """Exits with 1 if something does not hold."""
+    with tempfile.TemporaryDirectory() as folder, FaultMesh(Path(folder)) as mesh:
+        outcomes = asyncio.run(_run(mesh, (*FAULTS, *LONG_FAULTS) if with_long else FAULTS))
+    if out is not None:
+        out.write_text("\n".join([HEADER, *map(row, outcomes)]) + "\n")
+    raise SystemExit(any(outcome.problems for outcome in outcomes))
+
+
+async def _run(mesh: FaultMesh, faults: tuple[str, ...]) -> list[Outcome]:
+    matrix, outcomes = Matrix(mesh), []
+    print(HEADER, flush=True)
+    for cell in cells(faults):
+        outcomes.append(await matrix.run(cell))
+        print(row(outcomes[-1]), flush=True)
+        for problem in outcomes[-1].problems:
+            print(f"  {problem}", flush=True)
+    return outcomes
+
+
+def row(outcome: Outcome) -> str:
+    """A line of the table."""
+    cell = outcome.cell
+    ends = ", ".join(f"{count} {end}" for end, count in sorted(outcome.ends.items())) or "-"
+    ended = "-" if outcome.ended_s is None else f"{outcome.ended_s:.1f} s"
+    load = f"{sum(outcome.ends.values())} streams" if cell.streaming else "idle"
+    return (
+        f"| {cell.subject}: {cell.fault} | {load} | {ends} | {ended} | {outcome.served_s:.1f} s | "
+        f"{outcome.whole_s:.1f} s | {len(outcome.problems) or 'none'} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

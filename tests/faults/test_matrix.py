@@ -1,0 +1,49 @@
+"""Real processes, broken one after the other: kill -9, hung, told to stop, cut off; idle and under 64 streams.
+
+See bench/fault_cells.py for what must hold behind each. `-m soak` has the rest: what keepalive has to find out, which
+takes it 40 seconds. `python -m bench.faults` prints the table of docs/faults.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench.fault_cells import FAULTS, LONG_FAULTS, NUM_STREAMS, Cell, Matrix, cells
+from bench.fault_mesh import FaultMesh
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+# What is idle and hangs, or is told to stop, has nothing to lose.
+_CELLS = [cell for cell in cells(FAULTS) if cell.streaming or cell.fault in ("kill", "cut")]
+_REST = [cell for cell in cells((*FAULTS, *LONG_FAULTS)) if cell not in _CELLS]
+# Behind these there is nothing that the clients could have seen.
+_UNSEEN = {("gateway", "hang"), ("scheduler", "hang"), ("gateway", "stop")}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    """One mesh for all: each cell leaves it as it was."""
+    with FaultMesh(tmp_path_factory.mktemp("faults")) as mesh:
+        yield Matrix(mesh)
+
+
+async def _try(matrix: Matrix, cell: Cell) -> None:
+    outcome = await matrix.run(cell)
+    assert not outcome.problems
+    if cell.streaming:
+        assert sum(outcome.ends.values()) == NUM_STREAMS
+        if cell.subject == "worker" or (cell.subject, cell.fault) in _UNSEEN:
+            assert outcome.ends == {"finished": NUM_STREAMS}
+
+
+@pytest.mark.parametrize("cell", _CELLS, ids=str)
+async def test_it_is_whole_again(matrix: Matrix, cell: Cell) -> None:
+    await _try(matrix, cell)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", _REST, ids=str)
+async def test_it_is_whole_again_after_minutes(matrix: Matrix, cell: Cell) -> None:
+    await _try(matrix, cell)
