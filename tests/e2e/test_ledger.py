@@ -1,0 +1,170 @@
+"""The books of a mesh of real processes: they are what clients received and what the scheduler counted, also when the
+gateway is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tercet.client import Client
+from tercet.errors import LedgerError, RequestError
+from tercet.ledger.ledger import LEASE_S, Ledger
+from tercet.ledger.tables import requests
+from tercet.ledger.usage import Usage, usage
+from tercet.messages import Accepted
+
+from .conftest import ROOT, Mesh, wait_until
+
+pytestmark = pytest.mark.e2e
+
+REQUESTS = 240
+KINDS = ("stream", "once", "several", "leaves", "cancelled", "late", "unknown", "long")
+
+
+class Books:
+    """A mesh with a ledger, read beside it."""
+
+    def __init__(self, mesh: Mesh, path: Path) -> None:
+        self.mesh = mesh
+        self.ledger = Ledger(str(path), time.time)
+
+    def rows(self) -> list[Any]:
+        """All requests; none while there is no ledger yet."""
+        with contextlib.suppress(LedgerError):
+            return list(self.ledger.read(sa.select(requests)))
+        return []
+
+    def total(self) -> Usage:
+        (total,) = usage(self.ledger, 0.0, 1e12)
+        return total
+
+    def shown(self, *arguments: str) -> str:
+        """What `tercet usage` prints."""
+        command = [sys.executable, "-m", "tercet", "usage", "--ledger-database", self.ledger.name, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True).stdout
+
+    def wait_closed(self, count: int, timeout_s: float = 30.0) -> None:
+        """Waits until so many requests and refusals are there, and none of them is open."""
+
+        def closed() -> bool:
+            total = self.total()
+            return total.open == 0 and total.requests >= count
+
+        wait_until(closed, f"{count} requests are in the ledger and closed; logs:\n{self.mesh.logs()}", timeout_s)
+
+
+@pytest.fixture
+def books(own_mesh: Callable[..., Mesh], tmp_path: Path) -> Iterator[Books]:
+    """A mesh of which a test may kill what it likes."""
+    path = tmp_path / "ledger.db"
+    made = Books(own_mesh(TERCET_LEDGER_DATABASE=str(path), TERCET_LEDGER_GPU_HOUR_PRICE="3600"), path)
+    made.mesh.start()
+    yield made
+    made.ledger.close()
+
+
+async def ask(client: Client, kind: str, request_id: str, rng: random.Random, tokens: Counter[str]) -> None:
+    """One client, who counts the tokens it gets."""
+    prompt: Any = [5] * 9000 if kind == "long" else "Once upon a time"
+    options: dict[str, Any] = {
+        "request_id": request_id, "ignore_eos": True, "n": 3 if kind == "several" else 1,
+        "max_tokens": 4000 if kind in ("leaves", "cancelled", "late") else rng.randrange(1, 12),
+        "model": "nobody" if kind == "unknown" else "",
+    }  # fmt: skip
+    with contextlib.suppress(RequestError):
+        if kind == "once":
+            answer = await client.generate_once(prompt, **options)
+            tokens[kind] += len(answer.token_ids)
+            return
+        leaves_after = rng.randrange(1, 8)
+        timeout_s = 5.0 if kind == "late" else None
+        async with client.generate(prompt, timeout_s=timeout_s, **options) as events:
+            async for event in events:
+                tokens[kind] += len(getattr(event, "token_ids", ()))
+                leaves_after -= 1
+                if not leaves_after and kind == "leaves":
+                    return
+                if not leaves_after and kind == "cancelled":
+                    await client.cancel(request_id)
+
+
+async def test_sums_are_what_clients_received_and_what_the_scheduler_counted(books: Books) -> None:
+    rng = random.Random(7)
+    tokens: Counter[str] = Counter()
+    kinds = [rng.choice(KINDS) for _ in range(REQUESTS)]
+    async with Client(books.mesh.address) as client:
+        await asyncio.gather(*(ask(client, kind, f"{kind}-{number}", rng, tokens) for number, kind in enumerate(kinds)))
+        await asyncio.to_thread(books.wait_closed, REQUESTS)
+        traffic = await client.traffic()
+    rows, total = books.rows(), books.total()
+    assert total.requests == REQUESTS
+    assert total.refused == kinds.count("unknown") + kinds.count("long")
+    assert len({each.request_id for each in rows}) == len(rows) == REQUESTS - total.refused
+    for kind in KINDS:
+        delivered = sum(each.delivered_tokens for each in rows if each.request_id.startswith(f"{kind}-"))
+        if kind in ("leaves", "late"):
+            # What was on its way when they left was delivered to their connections.
+            assert delivered >= tokens[kind]
+        else:
+            assert delivered == tokens[kind], kind
+    assert total.generated_tokens == total.delivered_tokens + total.wasted_tokens
+    # What the scheduler counted, in its own way.
+    counts = [each.counts for each in traffic.classes]
+    assert sum(each.accepted for each in counts) == len(rows)
+    assert sum(each.served for each in counts) == total.completed
+    assert sum(each.generated_tokens + each.wasted_tokens for each in counts) == total.generated_tokens
+    # What was computed took time, and that is all that it costs.
+    assert all(each.gpu_s > 0 for each in rows if each.generated_tokens)
+    assert total.cost == pytest.approx(total.gpu_s)
+    assert total.gpu_s <= max(each.arrived_at + each.total_s for each in rows) - min(each.arrived_at for each in rows)
+    shown = await asyncio.to_thread(books.shown, "--by", "outcome", "--format", "json")
+    by_outcome = {each["outcome"]: each["requests"] for each in map(json.loads, shown.splitlines())}
+    assert sum(by_outcome.values()) == REQUESTS
+    assert by_outcome["completed"] == total.completed
+
+
+async def test_a_gateway_that_is_killed_leaves_books_that_close(books: Books) -> None:
+    async with Client(books.mesh.address) as client:
+        for number in range(5):
+            await client.generate_once("Once", max_tokens=3, ignore_eos=True, request_id=f"done-{number}")
+        accepted: set[str] = set()
+
+        async def stream(request_id: str) -> None:
+            with contextlib.suppress(RequestError):
+                async for event in client.generate("Once", max_tokens=4000, ignore_eos=True, request_id=request_id):
+                    accepted.update({event.request_id} if isinstance(event, Accepted) else ())
+
+        tasks = [asyncio.create_task(stream(f"running-{number}")) for number in range(12)]
+        await asyncio.to_thread(wait_until, lambda: len(accepted) >= 8, "streams run")
+        await asyncio.to_thread(books.mesh.kill, "gateway")
+        await asyncio.gather(*tasks)
+    # Whoever was told that it is accepted is in the books, and so is who has been served.
+    left = {each.request_id: each.outcome for each in books.rows()}
+    assert accepted <= {name for name, outcome in left.items() if outcome == "open"}
+    assert {f"done-{number}" for number in range(5)} <= set(left)
+    books.mesh.start("gateway")
+    await asyncio.to_thread(wait_until, lambda: books.mesh.healthy("gateway"), "the gateway is back")
+    async with Client(books.mesh.address) as client:
+        await client.generate_once("Once", max_tokens=3, ignore_eos=True, request_id="after")
+    await asyncio.to_thread(books.wait_closed, len(left) + 1, 3 * LEASE_S)
+    rows = books.rows()
+    outcomes = {each.request_id: (each.outcome, each.reason) for each in rows}
+    # None is missing, and none is there twice.
+    assert len(outcomes) == len(rows) == len(left) + 1
+    for name, outcome in left.items():
+        if outcome == "open":
+            assert outcomes[name] == ("lost", "GATEWAY_LOST")
+    assert outcomes["after"] == ("completed", "length")
+    assert books.mesh.records("gateway", "ledger_rows_closed")
