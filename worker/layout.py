@@ -150,7 +150,9 @@ def _device(name: str) -> torch.device:
             raise ConfigError("worker.device", f"is {name}, but torch {torch.__version__} finds no CUDA device here")
         if (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError("worker.device", f"is {name}, but there are {torch.cuda.device_count()} CUDA devices")
-    elif device.type != "cpu":
+        # Not all of torch's functions take a device without its number.
+        return torch.device("cuda", device.index or 0)
+    if device.type != "cpu":
         raise ConfigError("worker.device", f"must be cpu, cuda or cuda:N, is {name!r}")
     return device
 

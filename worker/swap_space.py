@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -18,6 +19,23 @@ _BLOCKS_AT_ONCE = 8
 # More than stays in a CPU's caches, as what a preempted sequence leaves behind does.
 _MEASURED_BYTES = 64 << 20
 _MEASURED_TIMES = 3
+
+
+def _pin(owner: object, tensors: list[torch.Tensor]) -> None:
+    """Pins the memory of tensors for as long as `owner` lives. What torch pins by itself it rounds up to a power of
+    two: up to twice of what was asked for. Raises RuntimeError if the host refuses."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    for tensor in tensors:
+        if tensor.nbytes:
+            torch.cuda.check_error(int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)))
+            weakref.finalize(owner, _unpin, tensor)
+
+
+def _unpin(tensor: torch.Tensor) -> None:
+    # Copies of it may be under way, but for a device that has failed.
+    with suppress(RuntimeError):
+        torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())  # type: ignore[no-untyped-call]
 
 
 class SwapSpace:
@@ -34,12 +52,12 @@ class SwapSpace:
         self._kv_cache = kv_cache
         self._device = kv_cache.blocks
         self._on_gpu = self._device.device.type != "cpu"
-        self._host = BlockTensors(
-            [
-                torch.empty((num_blocks, *self._device.block_shape), dtype=tensor.dtype, pin_memory=self._on_gpu)
-                for tensor in self._device.tensors
-            ]
-        )
+        host = [
+            torch.empty((num_blocks, *self._device.block_shape), dtype=tensor.dtype) for tensor in self._device.tensors
+        ]
+        if self._on_gpu:
+            _pin(self, host)
+        self._host = BlockTensors(host)
         self._free = list(range(num_blocks))
         self._stream = torch.cuda.Stream(self._device.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         self.block_ns = 0  # to move one block between device and host, in nanoseconds; 0 until it is measured

@@ -7,6 +7,7 @@ Without torch: it takes long to start under a sanitizer, and its allocator hides
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -115,6 +116,28 @@ def prefill_e4m3(device: Device) -> None:
 
 def attention_plain(device: Device) -> None:
     attention(device, F32, F32, (6, 2), 80, 16, [(3, 50), (1, 70)])
+
+
+def attention_wild(device: Device) -> None:
+    """Lengths, starts, blocks and bounds that cannot be: what is read and written stays inside the tensors."""
+    tokens, blocks, heads, kv_heads = 72, 40, 6, 2
+    lengths = ([10**6, 10**8, -5], [2**31 - 1] * 3, [0, 50, 1300])
+    starts = ([0, 1, 71, 72], [0, -3, 500, 72], [70, 1, 2**31 - 1, 5])
+    bounds = ((1490, 1), (300, 0), (0, 0), (-1, -1))
+    for dtype, cache_dtype, dim, block_size in ((BF16, BF16, 128, 64), (BF16, E4M3, 128, 64), (F32, F32, 80, 16)):
+        q = device.put(numbers(dtype, tokens, heads, dim))
+        k, v = (device.put(numbers(cache_dtype, blocks, kv_heads, block_size, dim)) for _ in range(2))
+        out = device.room(tokens * heads * dim * BYTES[dtype])
+        width = 1300 // block_size + 1
+        tables = np.resize(np.array([-5, 10**9, 3, -(2**31), blocks, 0], np.int32), (3, width))
+        for lens, firsts, most in itertools.product(lengths, starts, bounds):
+            step = _kernels.StepAttention(
+                dtype, cache_dtype, dim, heads, kv_heads, block_size, blocks, device.put(firsts, np.int32),
+                device.put(lens, np.int32), device.put(tables), 3, tokens, width, *most, device.num_multiprocessors,
+            )  # fmt: skip
+            step.prepare(device.room(4 * step.workspace_words), STREAM)
+            step.attend(q, heads * dim, dim, k, v, out, dim**-0.5, 1.0, 1.0, STREAM)
+        device.take(out, 1)
 
 
 def norm(device: Device) -> None:
@@ -264,8 +287,8 @@ def commit(device: Device) -> None:
 CASES: dict[str, Callable[[Device], None]] = {
     case.__name__: case
     for case in (
-        decode, decode_e4m3, prefill, prefill_hopper, prefill_e4m3, attention_plain, norm, heads, activation, quantize,
-        linear_skinny, logprobs, sampler, penalties, block_copy, commit,
+        decode, decode_e4m3, prefill, prefill_hopper, prefill_e4m3, attention_plain, attention_wild, norm, heads,
+        activation, quantize, linear_skinny, logprobs, sampler, penalties, block_copy, commit,
     )
 }  # fmt: skip
 

@@ -60,7 +60,8 @@ def test_less_than_a_block_is_refused_with_the_numbers() -> None:
 
 
 def test_more_than_there_is_is_refused_with_the_numbers() -> None:
-    with pytest.raises(StartupError, match=r"not enough memory: .* \(what is free\): lower worker\.kv_cache_memory, worker\.max_num_seqs or"):
+    lower = r"lower worker\.kv_cache_memory, worker\.max_num_seqs or"
+    with pytest.raises(StartupError, match=rf"not enough memory: .* \(what is free\): {lower}"):
         plan(room=Room(1639, "what is free"))
     assert plan(room=Room(1640, "what is free")).num_blocks == 10
     assert plan(room=None).num_blocks == 10

@@ -167,7 +167,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 def test_wild_lengths_and_blocks_stay_inside_the_tensors() -> None:
-    """The numbers are wrong then; compute-sanitizer sees whether the reads were."""
+    """The numbers are wrong then; whether the reads were is seen by sanitized_kernels.py, `attention_wild`."""
     sequences = make([100, 90], (4, 2), 128, 16, torch.bfloat16)
     q, batch = sequences.sequences.batch([(0, 99, 100), (1, 20, 90)])
     batch.block_tables[:, 2] = torch.tensor([-5, 10**9])

@@ -91,7 +91,7 @@ def test_products_in_fp8_are_refused_where_nothing_computes_them(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34, 2**34))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(layout, "fp8_problem", lambda device: "it is too old")
-    with pytest.raises(ConfigError, match=r"worker.quantization: cuda does not multiply in fp8.* it is too old"):
+    with pytest.raises(ConfigError, match=r"worker.quantization: cuda:0 does not multiply in fp8.* it is too old"):
         plan("cuda", quantization="fp8")
     monkeypatch.setattr(layout, "fp8_problem", lambda device: None)
     with pytest.raises(ConfigError, match=r"worker.quantization: .* bfloat16, is float16"):
@@ -116,7 +116,7 @@ def test_a_worker_on_a_cpu_warns_once_and_one_on_a_gpu_is_refused(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    with pytest.raises(StartupError, match=r"is cuda, and .* does not load: undefined symbol: launch; build it again"):
+    with pytest.raises(StartupError, match=r"is cuda:0, .* does not load: undefined symbol: launch; build it again"):
         layout.plan_layout(MeshConfig(worker=WorkerSettings(device="cuda")), source)
 
 
