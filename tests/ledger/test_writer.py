@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import structlog
 
 from tercet.errors import LedgerError
 from tercet.ledger import writer as writer_module
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Outcome, RefusalKey, Refusals, Row
+from tercet.ledger.tables import refusals
 from tercet.ledger.writer import Writer
 
+from .postgres_server import PostgresServer
 from .rows import row
 from .test_ledger import refused, stored
 
@@ -311,3 +316,48 @@ def test_it_does_not_start_without_a_database(database: FakeLedger, make_writer:
     with pytest.raises(LedgerError):
         make_writer(database)
     database.fail = None
+
+
+def test_a_server_that_crashes_and_comes_back(
+    postgres: PostgresServer, open_ledger: Callable[[str], Ledger], written: list[Row], make_writer: Any
+) -> None:
+    """A real one, while rows come all the time."""
+    ledger = open_ledger(postgres.make_database())
+    writer = make_writer(ledger)
+    for number in range(200):
+        writer.put(row(number))
+        writer.refuse(key(number // 50), "r")
+        if number == 100:
+            postgres.kill()
+        time.sleep(0.002)
+    writer.put(row(0, Outcome.COMPLETED))
+    postgres.start()
+    until(lambda: len({each.number for each in written}) == 200)
+    assert writer.stop() == 0
+    found = stored(ledger)
+    assert len(found) == 200
+    assert [number for (_, number), each in found.items() if each.outcome is Outcome.COMPLETED] == [0]
+    # It has ended in good order, so what was open is no more.
+    assert {each.outcome for each in found.values()} == {Outcome.COMPLETED, Outcome.LOST}
+    assert sum(each[-1] for each in ledger.read(sa.select(refusals.c.count))) == 200
+
+
+def test_a_file_that_others_lock(
+    tmp_path: Path, open_ledger: Callable[[str], Ledger], written: list[Row], make_writer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Longer than SQLite waits for them."""
+    monkeypatch.setattr("tercet.database._BUSY_S", 0.05)
+    path = tmp_path / "ledger.db"
+    ledger = open_ledger(str(path))
+    writer = make_writer(ledger)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with structlog.testing.capture_logs() as logs:
+        writer.put(row(1))
+        until(lambda: bool(logs))
+    assert "locked" in logs[0]["problem"]
+    other.execute("COMMIT")
+    other.close()
+    until(lambda: written == [row(1)])
+    assert stored(ledger) == {("one", 1): row(1)}

@@ -1,0 +1,152 @@
+"""What keeping a ledger costs those who serve, and how long clients wait for their row.
+
+    python -m bench.ledger
+    python -m bench.ledger --rates 50,1000 --seconds 20 --database postgresql+psycopg://user@host/name
+
+Requests that come when they are due are opened, get 64 tokens, and are closed, without gRPC and without a mesh. For
+each rate: the event loop's own time for a request, with a ledger over without one; what the writer's thread takes for
+one beside that; how long `open` waits until the row is there (50 %, 99 %, most); and rows in a transaction. The
+database is a file in the folder for temporary files, or what is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from bench.figures import percentile
+from gateway.books import Books, Ending
+from gateway.sequence_end import Account, EndReason, SequenceEnd
+from gateway.stream import Stream
+from gateway.validate import GenerationRequest
+from tercet.config import LedgerSettings
+from tercet.ledger.ledger import Ledger
+from tercet.ledger.row import Outcome, Promise, Refusals, Row
+
+TOKENS = 64
+RUNS_S = 0.5
+REQUEST = cast(
+    GenerationRequest,
+    SimpleNamespace(model=SimpleNamespace(name="model", revision="revision"), n=1, traffic_class="interactive"),
+)
+END = SequenceEnd(EndReason.LENGTH, Account(0, 4, 4, 0.001, TOKENS, 0.05))
+
+
+class CountingLedger(Ledger):
+    """Counts its transactions and rows."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where, time.time)
+        self.transactions = self.rows = 0
+
+    def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None:
+        super().write(instance, rows, refused)
+        self.transactions += 1
+        self.rows += len(rows)
+
+
+class Tokens:
+    """An output of which only the count of tokens matters."""
+
+    finish = None
+    num_ready = num_tokens = 0
+
+    def push(self, _token_id: int, _logprobs: None = None) -> None:
+        self.num_tokens += 1
+
+    def end(self, reason: EndReason, _stop_token_id: int | None) -> None:
+        self.finish = cast(Any, reason)
+
+
+async def serve_one(books: Books, number: int, waits: list[float]) -> None:
+    """One request as its books see it: accepted, half a second of tokens, over."""
+    arrived_at = time.monotonic()
+    entry = books.enter(REQUEST, f"request-{number}", "tenant")
+    stream = Stream([cast(Any, Tokens())], max_tokens_held=10**6, clock=time.monotonic)
+    stream.accept(0, None, Promise("interactive", 1.0, 0.2))
+    began_at = time.perf_counter()
+    await entry.open(100, stream.promise)
+    waits.append(time.perf_counter() - began_at)
+    await asyncio.sleep(RUNS_S)
+    for token_id in range(TOKENS):
+        stream.push(0, token_id)
+    stream.end(0, END)
+    entry.close(Outcome.COMPLETED, "length", stream, Ending(arrived_at, time.monotonic(), 100, TOKENS))
+
+
+async def offer(books: Books, rate: float, seconds: float) -> tuple[float, float, list[float]]:
+    """Seconds of CPU that the loop's thread and the other threads took for the requests, and their waits."""
+    rng, waits = random.Random(1), list[float]()
+    await books.start()
+    tasks: list[asyncio.Task[None]] = []
+    due = time.perf_counter()
+    end_at = due + seconds
+    began, began_all = time.thread_time(), time.process_time()
+    while (due := due + rng.expovariate(rate)) < end_at:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        tasks.append(asyncio.create_task(serve_one(books, len(tasks), waits)))
+    await asyncio.gather(*tasks)
+    loop, whole = time.thread_time() - began, time.process_time() - began_all
+    await books.stop()
+    return loop, whole - loop, waits
+
+
+def measure(where: str, rate: float, seconds: float) -> dict[str, float]:
+    """All figures of a rate."""
+    settings = LedgerSettings(gpu_hour_price=2.0)
+    without, _, waits = asyncio.run(offer(Books(None, settings, "none", ["interactive"]), rate, seconds))
+    ledger = CountingLedger(where)
+    books = Books(ledger, settings, f"bench-{time.time_ns()}", ["interactive"])
+    loop, writer, waits = asyncio.run(offer(books, rate, seconds))
+    count, waits = len(waits), sorted(waits)
+    return {
+        "rate": rate,
+        "requests": count,
+        "loop_us": (loop - without) / count * 1e6,
+        "writer_us": writer / count * 1e6,
+        "wait_p50_ms": percentile(waits, 50) * 1e3,
+        "wait_p99_ms": percentile(waits, 99) * 1e3,
+        "wait_most_ms": waits[-1] * 1e3,
+        "rows_each": ledger.rows / ledger.transactions,
+    }
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", default="10,50,200,1000", help="requests per second")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--database", help="a file or URL; default: a file that is deleted behind it")
+    parser.add_argument("--json", type=Path, help="writes the figures there")
+    options = parser.parse_args()
+    print(f"cores: {len(os.sched_getaffinity(0))}")
+    print("requests/s  loop us  writer us  wait p50 ms  p99 ms  most ms  rows a transaction")
+    figures = []
+    with contextlib.ExitStack() as stack:
+        where = options.database
+        if where is None:
+            where = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ledger.db")
+        for rate in map(float, options.rates.split(",")):
+            found = measure(where, rate, options.seconds)
+            figures.append(found)
+            print(
+                f"{rate:10.0f} {found['loop_us']:8.0f} {found['writer_us']:10.0f} {found['wait_p50_ms']:12.1f}"
+                f" {found['wait_p99_ms']:7.1f} {found['wait_most_ms']:8.1f} {found['rows_each']:19.1f}",
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
