@@ -118,13 +118,13 @@ async def answered(client: Client) -> None:
     assert answer.finished.usage.completion_tokens == 4
 
 
-@pytest.mark.parametrize("sent", list(NONSENSE.values()), ids=list(NONSENSE))
-async def test_nonsense_harms_nobody(mesh: Mesh, client: Client, unharmed: None, sent: bytes) -> None:
-    before = memory(mesh)
-    async with Connections(mesh.ports["gateway"]) as crowd:
-        await crowd.open(sent, 20)
-        await answered(client)
-    assert memory(mesh) - before < 100 * MIB
+async def test_nonsense_harms_nobody(mesh: Mesh, client: Client, unharmed: None) -> None:
+    for what, sent in NONSENSE.items():
+        before = memory(mesh)
+        async with Connections(mesh.ports["gateway"]) as crowd:
+            await crowd.open(sent, 20)
+            await answered(client)
+        assert memory(mesh) - before < 100 * MIB, what
 
 
 async def test_hundreds_who_keep_a_connection_half_open_are_not_waited_for(

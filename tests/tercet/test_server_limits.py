@@ -94,7 +94,7 @@ def test_pings_have_room_to_arrive_early():
     assert dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] * 2 <= 10_000
 
 
-@pytest.mark.parametrize(("apart_s", "lives"), [((0.7, 0.3, 0.5) * 5, True), ((0.1,) * 10, False)])
+@pytest.mark.parametrize(("apart_s", "lives"), [((0.7, 0.3, 0.5) * 3, True), ((0.1,) * 10, False)])
 async def test_a_silent_call_survives_pings_that_come_unevenly(apart_s, lives):
     """A twentieth of the true times: ten seconds are half of one."""
     floor = dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] // 20
