@@ -49,6 +49,11 @@ class Answers:
     late: list[float] = field(default_factory=list)
 
 
+def started() -> None:
+    """Returns after a second: so each process of a pool gets one, and has loaded what it needs."""
+    time.sleep(1.0)
+
+
 def flood(asked: Flood) -> Answers:
     """Makes the calls when they are due, whatever became of those before."""
     return uvloop.run(_flood(asked))

@@ -15,8 +15,8 @@ queue      of a class whose queue is full: QUEUE_FULL
 promise    of a class whose promise cannot be kept: SLO_UNREACHABLE
 
 For each the time from call to refusal on the client's clock, the CPU time that gateway and scheduler spent on one, over
-what the streams alone cost, and the streams' gaps. A client that is late itself cannot keep up with the rate. In the last
-case some are let in, to see whether they are refused rightly; they count among the calls that time is spent on.
+what the streams alone cost, and the streams' gaps. A client that is late itself cannot keep up with the rate. In the
+last case some are let in, to see whether they are refused rightly; they count among the calls that time is spent on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import click
 import uvloop
 
 from bench.plan_mesh import PlanMesh, Simulated, plan_mesh
-from bench.refusal_load import LEAD_S, Answers, Flood, flood, in_ms, stream_gaps
+from bench.refusal_load import LEAD_S, Answers, Flood, flood, in_ms, started, stream_gaps
 from tercet.client import Accepted, Client
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store
@@ -187,6 +187,8 @@ async def _measure(cases: list[str], rates: list[float], seconds: float, chars: 
                 bench = Bench(
                     mesh, keys, clients, ("The quick brown fox jumps over the lazy dog. " * (chars // 45 + 1))[:chars]
                 )
+                loop = asyncio.get_running_loop()
+                await asyncio.gather(*(loop.run_in_executor(clients, started) for _ in range(2)))
                 await bench.run(CASES["model"], 10.0, 1.0)
                 async with Client(mesh.gateway, api_key=keys["metered"]) as client:
                     await client.generate_once("Once", max_tokens=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from tercet.errors import PermissionDeniedError, RequestError, TenantQuotaError, from_reason
+from tercet.errors import PermissionDeniedError, RequestError, TenantQuotaError
 from tercet.tenants.plan import TenantPlan
 
 # The scheduler is asked again after so many seconds, whatever it has said: it may have heard of another plan from
@@ -91,4 +91,4 @@ class KnownRefusals:
             return None
         retry_after_s = error.retry_after_s if known.retry_at is None else known.retry_at - now
         # Another one, since what is raised keeps where that was.
-        return from_reason(error.reason, error.message, error.metadata, retry_after_s)
+        return type(error)(error.message, metadata=error.metadata, retry_after_s=retry_after_s)

@@ -40,6 +40,7 @@ An error that cannot be expressed by one of these is a bug and surfaces as Engin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import ClassVar, TypeAlias
@@ -324,7 +325,8 @@ class EngineFaultError(RequestError):
     reason = "ENGINE_FAULT"
 
 
-def request_error_types() -> dict[str, type[RequestError]]:
+@functools.cache
+def request_error_types() -> Mapping[str, type[RequestError]]:
     """Every concrete RequestError by its reason."""
     found: dict[str, type[RequestError]] = {}
     pending = RequestError.__subclasses__()
