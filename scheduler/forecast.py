@@ -15,7 +15,8 @@ from .fleet import Worker
 from .outlook import FirstToken, Regime
 from .output_length import LeaveRate
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
-from .planner import Policy, prefill_cap
+from .planner import LEAST_PREFILL_TOKENS, Policy, prefill_cap
+from .room import KEPT
 
 # Moves of the fluid; the first ones are single steps, since there it is none yet.
 MAX_MOVES = 40
@@ -52,6 +53,11 @@ class Surroundings:
     inflow: float = 0.0
     # The part of prompts that is in no prefix cache. Plans take room for the rest, too; steps are shorter for it.
     fresh: float = 1.0
+    # Something is owed to the newcomer: it passes the prompts at hand of those to whom nothing is.
+    on_credit: bool = False
+    # Nothing is, and one to whom something is waits, or is likely to come: a part of the places is kept for him, and a
+    # step has at most half of the prompts at hand.
+    paced: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +80,10 @@ class _Lane:
     # Blocks with a claim.
     held: float
     leaving: LeaveRate
+    on_credit: bool
+    paced: bool
+    # Of the newcomer's own prompt.
+    own: float
     # Most tokens of a step that was passed: a worker's first steps grow, each twice as large as those before it.
     largest: float = 0.0
 
@@ -94,8 +104,8 @@ class _Lane:
         growth = 0.5 / self.leaving.later / self.worker.info.block_size
         return max(1.0, self.held / max(1.0, self.running) - growth)
 
-    def cap(self) -> float:
-        """Most prefill tokens of a step."""
+    def cap(self, waiting: float = 0.0) -> float:
+        """Most prefill tokens of a step; `waiting` are those that come before the newcomer's from the queue."""
         most = self.worker.limits.max_num_batched_tokens - self.decoding
         if self.decoding < 1.0:
             return most
@@ -103,7 +113,10 @@ class _Lane:
             self.policy.max_mixed_step_s, self.worker.context_tokens, int(self.largest)
         )
         mixed = None if within is None else within - int(self.decoding)
-        return max(1.0, min(most, prefill_cap(self.policy, mixed)))
+        most = max(1.0, min(most, prefill_cap(self.policy, mixed)))
+        if self.paced:
+            most = min(most, max(LEAST_PREFILL_TOKENS, (self.pending + waiting + self.own + self.behind) / 2))
+        return most
 
     def step_seconds(self, prefill: float, own: float = 0.0) -> float:
         """Of a step with so many tokens of prompts, and those that have to be computed of the newcomer's own."""
@@ -112,7 +125,7 @@ class _Lane:
 
     def tokens_per_second(self) -> float:
         """Prefill while there is enough of it."""
-        cap = self.cap()
+        cap = self.cap(inf)
         return cap / max(self.step_seconds(cap), 1e-9)
 
     def steps_for_places(self, sequences: float, tokens: float, newcomer: Newcomer) -> float:
@@ -135,7 +148,7 @@ class _Lane:
     def run(self, steps: float, waiting: float, mean: float) -> tuple[float, float]:
         """Runs so many steps; `waiting` sequences of `mean` tokens come as they find a place. Returns how many started,
         and the seconds."""
-        cap, blocks, freed = self.cap(), mean / self.worker.info.block_size, self.freed_blocks
+        cap, blocks, freed = self.cap(waiting * mean), mean / self.worker.info.block_size, self.freed_blocks
         leave = self.decoding * self.leaving.now * steps
         # In a long move places are taken as they become free.
         again = leave if steps > 1.0 else 0.0
@@ -171,7 +184,7 @@ def forecast(
     """
     if not workers or any(worker.step_times.predict(1, 0) is None for worker, _ in workers.values()):
         return None
-    lanes = [_lane(worker, leaving, newcomer, around.fresh, policy, now) for worker, leaving in workers.values()]
+    lanes = [_lane(worker, leaving, newcomer, around, policy, now) for worker, leaving in workers.values()]
     rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
     mean = around.tokens / around.sequences if around.sequences else max(1.0, newcomer.prompt_tokens)
     passing = _passing(around, sum(lane.pending for lane in lanes), sum(rates.values()))
@@ -180,11 +193,13 @@ def forecast(
     return _follow(lane, newcomer, sequences * part, tokens * part, around.inflow / len(lanes))
 
 
-def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, fresh: float, policy: Policy, now: float) -> _Lane:
+def _lane(
+    worker: Worker, leaving: LeaveRate, newcomer: Newcomer, around: Surroundings, policy: Policy, now: float
+) -> _Lane:
     in_step = sum(sum(plan.chunks.values()) for plan in worker.window.expected(revoking=True))
     pending = behind = 0
     for urgency, tokens, _ in worker.pending_prefills():
-        if urgency < newcomer.urgency:
+        if urgency < newcomer.urgency and not around.on_credit:
             pending += tokens
         else:
             behind += tokens
@@ -192,20 +207,31 @@ def _lane(worker: Worker, leaving: LeaveRate, newcomer: Newcomer, fresh: float, 
     arriving = sum(len(each.group) for each in worker.arriving.values())
     step_s = 0.0
     if len(worker.window):
-        seconds = worker.step_times.predict(running - arriving + int(fresh * in_step), worker.context_tokens) or 0.0
+        computed = running - arriving + int(around.fresh * in_step)
+        seconds = worker.step_times.predict(computed, worker.context_tokens) or 0.0
         step_s = max(0.0, worker.heard_at + seconds - now)
+
+    def kept(places: int) -> int:
+        return int(KEPT * places) if around.paced else 0
+
     return _Lane(
         worker=worker,
         policy=policy,
         step_s=step_s,
         pending=max(0.0, float(pending - in_step)),
-        behind=behind,
+        # Beside one that is on credit half of the others' is computed.
+        behind=behind / 2 if around.on_credit else behind,
         arriving=arriving,
         decoding=running - arriving,
-        fresh=fresh,
-        free_slots=worker.free_slots,
-        held=worker.info.num_blocks - worker.ledger.available,
+        fresh=around.fresh,
+        free_slots=max(0, worker.free_slots - kept(worker.limits.max_running)),
+        held=min(
+            worker.info.num_blocks, worker.info.num_blocks - worker.ledger.available + kept(worker.info.num_blocks)
+        ),
         leaving=leaving,
+        on_credit=around.on_credit,
+        paced=around.paced,
+        own=newcomer.computed[worker.link],
     )
 
 
@@ -251,7 +277,7 @@ def _follow(lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float, in
     regime = Regime.PREFILL if lane.pending or sequences else Regime.IDLE
     queue_s, room, passed, steps = 0.0, 0.0, 0.0, 1.0
     for move in range(MAX_MOVES):
-        cap = lane.cap()
+        cap = lane.cap(sequences * mean)
         work = (lane.pending + sequences * mean) / cap
         places = lane.steps_for_places(sequences, sequences * mean, newcomer)
         if places > work:
@@ -272,20 +298,25 @@ def _follow(lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float, in
         queue_s += seconds
         passed += steps
     queue_s = min(queue_s, LONGEST_SECONDS)
-    if regime is not Regime.PLACE:
+    if regime is not Regime.PLACE and not lane.on_credit:
         # Those who come later fill up the steps that it takes.
         lane.behind += inflow * (lane.step_s + queue_s)
-    own_s = max(_own_seconds(lane, newcomer, room), LEAST_SECONDS)
+    own_s = max(_own_seconds(lane, room), LEAST_SECONDS)
     return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer))
 
 
-def _own_seconds(lane: _Lane, newcomer: Newcomer, room: float) -> float:
+def _own_seconds(lane: _Lane, room: float) -> float:
     """Of the steps with the newcomer's own prefill; in the first others have left it `room`."""
-    tokens, cap = float(newcomer.computed[lane.worker.link]), lane.cap()
+    tokens, cap = lane.own, lane.cap()
     if tokens <= room:
-        return lane.step_seconds(min(cap - tokens, cap - room + lane.behind), tokens)
-    full, rest = divmod(tokens - room, cap)
-    seconds = lane.step_seconds(cap - room, room) + full * lane.step_seconds(0.0, cap)
+        beside = lane.behind if lane.on_credit else cap - room + lane.behind
+        return lane.step_seconds(min(max(0.0, cap - tokens), beside), tokens)
+    seconds, tokens = lane.step_seconds(cap - room, room), tokens - room
+    while lane.paced and tokens > LEAST_PREFILL_TOKENS and tokens + lane.behind < 2 * cap:
+        chunk = min(tokens, (tokens + lane.behind) / 2)
+        seconds, tokens = seconds + lane.step_seconds(0.0, chunk), tokens - chunk
+    full, rest = divmod(tokens, cap)
+    seconds += full * lane.step_seconds(0.0, cap)
     return seconds + (lane.step_seconds(min(cap - rest, lane.behind), rest) if rest else 0.0)
 
 

@@ -26,9 +26,11 @@ def surroundings(
 ) -> Surroundings:
     """`inflows` are prompt tokens that arrive in a second, by class, `own_inflow` those of its tenant in its class."""
     ahead = work_ahead(queue, traffic_class, tenant)
+    of_class = queue.classes.get(traffic_class.name)
+    on_credit = of_class is not None and _on_credit(of_class, tenant)
     sequences = tokens = 0.0
     overtaking = max(0.0, inflows.get(traffic_class.name, 0.0) - own_inflow)
-    most = _due_to_others(queue.classes.get(traffic_class.name), tenant, ahead.tokens)
+    most = _due_to_others(of_class, tenant, ahead.tokens)
     for name, other in queue.classes.items():
         if name == traffic_class.name:
             continue
@@ -49,7 +51,20 @@ def surroundings(
         overtaking=overtaking,
         overtaking_most=most,
         inflow=sum(inflows.values()),
+        on_credit=on_credit,
+        paced=of_class is not None and not on_credit and _credit_awaited(of_class, now),
     )
+
+
+def _on_credit(queue: ClassQueue, tenant: TenantPlan) -> bool:
+    """Whether something is owed to a newcomer of that tenant."""
+    line = queue.lines.get(tenant.tenant)
+    return line is not None and line.share.served < (line.share.level if line.sequences else queue.level())
+
+
+def _credit_awaited(queue: ClassQueue, now: float) -> bool:
+    """Whether one to whom something is owed waits, or is likely to come."""
+    return queue.awaits(now) or any(line.share.served < line.share.level for line in queue.waiting.values())
 
 
 def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, tokens: float) -> float:
