@@ -59,7 +59,7 @@ class KnownRefusals:
 
     def note(self, tenant: str, traffic_class: str, error: RequestError, asked_at: float, now: float) -> None:
         """The scheduler has refused a request that was sent at `asked_at`."""
-        if asked_at < self._forgotten_at:
+        if asked_at <= self._forgotten_at:
             return
         of, quota = error.metadata, error.metadata.get("quota") if isinstance(error, TenantQuotaError) else None
         ask_at, retry_at, limit = asked_at + ASK_AGAIN_S, None, 0

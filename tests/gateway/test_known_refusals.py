@@ -87,5 +87,5 @@ def test_other_plans_or_another_scheduler_are_asked() -> None:
     # An answer to what was asked before.
     known.note("a", "batch", NOT_OF_THE_PLAN, 5.1, 5.3)
     assert find(known, 5.3) is None
-    known.note("a", "batch", NOT_OF_THE_PLAN, 5.2, 5.3)
+    known.note("a", "batch", NOT_OF_THE_PLAN, 5.25, 5.3)
     assert find(known, 5.3) is not None
