@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 import click
 from rich.console import Console
@@ -31,59 +30,52 @@ _MAX_WIDTH = 1_000
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
 
 
-class Moment(click.ParamType[float]):
-    """A time in seconds since the epoch: an ISO date or time, in UTC unless it says where, or an age such as 24h."""
-
-    name = "time"
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Raises click.BadParameter for what is none."""
-        if isinstance(value, float):
-            return value
-        age = re.fullmatch(r"([0-9]{1,9})([mhd])", value)
-        if age:
-            return self._clock() - int(age[1]) * _UNITS_S[age[2]]
-        try:
-            # Python 3.10 does not read the Z.
-            moment = datetime.fromisoformat(re.sub("Z$", "+00:00", value))
-            return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither a date such as 2026-11-30 or 2026-11-30T18:00 nor an age such as 24h", param, ctx
-            )
+def to_moment(text: str, clock: Callable[[], float] = time.time) -> float:
+    """Seconds since the epoch: of an ISO date or time, in UTC unless it says where, or of an age such as 24h. Raises
+    click.BadParameter for what is neither."""
+    age = re.fullmatch(r"([0-9]{1,9})([mhd])", text)
+    if age:
+        return clock() - int(age[1]) * _UNITS_S[age[2]]
+    try:
+        # Python 3.10 does not read the Z.
+        moment = datetime.fromisoformat(re.sub("Z$", "+00:00", text))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is neither a date, such as 2026-11-30 or 2026-11-30T18:00, nor an age, such as 24h"
+        ) from None
 
 
-class Names(click.ParamType[tuple[str, ...]]):
-    """Keys of GROUPS, separated by commas, each once."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Raises click.BadParameter for others."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in value.split(",") if name.strip())
-        for name in names:
-            if name not in GROUPS:
-                self.fail(f"there is no {name!r}; there are {', '.join(GROUPS)}", param, ctx)
-        if len(set(names)) < len(names):
-            self.fail("names something twice", param, ctx)
-        return names
+def to_names(text: str) -> tuple[str, ...]:
+    """Keys of GROUPS, separated by commas, each once. Raises click.BadParameter for others."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in GROUPS:
+            raise click.BadParameter(f"there is no {name!r}; there are {', '.join(GROUPS)}")
+    if len(set(names)) < len(names):
+        raise click.BadParameter("names something twice")
+    return names
 
 
 @click.command(cls=SettingsCommand)
-@click.option("--since", type=Moment(), default="30d", metavar="TIME", help="From then on. Default: 30d, 30 days ago.")
-@click.option("--until", type=Moment(), default="0m", metavar="TIME", help="Before that time. Default: now.")
 @click.option(
-    "--by",
-    type=Names(),
-    default="tenant",
-    metavar="A,B",
-    help=f"What to tell apart, of {', '.join(GROUPS)}; empty: nothing. Default: tenant.",
+    "--since",
+    default="30d",
+    metavar="TIME",
+    callback=lambda _ctx, _option, text: to_moment(text),
+    help="From then on. Default: 30d, 30 days ago.",
 )
+@click.option(
+    "--until",
+    default="0m",
+    metavar="TIME",
+    callback=lambda _ctx, _option, text: to_moment(text),
+    help="Before that time. Default: now.",
+)
+@click.option(
+    "--by", default="tenant", metavar="A,B", callback=lambda _ctx, _option, text: to_names(text),
+    help=f"What to tell apart, of {', '.join(GROUPS)}; empty: nothing. Default: tenant.",
+)  # fmt: skip
 @click.option(
     "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
     help="json: one object for each row.",

@@ -361,3 +361,21 @@ def test_a_file_that_others_lock(
     other.close()
     until(lambda: written == [row(1)])
     assert stored(ledger) == {("one", 1): row(1)}
+
+
+def test_a_file_that_is_deleted_is_made_anew(
+    tmp_path: Path, open_ledger: Callable[[str], Ledger], written: list[Row], make_writer: Any
+) -> None:
+    ledger = open_ledger(str(tmp_path / "ledger.db"))
+    writer = make_writer(ledger)
+    writer.put(row(1))
+    until(lambda: len(written) == 1)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with structlog.testing.capture_logs() as logs:
+        writer.put(row(1, Outcome.COMPLETED))
+        writer.put(row(2))
+        until(lambda: len(written) == 3)
+        until(lambda: len(logs) == 2)
+    assert [each["event"] for each in logs] == ["ledger_lost", "ledger_found"]
+    assert stored(ledger) == {("one", 1): row(1, Outcome.COMPLETED), ("one", 2): row(2)}

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tercet.cli.root import main
-from tercet.cli.usage import Moment
+from tercet.cli.usage import to_moment
 from tercet.ledger.ledger import Ledger, day_of
 from tercet.ledger.row import Outcome, RefusalKey, Refusals, Row
 from tercet.ledger.usage import SUMS
@@ -86,13 +86,12 @@ def test_times_are_dates_and_ages(usage: Command) -> None:
 
 
 def test_moments_are_in_utc_unless_they_say_where() -> None:
-    moment = Moment(lambda: 1_000_000.0)
-    read = [moment.convert(each, None, None) for each in ("1970-01-02", "1970-01-02T00:00Z", "1970-01-02T02:00+02:00")]
+    read = [to_moment(each) for each in ("1970-01-02", "1970-01-02T00:00Z", "1970-01-02T02:00+02:00")]
     assert read == [86_400.0] * 3
-    assert moment.convert("2h", None, None) == 1_000_000.0 - 7_200
+    assert to_moment("2h", lambda: 1_000_000.0) == 1_000_000.0 - 7_200
     for wrong in ("", "yesterday", "2h30m", "-1d", "1y", "9" * 30 + "d", "99999-01-01"):
         with pytest.raises(click.BadParameter):
-            moment.convert(wrong, None, None)
+            to_moment(wrong)
 
 
 @pytest.mark.parametrize(
