@@ -44,8 +44,8 @@ class TenantWatch:
     ) -> None:
         self._read_store = read
         self._check_store = check
-        # None: before anything else is read.
-        self._check_at: float | None = None
+        # None: it has to be before anything is read.
+        self._checked_at: float | None = None
         self._stale_s = stale_s
         self._on_change = on_change
         self._clock = clock
@@ -89,7 +89,7 @@ class TenantWatch:
     async def _read(self) -> None:
         known = None if self._directory is None else self._directory.revision
         began_at = self._clock()
-        checks = self._check_at is None or began_at >= self._check_at
+        checks = self._checked_at is None or began_at >= self._checked_at + CHECK_S
 
         def look() -> Directory | None:
             if checks:
@@ -99,7 +99,7 @@ class TenantWatch:
         found = await _in_thread(look)
         if checks:
             # Only now: one that was found damaged is looked at each time.
-            self._check_at = began_at + CHECK_S
+            self._checked_at = began_at
         if found is not None:
             # First: what fails there is to be told again.
             self._on_change(found)

@@ -22,7 +22,7 @@ from tercet.tenants.api_key import new_key
 from tercet.tenants.directory import Directory, Key, Tenant
 from tercet.tenants.plan import TenantPlan
 
-from .guarded_gateway import Headers, bearer, until
+from .guarded_gateway import GuardedGateway, Headers, bearer, until
 
 STALE_S = 10.0
 KEY = new_key()
@@ -193,6 +193,39 @@ async def test_it_is_looked_now_and_then_whether_the_store_is_damaged(bench: Ben
         await until(lambda: not bench.watch.stale)
     assert [line["event"] for line in logs] == ["tenants_store_lost", "tenants_store_found"]
     assert "the file is damaged" in logs[0]["problem"]
+
+
+def damaged(path: Path) -> bytes:
+    """What was in a file in which there is nothing of use now."""
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(b"\xff" * len(whole))
+    return whole
+
+
+def put_back(path: Path, whole: bytes) -> None:
+    """As from a copy: its journal is of no use any more."""
+    path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
+    path.write_bytes(whole)
+
+
+async def test_a_file_that_is_damaged_is_noticed_while_calls_go_on(
+    guarded: GuardedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_watch, "CHECK_S", 0.0)
+    guarded.store.close()
+    path = Path(guarded.store.name)
+    with structlog.testing.capture_logs() as logs:
+        whole = damaged(path)
+        await until(lambda: any(line["event"] == "tenants_store_lost" for line in logs))
+        assert await guarded.call("Models/ListModels", "bob")
+        with pytest.raises(StoreError):
+            guarded.store.revoke("bob", None)
+        put_back(path, whole)
+        await until(lambda: any(line["event"] == "tenants_store_found" for line in logs))
+    assert [line["event"] for line in logs if line["event"].startswith("tenants_store")] == [
+        "tenants_store_lost", "tenants_store_found",
+    ]  # fmt: skip
 
 
 async def test_what_was_not_heard_is_told_again(bench: Bench) -> None:
