@@ -2,38 +2,48 @@
 
 A cell of the matrix is what is done to whom under which load. Behind it each client has had one end, and one that the
 fault explains; what it got is a beginning of what it would have got undisturbed; a new request is served; nobody has a
-request, a sequence or a block any more, and no log complains.
+request, a sequence or a block any more; the ledger has one row for each request, which is closed and says what its
+client got; and no log complains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
+from bench.books import Books
 from bench.fault_mesh import STARTED_S, FaultMesh
+from bench.fault_streams import Stream, follow, judge, judge_entries
 from tercet import errors
-from tercet.client import Client, Delta, Finished
+from tercet.client import Client
+from tercet.ledger.ledger import LEASE_S
 
 NUM_STREAMS = 64
-MAX_TOKENS = 160
 # From the fault until each client has had its end, in seconds.
 ENDED_S = 60.0
 # Shorter than what anybody would take for a loss.
 PAUSE_S = 1.5
 # Longer than QUIET_SECONDS and ANSWER_SECONDS of tercet/rpc.py together.
 LONG_PAUSE_S = 45.0
+# Rows of a gateway that was killed are closed when it has not said for LEASE_S (tercet/ledger) that it lives.
+BOOKS_S = LEASE_S + 15.0
+# A writer waits for a database that hangs.
+LOCKED_S = 3.0
 _PROBE_S = 0.05
 _PROBED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`fault` done to `subject`: gateway, scheduler or worker, the connections of a cut being those above it."""
+    """`fault` done to `subject`: a service, the connections of a cut being those above it, or the ledger's database."""
 
     subject: str
     fault: str
@@ -43,19 +53,8 @@ class Cell:
         return f"{self.fault} {self.subject} {'streaming' if self.streaming else 'idle'}"
 
 
-@dataclass(slots=True)
-class Stream:
-    """A client's request, and all that came of it."""
-
-    seed: int
-    token_ids: list[int] = field(default_factory=list)
-    # What the contract allows once.
-    ends: list[str] = field(default_factory=list)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Result:
     """Seconds from the fault until the last client had its end, until a new request was served, and until all was as
     before. `problems` are what must not be."""
 
@@ -89,8 +88,9 @@ SUBJECTS = ("gateway", "scheduler", "worker")
 
 
 def cells(faults: Sequence[str]) -> list[Cell]:
-    """Each of them done to everybody, under either load."""
-    return [Cell(subject, fault, streaming) for fault in faults for subject in SUBJECTS for streaming in (False, True)]
+    """Each of them done to every service, under either load, and the database hanging."""
+    found = [Cell(subject, fault, streaming) for fault in faults for subject in SUBJECTS for streaming in (False, True)]
+    return [*found, Cell("database", "hang", True)] if "hang" in faults else found
 
 
 class Matrix:
@@ -98,19 +98,21 @@ class Matrix:
 
     def __init__(self, mesh: FaultMesh) -> None:
         self._mesh = mesh
+        self._books = Books(mesh.ledger)
+        self._num_runs = 0
         self._undisturbed: dict[int, tuple[int, ...]] = {}
         # Faults of workers take turns, so that each has been the broken one.
         self._turn = 0
 
-    async def run(self, cell: Cell) -> Outcome:
+    async def run(self, cell: Cell) -> Result:
         """Breaks the mesh, waits until it is whole again, and judges. Raises TimeoutError if it never is."""
         problems: list[str] = []
         if cell.streaming and not self._undisturbed:
             await self._learn()
         self._mesh.complaints()
-        streams = [Stream(seed) for seed in range(NUM_STREAMS)] if cell.streaming else []
+        streams = self._streams() if cell.streaming else []
         async with Client(self._mesh.address) as client:
-            tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
+            tasks = [asyncio.create_task(follow(client, stream)) for stream in streams]
             try:
                 # All on their way, none near its end.
                 await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), ENDED_S)
@@ -125,17 +127,32 @@ class Matrix:
                     task.cancel()
         await asyncio.to_thread(self._mesh.wait_for, self._mesh.at_rest, f"all is as before {cell}", STARTED_S)
         whole_s = time.monotonic() - began
+        entries = await asyncio.to_thread(self._books.closed, [stream.request_id for stream in streams], BOOKS_S)
+        complaints = self._mesh.complaints()
+        # A gateway that is behind with its ledger lets its clients go on; what it had not written is lost with it.
+        may_lack = cell.subject == "gateway" and cell.fault == "kill" and any(map(_is_behind, complaints))
         for stream in streams:
-            problems += self._judge(cell, stream)
-        problems += [f"complaint: {line}" for line in self._mesh.complaints()]
+            explained = _EXPLAINED.get((cell.subject, cell.fault), set())
+            problems += judge(stream, self._undisturbed[stream.seed], explained)
+            if stream.request_id in entries or not may_lack:
+                problems += judge_entries(stream, entries.get(stream.request_id, ()))
+        problems += [f"complaint: {line}" for line in complaints if not _is_behind(line)]
         ends = Counter(end for stream in streams for end in stream.ends)
-        return Outcome(cell, ends, ended_s if streams else None, served_s, whole_s, tuple(problems))
+        return Result(cell, ends, ended_s if streams else None, served_s, whole_s, tuple(problems))
+
+    def close(self) -> None:
+        """Lets the ledger go."""
+        self._books.close()
+
+    def _streams(self) -> list[Stream]:
+        self._num_runs += 1
+        return [Stream(f"run-{self._num_runs}-{seed}", seed) for seed in range(NUM_STREAMS)]
 
     async def _learn(self) -> None:
         """What each seed gets when nothing breaks."""
-        streams = [Stream(seed) for seed in range(NUM_STREAMS)]
+        streams = self._streams()
         async with Client(self._mesh.address) as client:
-            await asyncio.gather(*(_follow(client, stream) for stream in streams))
+            await asyncio.gather(*(follow(client, stream) for stream in streams))
         assert all(stream.ends == ["finished"] for stream in streams), [stream.ends for stream in streams]
         self._undisturbed = {stream.seed: tuple(stream.token_ids) for stream in streams}
 
@@ -160,52 +177,28 @@ class Matrix:
                         raise
             await asyncio.sleep(_PROBE_S)
 
-    def _judge(self, cell: Cell, stream: Stream) -> list[str]:
-        whole = self._undisturbed[stream.seed]
-        got, problems = tuple(stream.token_ids), []
-        if len(stream.ends) != 1:
-            problems.append(f"seed {stream.seed} has had {len(stream.ends)} ends: {stream.ends}")
-        if got != whole[: len(got)]:
-            problems.append(
-                f"seed {stream.seed} got other tokens than undisturbed, the first behind {_same(got, whole)}"
-            )
-        for end in stream.ends:
-            if end == "finished":
-                if got != whole:
-                    problems.append(f"seed {stream.seed} finished with {len(got)} of {len(whole)} tokens")
-            elif end not in _EXPLAINED.get((cell.subject, cell.fault), set()):
-                problems.append(f"seed {stream.seed} ended with {end}, which nothing explains")
-        return problems
-
     async def _do(self, cell: Cell) -> None:
         """Without blocking: the clients are on this loop."""
         name = cell.subject
         if name == "worker":
             name = self._mesh.workers[self._turn % len(self._mesh.workers)]
             self._turn += 1
-        await _DEEDS[cell.fault](self._mesh, name)
+        if name == "database":
+            await asyncio.to_thread(_hold, self._mesh.ledger)
+        else:
+            await _DEEDS[cell.fault](self._mesh, name)
 
 
-async def _follow(client: Client, stream: Stream) -> None:
-    """Until the end of a stream, however it ends."""
-    try:
-        async for event in client.generate(
-            f"stream {stream.seed}", temperature=0.9, seed=stream.seed, max_tokens=MAX_TOKENS, ignore_eos=True
-        ):
-            if isinstance(event, Delta):
-                stream.token_ids += event.token_ids
-                stream.begun.set()
-            elif isinstance(event, Finished):
-                stream.ends.append("finished")
-    except errors.RequestError as error:
-        stream.ends.append(error.reason)
-    finally:
-        stream.begun.set()
+def _is_behind(line: str) -> bool:
+    return '"ledger_behind"' in line
 
 
-def _same(got: Sequence[int], whole: Sequence[int]) -> int:
-    """How many tokens are the same from the beginning."""
-    return next((index for index, (one, other) in enumerate(zip(got, whole, strict=False)) if one != other), len(whole))
+def _hold(path: Path) -> None:
+    """Nobody else writes meanwhile, as on a disk that does not answer."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        time.sleep(LOCKED_S)
+        connection.execute("ROLLBACK")
 
 
 async def _kill(mesh: FaultMesh, name: str) -> None:

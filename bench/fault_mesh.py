@@ -77,6 +77,11 @@ class FaultMesh:
         self._wires.__exit__(kind, error, trace)
 
     @property
+    def ledger(self) -> Path:
+        """The SQLite file."""
+        return self.folder / "ledger.db"
+
+    @property
     def address(self) -> str:
         """host:port of the gateway, over its wire."""
         return self.wires["gateway"].address
@@ -176,6 +181,7 @@ class FaultMesh:
             "TERCET_SCHEDULER_DRAIN_SECONDS": str(DRAIN_S),
             # A machine that is broken on purpose keeps no promises.
             "TERCET_SCHEDULER_ADMISSION_MODE": "off",
+            "TERCET_LEDGER_DATABASE": str(self.ledger),
             "TERCET_WORKER_PORT": str(self._ports[name] if name in self.workers else 0),
             "TERCET_WORKER_DRAIN_SECONDS": str(DRAIN_S),
             "TERCET_WORKER_DTYPE": "float32",

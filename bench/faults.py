@@ -10,12 +10,13 @@ waits, and connections of which only one end is told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from pathlib import Path
 
 import click
 
-from bench.fault_cells import FAULTS, LONG_FAULTS, Matrix, Outcome, cells
+from bench.fault_cells import FAULTS, LONG_FAULTS, Matrix, Result, cells
 from bench.fault_mesh import FaultMesh
 
 HEADER = (
@@ -36,18 +37,19 @@ def main(with_long: bool, out: Path | None) -> None:
     raise SystemExit(any(outcome.problems for outcome in outcomes))
 
 
-async def _run(mesh: FaultMesh, faults: tuple[str, ...]) -> list[Outcome]:
-    matrix, outcomes = Matrix(mesh), []
+async def _run(mesh: FaultMesh, faults: tuple[str, ...]) -> list[Result]:
+    outcomes = []
     print(HEADER, flush=True)
-    for cell in cells(faults):
-        outcomes.append(await matrix.run(cell))
-        print(row(outcomes[-1]), flush=True)
-        for problem in outcomes[-1].problems:
-            print(f"  {problem}", flush=True)
+    with contextlib.closing(Matrix(mesh)) as matrix:
+        for cell in cells(faults):
+            outcomes.append(await matrix.run(cell))
+            print(row(outcomes[-1]), flush=True)
+            for problem in outcomes[-1].problems:
+                print(f"  {problem}", flush=True)
     return outcomes
 
 
-def row(outcome: Outcome) -> str:
+def row(outcome: Result) -> str:
     """A line of the table."""
     cell = outcome.cell
     ends = ", ".join(f"{count} {end}" for end, count in sorted(outcome.ends.items())) or "-"
