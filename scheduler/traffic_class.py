@@ -14,7 +14,8 @@ PRIORITY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A promise: of `percentile` percent of requests, at most `seconds`."""
+    """What a class promises its requests: `percentile` percent of them wait no longer than `seconds`. Of one request it
+    is a promise that is kept or broken."""
 
     seconds: float
     percentile: float = 95.0
