@@ -117,6 +117,7 @@ def _decide(
         mixed_tokens=worker.mixed_tokens(policy.max_mixed_step_s, running.decoding),
         crowded=pool.crowded,
         awaited=awaited,
+        rest_waited=worker.credit_waits.over(worker.steps),
     )
     return make_plan(running, candidates, account, worker.limits, policy, forecast)
 
@@ -149,6 +150,8 @@ def _send(
     plan_seq, revoke_through = worker.window.send(steps, dict(decision.chunks), revoke=revoke)
     if decision.start or revoke_through:
         worker.pace.disturb()
+    if decision.rest_waits:
+        worker.credit_waits.note(worker.steps)
     for sequence_id in decision.join:
         for sequence in worker.sequences[sequence_id].group:
             sequence.join_first = sequence.join_first or plan_seq

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .actions import PoolState
+from .credit_waits import CreditWaits
 from .credits import CreditLedger, blocks_for
 from .events import WorkerInfo
 from .fair_order import FairOrder
@@ -67,6 +68,7 @@ class Worker:
     class_sizes: dict[str, int] = field(default_factory=dict)
     # And how many of tenants whose share of blocks is bounded.
     num_bounded: int = 0
+    credit_waits: CreditWaits = field(default_factory=CreditWaits)
 
     def __post_init__(self) -> None:
         info = self.info

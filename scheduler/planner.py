@@ -156,6 +156,8 @@ class Forecast:
     crowded: bool = False
     # Classes in which somebody is likely to come on credit, or waits, while others wait.
     awaited: Collection[str] = ()
+    # Prompts have waited long enough for first tokens on credit.
+    rest_waited: bool = False
 
 
 UNKNOWN = Forecast()
@@ -173,6 +175,8 @@ class Decision:
     start: tuple[int, ...] = ()
     # Blocks by which credits fall short of one more step: somebody must give way first.
     shortage: int = 0
+    # Prompts wait for a first token on credit.
+    rest_waits: bool = False
 
 
 NOTHING = Decision()
@@ -201,6 +205,10 @@ class _FirstStep:
     class_left: dict[str, int] = field(default_factory=dict)
     # By class: prefill tokens that are left for those who are not on credit, where these are bounded.
     rest_left: dict[str, int] = field(default_factory=dict)
+    # These may have to wait for one that is; and whether they do, in these classes.
+    rest_may_wait: bool = True
+    preferring: set[str] = field(default_factory=set)
+    rest_waits: bool = False
     # Prefill work that has to wait for the next plan: then this one must be short.
     backlog: bool = False
     # A newcomer found no room: nobody who is less urgent takes what it waits for.
@@ -278,7 +286,12 @@ class _FirstStep:
         left = self.limits.max_num_batched_tokens
         if self.mixed and each.class_tokens:
             left = self.class_left.setdefault(each.class_name, each.class_tokens)
-        return left if each.on_credit else min(left, self.rest_left.get(each.class_name, left))
+        if each.on_credit:
+            return left
+        if each.class_name in self.preferring:
+            self.rest_waits = True
+            return 0
+        return min(left, self.rest_left.get(each.class_name, left))
 
     def _add_chunk(self, each: Prefill | Candidate, count: int) -> None:
         if each.class_name in self.class_left:
@@ -291,9 +304,8 @@ class _FirstStep:
 
     def _completes(self, each: Prefill | Candidate, steps_left: int) -> None:
         """It decodes after this step."""
-        if each.on_credit:
-            # The others of its class do not make the step long for it: theirs can wait for the next one.
-            self.rest_left[each.class_name] = 0
+        if each.on_credit and self.rest_may_wait:
+            self.preferring.add(each.class_name)
         self.newest = max(self.newest, each.urgency[1])
         self.last_end = max(self.last_end, steps_left)
 
@@ -334,6 +346,7 @@ def make_plan(
         last_end=running.last_end,
         mixed=running.decoding > 0,
         rest_left=_paced(running.prefills, waiting, forecast.awaited) if running.decoding else {},
+        rest_may_wait=not forecast.rest_waited,
     )
     for each in _in_turn(running.prefills, waiting):
         if isinstance(each, Prefill):
@@ -347,6 +360,7 @@ def make_plan(
         chunks=tuple(step.chunks),
         join=tuple(step.join),
         start=tuple(candidate.sequence_id for candidate in step.start),
+        rest_waits=step.rest_waits,
     )
 
 

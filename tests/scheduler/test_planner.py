@@ -16,6 +16,7 @@ from scheduler.planner import (
     UNKNOWN,
     Candidate,
     Credits,
+    Decision,
     Forecast,
     Limits,
     Policy,
@@ -154,14 +155,21 @@ def test_beside_a_first_token_on_credit_others_of_its_class_wait_a_step() -> Non
     owed = candidate(9, 10, 20, 1.0, on_credit=True, **chat)
     behind = [candidate(11, 8, 20, **chat), candidate(12, 8, 20, class_name="rag")]
 
-    def chunks(newcomer: Candidate) -> tuple[tuple[int, int], ...]:
-        running = replace(columns(decoder(1)), prefills=(rest,))
-        decision = make_plan(running, [newcomer, *behind], credits_for(PLENTY, 2), LIMITS, Policy(8, 40))
+    def plan(newcomer: Candidate, *, rest_waited: bool = False) -> Decision:
+        running, forecast = replace(columns(decoder(1)), prefills=(rest,)), Forecast(rest_waited=rest_waited)
+        return make_plan(running, [newcomer, *behind], credits_for(PLENTY, 2), LIMITS, Policy(8, 40), forecast)
+
+    def chunks(newcomer: Candidate, *, rest_waited: bool = False) -> tuple[tuple[int, int], ...]:
+        decision = plan(newcomer, rest_waited=rest_waited)
         assert decision.num_steps == 1
         return decision.chunks
 
     assert chunks(owed) == ((9, 10), (12, 8))
     assert chunks(owed._replace(on_credit=False)) == ((9, 10), (2, 30))
+    # That is told, so that they do not wait for ever.
+    assert not plan(owed._replace(on_credit=False)).rest_waits
+    assert plan(owed).rest_waits
+    assert chunks(owed, rest_waited=True) == ((9, 10), (2, 30))
     # As long as it gets none they have what it leaves.
     assert chunks(owed._replace(urgency=(99.0, 9), tokens=38)) == ((2, 30), (9, 10))
 
