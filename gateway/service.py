@@ -271,9 +271,8 @@ def add_services(
             "DumpPlanLog": plan_log,
         },
     }
-    server.add_generic_rpc_handlers(
-        tuple(grpc.method_handlers_generic_handler(service, handlers) for service, handlers in methods.items())
-    )
+    for service, handlers in methods.items():
+        server.add_registered_method_handlers(service, handlers)
 
 
 def _unary(

@@ -13,6 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from tercet import errors
+from tercet.aio_server import make_server
 from tercet.call_status import abort as abort
 from tercet.call_status import typed_error as typed_error
 from tercet.door import MAX_CALLS, Admit, Door, anyone
@@ -62,8 +63,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Above what a gateway lets run, so that a burst meets admission and not this. Without any bound the core does not
     # slow down a client that opens and resets streams without end.
     ("grpc.max_concurrent_streams", MAX_CALLS // 2),
-    # A long prefill sends nothing; clients that ping every 10 s must survive it. Networks deliver two pings closer to each
-    # other than they were sent, and the third that is too early ends the connection: half leaves room.
+    # A long prefill sends nothing; clients that ping every 10 s must survive it. Pings arrive closer to each other than
+    # they were sent, too, and the third that is too early ends the connection: half leaves room.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Nobody waits for the rest of a handshake, or of the greeting behind it.
@@ -114,7 +115,7 @@ class Server:
     ) -> None:
         self._tls = tls
         door = Door(admit or (anyone if tls is None else tls.admit))
-        self.grpc_server = grpc.aio.server(options=options or server_options(), interceptors=[door])
+        self.grpc_server = make_server(options or server_options(), [door])
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 

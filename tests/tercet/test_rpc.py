@@ -162,7 +162,7 @@ async def test_both_ends_notice_that_the_other_is_gone(talking):
 
     server = Server(impatient(SERVER_OPTIONS))
     methods = {"Talk": grpc.stream_stream_rpc_method_handler(talk)}
-    server.grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Talker", methods),))
+    server.grpc_server.add_registered_method_handlers("Talker", methods)
     port = await server.start("127.0.0.1", 0, [models_pb2.DESCRIPTOR], key="gateway.port")
     async with BlackHole(port) as between:
         address = f"127.0.0.1:{between.port}"
