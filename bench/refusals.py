@@ -50,6 +50,7 @@ from tercet.v1 import inference_pb2 as pb
 Figures = dict[str, Any]
 STEP = Simulated(10.0, token_us=10.0)
 STREAMS = 16
+SENTENCE = "The quick brown fox jumps over the lazy dog. "
 SETTINGS = {
     "worker.max_num_seqs": 64,
     "log.format": "json",
@@ -184,9 +185,7 @@ async def _measure(cases: list[str], rates: list[float], seconds: float, chars: 
         context = multiprocessing.get_context("spawn")
         async with plan_mesh(flags, STEP) as mesh:
             with ProcessPoolExecutor(2, mp_context=context) as clients:
-                bench = Bench(
-                    mesh, keys, clients, ("The quick brown fox jumps over the lazy dog. " * (chars // 45 + 1))[:chars]
-                )
+                bench = Bench(mesh, keys, clients, (SENTENCE * (chars // len(SENTENCE) + 1))[:chars])
                 loop = asyncio.get_running_loop()
                 await asyncio.gather(*(loop.run_in_executor(clients, started) for _ in range(2)))
                 await bench.run(CASES["model"], 10.0, 1.0)
