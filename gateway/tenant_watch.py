@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 # A key that was revoked is refused within a second; so a change is seen well before.
 POLL_S = 0.2
-# How often it is looked whether the store is whole: a file that is damaged can no longer be changed, so that reads alone
+# How often it is looked whether the store is whole: a file that is damaged can no longer be changed, so reads alone
 # would find the last state in it for ever.
 CHECK_S = 5.0
 # A store that does not answer for so long does not let a gateway start.
