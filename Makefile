@@ -23,7 +23,7 @@ CXX_FILES := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -n
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check sanitize fix proto bench clean \
-	check-lint check-format check-types check-cpp check-proto check-sanitizers
+	check-lint check-format check-types check-cpp check-proto check-sanitizers check-fuzz
 
 help: ## List these words
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null || \
@@ -37,8 +37,9 @@ demo: $(READY) ## Start the mesh, ask one question, show the answer, stop the me
 test: $(READY) ## Run all tests
 	@$(BIN)/python -m pytest
 
-check: $(READY) ## Lint, format, types, contracts, and the extension under sanitizers
-	@$(MAKE) --no-print-directory --keep-going check-lint check-format check-types check-cpp check-proto check-sanitizers
+check: $(READY) ## Lint, format, types, contracts, the extension under sanitizers, the edge under fuzz
+	@$(MAKE) --no-print-directory --keep-going check-lint check-format check-types check-cpp check-proto check-sanitizers \
+		check-fuzz
 	@echo "all is clean"
 
 check-lint:
@@ -66,6 +67,13 @@ check-proto:
 check-sanitizers:
 	@echo "== address, undefined-behaviour and thread sanitizers"
 	@$(BIN)/python cpp/build.py --sanitize
+
+# Four tests; `make check-fuzz FUZZ_SECONDS=600` looks longer.
+FUZZ_SECONDS ?= 4
+
+check-fuzz:
+	@echo "== a gateway that is sent anything"
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q tests/fuzz
 
 sanitize: $(READY) ## The CUDA kernels under compute-sanitizer, on a GPU
 	@$(BIN)/python cpp/sanitize_kernels.py

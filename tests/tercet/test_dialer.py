@@ -91,3 +91,15 @@ async def test_a_wait_for_a_connection_can_be_given_up():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await dialer.close()
+
+
+async def test_two_cas_know_each_other_while_one_takes_over(settings, tmp_path):
+    certificates.make(tmp_path / "new")
+    both = (tmp_path / "pki" / "ca.pem").read_bytes() + (tmp_path / "new" / "ca.pem").read_bytes()
+    for folder in ("pki", "new"):
+        (tmp_path / folder / "ca.pem").write_bytes(both)
+    [port] = free_ports(1)
+    dialer = Dialer(f"127.0.0.1:{port}", "worker", mesh_identity(settings, "scheduler"))
+    async with worker(certificates.settings(tmp_path / "new"), port):
+        assert await asked(await dialer.connected()) == "m"
+    await dialer.close()
