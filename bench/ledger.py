@@ -6,7 +6,8 @@
 Requests that come when they are due are opened, get 64 tokens, and are closed, without gRPC and without a mesh. For
 each rate: the event loop's own time for a request, with a ledger over without one; what the writer's thread takes for
 one beside that; how long `open` waits until the row is there (50 %, 99 %, most); and rows in a transaction. The
-database is a file in the folder for temporary files, or what is given.
+database is a file in the folder for temporary files, or what is given. First, many at once, what the calls themselves
+take of the event loop, with a database that takes no time.
 """
 
 from __future__ import annotations
@@ -55,6 +56,28 @@ class CountingLedger(Ledger):
         self.rows += len(rows)
 
 
+class NoDatabase:
+    """Takes everything at once."""
+
+    def create(self) -> None:
+        """There is nothing to make."""
+
+    def write(self, _instance: str, _rows: Sequence[Row], _refused: Sequence[Refusals]) -> None:
+        """They are as good as written."""
+
+    def beat(self, _instance: str) -> int:
+        return 0
+
+    def end(self, _instance: str) -> int:
+        return 0
+
+    def forget(self, _days: float) -> int:
+        return 0
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 class Tokens:
     """An output of which only the count of tokens matters."""
 
@@ -68,8 +91,8 @@ class Tokens:
         self.finish = cast(Any, reason)
 
 
-async def serve_one(books: Books, number: int, waits: list[float]) -> None:
-    """One request as its books see it: accepted, half a second of tokens, over."""
+async def serve_one(books: Books, number: int, waits: list[float], runs_s: float) -> None:
+    """One request as its books see it: accepted, `runs_s` of tokens, over."""
     arrived_at = time.monotonic()
     entry = books.enter(REQUEST, f"request-{number}", "tenant")
     stream = Stream([cast(Any, Tokens())], max_tokens_held=10**6, clock=time.monotonic)
@@ -77,7 +100,7 @@ async def serve_one(books: Books, number: int, waits: list[float]) -> None:
     began_at = time.perf_counter()
     await entry.open(100, stream.promise)
     waits.append(time.perf_counter() - began_at)
-    await asyncio.sleep(RUNS_S)
+    await asyncio.sleep(runs_s)
     for token_id in range(TOKENS):
         stream.push(0, token_id)
     stream.end(0, END)
@@ -94,11 +117,22 @@ async def offer(books: Books, rate: float, seconds: float) -> tuple[float, float
     began, began_all = time.thread_time(), time.process_time()
     while (due := due + rng.expovariate(rate)) < end_at:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(serve_one(books, len(tasks), waits)))
+        tasks.append(asyncio.create_task(serve_one(books, len(tasks), waits, RUNS_S)))
     await asyncio.gather(*tasks)
     loop, whole = time.thread_time() - began, time.process_time() - began_all
     await books.stop()
     return loop, whole - loop, waits
+
+
+async def rush(books: Books, rounds: int = 40, at_once: int = 250) -> float:
+    """Microseconds of the loop's thread for a request."""
+    await books.start()
+    began = time.thread_time()
+    for _ in range(rounds):
+        await asyncio.gather(*(serve_one(books, number, [], 0.0) for number in range(at_once)))
+    took = time.thread_time() - began
+    await books.stop()
+    return took / (rounds * at_once) * 1e6
 
 
 def measure(where: str, rate: float, seconds: float) -> dict[str, float]:
@@ -130,6 +164,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="writes the figures there")
     options = parser.parse_args()
     print(f"cores: {len(os.sched_getaffinity(0))}")
+    settings = LedgerSettings()
+    without = asyncio.run(rush(Books(None, settings, "none", ["interactive"])))
+    calls_us = asyncio.run(rush(Books(NoDatabase(), settings, "none", ["interactive"]))) - without
+    print(f"calls of the books: {calls_us:.0f} us a request")
     print("requests/s  loop us  writer us  wait p50 ms  p99 ms  most ms  rows a transaction")
     figures = []
     with contextlib.ExitStack() as stack:
@@ -145,7 +183,7 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        options.json.write_text(json.dumps({"calls_us": calls_us, "rates": figures}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

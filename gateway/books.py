@@ -55,8 +55,9 @@ class Books:
         self._free = settings.max_waiting_rows
         self._next_number = 0
         self._second = 0
-        self._opening: dict[int, asyncio.Future[None]] = {}
-        # A request has waited for too long to be opened: no other waits until something is written.
+        # By number, those whose open row has not been written.
+        self._opening: dict[int, _Opening] = {}
+        # A row has not been written in time: nobody waits until one is again.
         self._behind = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -104,17 +105,16 @@ class Books:
         """Writes an open row and waits until a crash would leave it there, for OPEN_WAIT_S at most."""
         if self._writer is None:
             return
+        assert self._loop is not None
+        opening = self._opening[row.number] = _Opening(self._loop.create_future(), self._loop.time())
         self._writer.put(row)
         if self._behind:
             return
-        assert self._loop is not None
-        written = self._opening[row.number] = self._loop.create_future()
-        timer = self._loop.call_later(OPEN_WAIT_S, self._give_up, written)
+        timer = self._loop.call_later(OPEN_WAIT_S, self._give_up, opening)
         try:
-            await written
+            await opening.written
         finally:
             timer.cancel()
-            self._opening.pop(row.number, None)
 
     def close(self, row: Row) -> None:
         """Writes the last row of a request, whose place is free then."""
@@ -127,12 +127,11 @@ class Books:
         """A request has its place no more."""
         self._free += 1
 
-    def _give_up(self, written: asyncio.Future[None]) -> None:
+    def _give_up(self, opening: _Opening) -> None:
         if not self._behind:
             log.error("ledger_behind", seconds=OPEN_WAIT_S, rows=len(self._opening))
         self._behind = True
-        if not written.done():
-            written.set_result(None)
+        opening.tell()
 
     def _on_written(self, rows: Sequence[Row]) -> None:
         numbers = [row.number for row in rows]
@@ -143,12 +142,30 @@ class Books:
             self._loop.call_soon_threadsafe(self._note_written, numbers, closed)
 
     def _note_written(self, numbers: Sequence[int], closed: int) -> None:
-        self._behind = False
+        assert self._loop is not None
+        now = self._loop.time()
         self._free += closed
         for number in numbers:
-            written = self._opening.get(number)
-            if written is not None and not written.done():
-                written.set_result(None)
+            opening = self._opening.pop(number, None)
+            if opening is None:
+                continue
+            if self._behind and now - opening.put_at <= OPEN_WAIT_S:
+                log.info("ledger_in_time")
+                self._behind = False
+            opening.tell()
+
+
+@dataclass(slots=True, eq=False)
+class _Opening:
+    """A row on its way: who waits for it, and since when, on the loop's clock."""
+
+    written: asyncio.Future[None]
+    put_at: float
+
+    def tell(self) -> None:
+        """Whoever waits waits no longer."""
+        if not self.written.done():
+            self.written.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
