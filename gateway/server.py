@@ -99,6 +99,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     background = [
         asyncio.create_task(link.run(), name="link"),
         asyncio.create_task(_publish_health(server, catalogue, link, changed), name="health"),
+        asyncio.create_task(server.crash(), name="server"),
     ]
     if tenants is not None:
         background.append(asyncio.create_task(tenants.run(), name="tenants"))

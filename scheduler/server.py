@@ -56,7 +56,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
             log.info("scheduler_ready", host=settings.host, port=port, workers=settings.workers)
             if ready is not None:
                 ready(port)
-            await _first(runner, links, signals.get())
+            await _first(runner, links, server.crash(), signals.get())
             log.info("scheduler_draining", seconds=settings.drain_seconds)
             for name in ("", SERVICE):
                 await server.set_serving(name, False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import grpc.aio
@@ -31,6 +32,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # answer for so long. A process that stands still for less, as on a machine that swaps, loses nothing.
 QUIET_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
+# How often a server looks whether it still runs.
+LOOK_SECONDS = 1.0
 
 
 def keepalive(quiet_s: float, answer_s: float) -> list[tuple[str, int]]:
@@ -154,6 +157,13 @@ class Server:
         """Publishes the health of a service name."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set(name, status)
+
+    async def crash(self) -> NoReturn:
+        """Waits until the server has ended, and raises EngineFaultError: if nobody has stopped it, that is a bug of grpcio's,
+        which ends it without a word and leaves a process that nobody can reach."""
+        while self.grpc_server._server.is_running():  # noqa: ASYNC110 - it has no other way to tell
+            await asyncio.sleep(LOOK_SECONDS)
+        raise errors.EngineFaultError("the gRPC server ended by itself")
 
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING everywhere, refuses new calls, cancels running ones after `grace_s` seconds."""

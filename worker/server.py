@@ -66,7 +66,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         log.info("worker_ready", host=config.worker.host, port=port)
         if ready is not None:
             ready(port)
-        await _first(stopping.wait(), died.wait())
+        await _first(stopping.wait(), died.wait(), server.crash())
         if not died.is_set():
             log.info("worker_draining", sequences=loaded.num_sequences, seconds=config.worker.drain_seconds)
             await server.set_serving(_SERVICE, False)

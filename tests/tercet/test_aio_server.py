@@ -10,8 +10,9 @@ import grpc.aio
 import pytest
 from raw_http2 import END_HEADERS, END_STREAM, GREETING, HEADERS, Connections, call_headers, frame
 
+from tercet import errors
 from tercet.aio_server import make_server
-from tercet.rpc import open_channel
+from tercet.rpc import Server, open_channel
 from tercet.v1 import models_pb2, models_pb2_grpc
 
 PATHS = [b"/tercet.v1.Models/\xff", b"\xff", b"", b"/", b"//", b"/tercet.v1.Models/GetModel\x00", b"*", b"\xf0\x9f\x90"]
@@ -62,3 +63,15 @@ async def test_clients_that_leave_before_they_are_refused_do_no_harm(caplog):
             call.cancel()
         assert await ask(port) == "m"
     assert caplog.text == ""
+
+
+async def test_a_server_that_ends_by_itself_is_noticed(monkeypatch):
+    """grpcio's own is ended by such a call. Where this fails it has been mended, and ours is no longer needed."""
+    monkeypatch.setattr("tercet.rpc.make_server", lambda options, doors: grpc.aio.server(options=options))
+    server = Server()
+    port = await server.start("127.0.0.1", 0, [models_pb2.DESCRIPTOR], key="gateway.port")
+    crash = asyncio.create_task(server.crash())
+    async with Connections(port) as one:
+        await one.open(GREETING + frame(HEADERS, END_HEADERS | END_STREAM, 1, call_headers(b"/\xff")))
+        with pytest.raises(errors.EngineFaultError):
+            await asyncio.wait_for(crash, 20)
