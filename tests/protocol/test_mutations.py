@@ -20,8 +20,9 @@ from tercet.mesh.v1 import scheduler_pb2
 
 from .explorer import ViolationError, explore
 from .gateway_world import GatewayWorld, WiredLink
+from .process import Process
 from .stories import GATEWAY_STORIES, STORIES
-from .worker_world import Process, WorkerWorld
+from .worker_world import WorkerWorld
 
 MAX_STATES = 2_000
 
@@ -60,7 +61,7 @@ def a_release_is_not_sent(patch: pytest.MonkeyPatch) -> None:
 
 def a_worker_keeps_what_the_last_stream_owned(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Process) -> None:
-        self.worker = self.wire = None
+        self._worker = self.wire = None
 
     patch.setattr(Process, "forget", forget)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from scheduler.actions import Action, DropWorker, Release, ReleaseCause, ToGateway, ToWorker, WorkerCommand
+from scheduler.actions import Action, DropWorker, Release, ReleaseCause, ToGateway, ToWorker
 from scheduler.admission import AdmissionMode, QueueBounds
 from scheduler.core import Core, CoreSettings
 from scheduler.events import (
@@ -24,7 +24,6 @@ from scheduler.events import (
     Event,
     GatewayAttached,
     GatewayLost,
-    KvChanged,
     SequenceStopped,
     Submission,
     Submitted,
@@ -38,10 +37,9 @@ from scheduler.planner import Policy
 from scheduler.sequence import State
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
-from scheduler.simulator.memory import SimulatedMemory
-from scheduler.simulator.worker import SimulatedWorker
 
 from .explorer import Move
+from .process import Process, Wire
 
 WORKER_GRACE_S = 5.0
 BUDGETS = ("cancels", "stops", "cuts", "kills", "drains", "gateways_lost", "alarms", "ends")
@@ -75,66 +73,6 @@ class Story:
     ends: int = 0
     # Whether the last words of a broken stream may still be on their way to the core when it has been told.
     late: bool = False
-
-
-@dataclass(slots=True)
-class Wire:
-    """One stream: what is on its way down and up. A broken one carries nothing."""
-
-    link: int
-    down: deque[WorkerCommand] = field(default_factory=deque)
-    up: deque[Event] = field(default_factory=deque)
-    broken: bool = False
-
-
-class Process:
-    """A worker's process. Its prefix cache outlives the streams of its scheduler, and nothing else does."""
-
-    def __init__(self, info: WorkerInfo, cost: StepCost) -> None:
-        self.info = info
-        self._cost = cost
-        self.wire: Wire | None = None
-        self.worker: SimulatedWorker | None = None
-        self.draining = False
-        self._memory = SimulatedMemory(info, caching=True, verify=True)
-
-    def attach(self, wire: Wire) -> list[Event]:
-        """A scheduler's stream comes up. Returns what the worker says first, behind its hello."""
-        self.forget()
-        self.wire = wire
-        self.worker = SimulatedWorker(wire.link, self.info, cost=self._cost)
-        self.worker.memory, self.worker.pool = self._memory, self._memory.pool
-        self._memory.pool.take_changes()
-        events = self.worker.begin()
-        keys = tuple(sorted(self._memory.pool.keys))
-        if keys:
-            events.append(KvChanged(wire.link, False, (), keys))
-        if self.draining:
-            events.append(WorkerDraining(wire.link))
-        return events
-
-    def forget(self) -> None:
-        """Drops what the scheduler of the last stream owned."""
-        if self.worker is not None:
-            for sequence in self.worker.sequences.values():
-                self._memory.drop(sequence)
-        self._memory.swapped.clear()
-        self.worker = self.wire = None
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether it is between two steps and has something to read or to begin."""
-        worker = self.worker
-        return worker is not None and not worker.busy and bool(worker._mailbox or worker._plans)
-
-    @property
-    def in_step(self) -> bool:
-        return self.worker is not None and self.worker.busy
-
-    def step(self) -> list[Event]:
-        """Begins a step, or ends the one that runs."""
-        assert self.worker is not None
-        return self.worker.finish() if self.worker.busy else self.worker.begin()
 
 
 class WorkerWorld:
@@ -189,14 +127,13 @@ class WorkerWorld:
         assert not problems, problems
         for process in self.processes:
             if process is not None:
-                problems = process._memory.pool.check()
-                assert not problems, problems
+                process.check()
         if self.gateway.lost:
             states = {sequence.state for sequence in self.core._mesh.sequences.values()}
             assert states <= {State.CANCELLING}, "work goes on for a gateway that is gone"
         for call in self.gateway.calls.values():
             for index, output in enumerate(call.outputs):
-                tokens, _ = call.expected(index)
+                tokens, _ = self.text_alone(call, index)
                 assert output.tokens == tokens[: len(output.tokens)], "another text than alone"
 
     def check_rest(self) -> None:
@@ -206,19 +143,28 @@ class WorkerWorld:
         assert self.core.idle, "a request without an end"
         assert not any(self.core._mesh.gateways.values()), "a request is listed that has ended"
         for process, wire in zip(self.processes, self.wires, strict=True):
-            if process is None or process.worker is None or wire is None:
+            if process is None or process.wire is None or wire is None:
                 continue
-            worker, known = process.worker, self.core._mesh.fleet.workers[wire.link]
-            assert worker.empty, "a worker has an orphan"
-            assert not worker.leaders, "a worker has an orphan that never began"
-            assert worker.pool.counts.used == 0, "blocks are in use by nobody"
-            assert known.ledger.available == worker.info.num_blocks, "credits are missing"
+            known = self.core._mesh.fleet.workers[wire.link]
+            assert process.empty, "a worker has an orphan"
+            assert process.counts.used == 0, "blocks are in use by nobody"
+            assert known.ledger.available == process.info.num_blocks, "credits are missing"
             assert len(known.ledger) == 0, "an account is open"
             assert not known.sequences, "the scheduler has an orphan"
             assert not known.window, "a plan has no end"
-            assert known.prefixes == worker.pool.keys, "another prefix cache than the worker's"
+            assert known.prefixes == process.keys, "another prefix cache than the worker's"
             if known.steps:
-                assert known.ledger.counts == worker.pool.counts, "another count of blocks than the worker's"
+                assert known.ledger.counts == process.counts, "another count of blocks than the worker's"
+
+    # What another kind of world replaces.
+
+    def make_process(self, info: WorkerInfo) -> Process:
+        """A worker that starts."""
+        return Process(info, self.story.cost)
+
+    def text_alone(self, call: Call, index: int) -> tuple[list[int], EndReason]:
+        """What an output of a request would be if it were alone, and why it ends."""
+        return call.expected(index)
 
     # What happens by itself.
 
@@ -246,9 +192,7 @@ class WorkerWorld:
         self._tell(self._wire(index).up.popleft())
 
     def _down(self, index: int) -> None:
-        worker = self._process(index).worker
-        assert worker is not None
-        worker.receive(self._wire(index).down.popleft())
+        self._process(index).receive(self._wire(index).down.popleft())
 
     def _step(self, index: int) -> None:
         process = self._process(index)
@@ -260,7 +204,7 @@ class WorkerWorld:
         self._epochs += 1
         info = self.story.workers[index]
         info = replace(info, worker_id=f"worker-{self._epochs}", epoch=self._epochs)
-        self.processes[index] = Process(info, self.story.cost)
+        self.processes[index] = self.make_process(info)
         self._dial(index)
 
     def _dial(self, index: int) -> None:
@@ -270,6 +214,8 @@ class WorkerWorld:
         # A stream that the worker still believes in ends here, too.
         first = process.attach(wire)
         wire.up += [WorkerAttached(wire.link, f"host:{index + 1}", process.info), *first]
+        if process.draining:
+            wire.up.append(WorkerDraining(wire.link))
 
     def _hear_of_loss(self, index: int) -> None:
         """The scheduler's end."""
@@ -408,7 +354,7 @@ class WorkerWorld:
 
     def _has_left(self, process: Process, wire: Wire) -> bool:
         """Whether a draining worker has nothing left to do or to say."""
-        return process.worker is not None and process.worker.empty and not (wire.up or wire.down or process.in_step)
+        return process.empty and not (wire.up or wire.down or process.in_step)
 
     def _tell(self, event: Event) -> None:
         actions = self.core.apply(event, self.now)
@@ -440,7 +386,7 @@ class WorkerWorld:
                 assert call.cancelled or call.refused, "an output without an end"
                 continue
             (end,) = output.ends
-            tokens, reason = call.expected(index)
+            tokens, reason = self.text_alone(call, index)
             if end.reason in (EndReason.STOP, EndReason.LENGTH):
                 assert (output.tokens, end.reason) == (tokens, reason), "an end before the text is complete"
             elif end.failure is None:
