@@ -21,8 +21,11 @@ NATIVE := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name
 PYTHON_FILES := tercet gateway scheduler worker tests bench cpp offline setup.py
 CXX_FILES := $(shell find cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
+# How long `make soak` breaks things.
+MINUTES ?= 30
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sanitize fix proto bench clean \
+.PHONY: help setup demo test check sanitize fix proto bench soak clean \
 	check-lint check-format check-types check-cpp check-proto check-sanitizers check-fuzz
 
 help: ## List these words
@@ -90,6 +93,10 @@ proto: $(STAMP_TOOLS) ## Generate the protobuf stubs anew
 bench: $(READY) ## Measure the engine alone, then through the gateway (see bench/)
 	@$(BIN)/python bench/engine.py --preset tiny --device cpu
 	@$(BIN)/python bench/serve.py
+
+soak: $(READY) ## Break a mesh under load for half an hour (MINUTES=5), then what keepalive has to find out
+	@$(BIN)/python -m bench.soak_mesh --minutes $(MINUTES)
+	@$(BIN)/python -m pytest -m soak
 
 clean: ## Remove .venv and everything built
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,17 +9,13 @@ client got; and no log complains.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import signal
-import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.books import Books
+from bench.fault_deeds import LONG_PAUSE_S, do
 from bench.fault_mesh import STARTED_S, FaultMesh
 from bench.fault_streams import Stream, follow, judge, judge_entries
 from tercet import errors
@@ -29,14 +25,8 @@ from tercet.ledger.ledger import LEASE_S
 NUM_STREAMS = 64
 # From the fault until each client has had its end, in seconds.
 ENDED_S = 60.0
-# Shorter than what anybody would take for a loss.
-PAUSE_S = 1.5
-# Longer than QUIET_SECONDS and ANSWER_SECONDS of tercet/rpc.py together.
-LONG_PAUSE_S = 45.0
 # Rows of a gateway that was killed are closed when it has not said for LEASE_S (tercet/ledger) that it lives.
 BOOKS_S = LEASE_S + 15.0
-# A writer waits for a database that hangs.
-LOCKED_S = 3.0
 _PROBE_S = 0.05
 _PROBED_S = 60.0
 
@@ -81,9 +71,6 @@ _EXPLAINED: Mapping[tuple[str, str], set[str]] = {
     ("scheduler", "long stall"): {"SCHEDULER_LOST"},
     ("scheduler", "long hang"): {"SCHEDULER_LOST"},
 }
-
-FAULTS = ("kill", "hang", "stop", "cut")
-LONG_FAULTS = ("long hang", "long stall", "half-open")
 SUBJECTS = ("gateway", "scheduler", "worker")
 
 
@@ -183,63 +170,8 @@ class Matrix:
         if name == "worker":
             name = self._mesh.workers[self._turn % len(self._mesh.workers)]
             self._turn += 1
-        if name == "database":
-            await asyncio.to_thread(_hold, self._mesh.ledger)
-        else:
-            await _DEEDS[cell.fault](self._mesh, name)
+        await do(self._mesh, name, cell.fault)
 
 
 def _is_behind(line: str) -> bool:
     return '"ledger_behind"' in line
-
-
-def _hold(path: Path) -> None:
-    """Nobody else writes meanwhile, as on a disk that does not answer."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        time.sleep(LOCKED_S)
-        connection.execute("ROLLBACK")
-
-
-async def _kill(mesh: FaultMesh, name: str) -> None:
-    mesh.send(name, signal.SIGKILL)
-    await asyncio.to_thread(mesh.ended, name)
-    mesh.start(name)
-
-
-async def _stop(mesh: FaultMesh, name: str) -> None:
-    mesh.send(name, signal.SIGTERM)
-    status = await asyncio.to_thread(mesh.ended, name)
-    mesh.start(name)
-    assert status == 0, f"{name} ended with {status} on SIGTERM"
-
-
-async def _hang(mesh: FaultMesh, name: str, *, pause_s: float) -> None:
-    mesh.send(name, signal.SIGSTOP)
-    await asyncio.sleep(pause_s)
-    mesh.send(name, signal.SIGCONT)
-
-
-async def _cut(mesh: FaultMesh, name: str) -> None:
-    mesh.wires[name].cut()
-
-
-async def _half_open(mesh: FaultMesh, name: str) -> None:
-    mesh.wires[name].cut_below()
-
-
-async def _stall(mesh: FaultMesh, name: str, *, pause_s: float) -> None:
-    mesh.wires[name].stall()
-    await asyncio.sleep(pause_s)
-    mesh.wires[name].flow()
-
-
-_DEEDS: Mapping[str, Callable[[FaultMesh, str], Awaitable[None]]] = {
-    "kill": _kill,
-    "stop": _stop,
-    "hang": functools.partial(_hang, pause_s=PAUSE_S),
-    "cut": _cut,
-    "long hang": functools.partial(_hang, pause_s=LONG_PAUSE_S),
-    "long stall": functools.partial(_stall, pause_s=LONG_PAUSE_S),
-    "half-open": _half_open,
-}

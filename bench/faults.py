@@ -16,7 +16,8 @@ from pathlib import Path
 
 import click
 
-from bench.fault_cells import FAULTS, LONG_FAULTS, Matrix, Result, cells
+from bench.fault_cells import Matrix, Result, cells
+from bench.fault_deeds import FAULTS, LONG_FAULTS
 from bench.fault_mesh import FaultMesh
 
 HEADER = (

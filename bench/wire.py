@@ -89,6 +89,9 @@ class Wire:
             await asyncio.gather(
                 self._copy(connection, reader, writer_below), self._copy(connection, reader_below, writer)
             )
+        except asyncio.CancelledError:
+            # Its thread ends, and asyncio would complain of a connection that was not over.
+            return
         finally:
             self._connections.discard(connection)
             self._abort(connection)

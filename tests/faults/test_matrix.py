@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.fault_cells import FAULTS, LONG_FAULTS, NUM_STREAMS, Cell, Matrix, cells
+from bench.fault_cells import NUM_STREAMS, Cell, Matrix, cells
+from bench.fault_deeds import FAULTS, LONG_FAULTS
 from bench.fault_mesh import FaultMesh
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
