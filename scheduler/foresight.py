@@ -26,8 +26,10 @@ from .surroundings import surroundings
 from .traffic_class import Target
 from .verdict import chance_within, misses_deadline, misses_target
 
-# When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see.
+# When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see; for so many
+# times as long as its class promises a first token in, if that is more: most of these are late, and clients wait.
 PROBE_SECONDS = 5.0
+PROBE_TARGETS = 5.0
 # A forecast is far off from this part of what its class promises on.
 FAR_PART = 0.4
 # Classes' tenants of whom it is known how much they ask for, unless more of them do ask.
@@ -113,7 +115,7 @@ class Foresight:
             limit_s=target_s if hopeless is None else deadline_s,
         )
         request.outlook, request.forecast_s = outlook, outlook.seconds
-        return None if self._to_be_tried(kind, now) else hopeless or unlikely
+        return None if self._to_be_tried(kind, target, now) else hopeless or unlikely
 
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
@@ -129,8 +131,10 @@ class Foresight:
             return
         if outlook.to_be_refused:
             # The next ones of its kind are refused until it shows what becomes of it, or has been too long about it.
-            if self._to_be_tried(outlook.kind, now):
+            if self._to_be_tried(outlook.kind, target, now):
                 self.learned_at[outlook.kind] = now
+                if target is not None and outlook.chance is not None:
+                    self._book(request, outlook, target, outlook.chance - aim(target))
         elif target is not None and outlook.chance is not None:
             self._book(request, outlook, target, outlook.chance - aim(target))
 
@@ -182,9 +186,10 @@ class Foresight:
             whose = _whose(request)
             self.spare[whose] = booked(target, self.spare.get(whose, 0.0), met)
 
-    def _to_be_tried(self, kind: Kind, now: float) -> bool:
+    def _to_be_tried(self, kind: Kind, target: Target | None, now: float) -> bool:
         """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""
-        return now >= self.learned_at.get(kind, -inf) + PROBE_SECONDS
+        long_s = PROBE_SECONDS if target is None else max(PROBE_SECONDS, PROBE_TARGETS * target.seconds)
+        return now >= self.learned_at.get(kind, -inf) + long_s
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)

@@ -79,7 +79,21 @@ def test_tokens_within_a_time_are_the_inverse_but_no_wild_guess() -> None:
     assert predicted(times, tokens, 5000) <= 0.02 < predicted(times, tokens + 1, 5000)
     # Twice the largest step seen.
     assert times.tokens_within(10.0, 5000) == 1024
+    # Or that will have been seen.
+    assert times.tokens_within(10.0, 5000, 700) == 1400
+    assert times.tokens_within(10.0, 5000, 100) == 1024
     assert times.tokens_within(0.0001, 5000) == 0
+
+
+def test_a_mesh_that_begins_under_load_learns_from_each_of_its_first_steps() -> None:
+    """Steps and their context grow together at first, so that it is open which of both takes the time."""
+    times, context, rng = StepTimes(), 0, random.Random(3)
+    for index in range(40):
+        tokens = min(128 * 2 ** max(0, index - MIN_STEPS), 1800)
+        context += tokens // 2
+        times.observe(tokens, context, truth(tokens, context) * (1 + rng.gauss(0, 0.02)))
+        if index > 2 * MIN_STEPS:
+            assert predicted(times, 1800, context + 900) == pytest.approx(truth(1800, context + 900), rel=0.15)
 
 
 def test_a_worker_that_tells_no_times_teaches_nothing() -> None:
