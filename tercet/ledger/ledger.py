@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tercet.database import Database
 from tercet.errors import LedgerError
 
-from .migrations import migrate, version_of
+from .migrations import SCHEMA, migrate, version_of
 from .row import GATEWAY_LOST, Outcome, Refusals, Row
 from .tables import gateways, refusals, requests
 
@@ -98,9 +98,11 @@ class Ledger:
             )
 
     def read(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """What a query of its tables finds. LedgerError also for a schema that is newer than this version."""
+        """What a query of its tables finds. LedgerError also for a schema of another version."""
         with self._database.read() as connection:
-            version_of(connection, self.name)
+            version = version_of(connection, self.name)
+            if version < SCHEMA:
+                raise LedgerError(f"{self.name} has schema {version}; a gateway that starts makes {SCHEMA} of it")
             return connection.execute(query).all()
 
     def _bury(self, connection: sa.Connection, instances: Sequence[str]) -> int:

@@ -56,6 +56,8 @@ def test_an_older_one_is_migrated_with_all_that_is_in_it(
         " VALUES ('old', 1, 'r', 't', 'c', 'm', 'v', 1, 5.5, '1970-01-01', 'open', '', 7)"
     )
     old = open_ledger(where)
+    with pytest.raises(LedgerError, match=f"has schema {version}; a gateway that starts makes {SCHEMA} of it"):
+        old.read(sa.select(tables.requests))
     old.create()
     assert by_hand("SELECT schema_version FROM ledger") == [(SCHEMA,)]
     assert columns(where).keys() == set(tables.metadata.tables)
