@@ -159,8 +159,8 @@ class Server:
         await self._health.set(name, status)
 
     async def crash(self) -> NoReturn:
-        """Waits until the server has ended, and raises EngineFaultError: if nobody has stopped it, that is a bug of grpcio's,
-        which ends it without a word and leaves a process that nobody can reach."""
+        """Waits until the server has ended; raises EngineFaultError. If nobody has stopped it that is a bug of gRPC,
+        which would leave a process that nobody can reach."""
         while self.grpc_server._server.is_running():  # noqa: ASYNC110 - it has no other way to tell
             await asyncio.sleep(LOOK_SECONDS)
         raise errors.EngineFaultError("the gRPC server ended by itself")
