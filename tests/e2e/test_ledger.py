@@ -25,7 +25,9 @@ from tercet.ledger.tables import requests
 from tercet.ledger.usage import Usage, usage
 from tercet.messages import Accepted
 
-from .conftest import ROOT, Mesh, wait_until
+from ..ledger.conftest import postgres as postgres  # so that pytest finds it here
+from ..ledger.postgres_server import PostgresServer
+from .conftest import ROOT, Mesh, free_port, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -36,9 +38,10 @@ KINDS = ("stream", "once", "several", "leaves", "cancelled", "late", "unknown", 
 class Books:
     """A mesh with a ledger, read beside it."""
 
-    def __init__(self, mesh: Mesh, path: Path) -> None:
+    def __init__(self, mesh: Mesh, where: str) -> None:
         self.mesh = mesh
-        self.ledger = Ledger(str(path), time.time)
+        self._where = where
+        self.ledger = Ledger(where, time.time)
 
     def rows(self) -> list[Any]:
         """All requests; none while there is no ledger yet."""
@@ -52,7 +55,7 @@ class Books:
 
     def shown(self, *arguments: str) -> str:
         """What `tercet usage` prints."""
-        command = [sys.executable, "-m", "tercet", "usage", "--ledger-database", self.ledger.name, *arguments]
+        command = [sys.executable, "-m", "tercet", "usage", "--ledger-database", self._where, *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True).stdout
 
     def wait_closed(self, count: int, timeout_s: float = 30.0) -> None:
@@ -69,7 +72,7 @@ class Books:
 def books(own_mesh: Callable[..., Mesh], tmp_path: Path) -> Iterator[Books]:
     """A mesh of which a test may kill what it likes."""
     path = tmp_path / "ledger.db"
-    made = Books(own_mesh(TERCET_LEDGER_DATABASE=str(path), TERCET_LEDGER_GPU_HOUR_PRICE="3600"), path)
+    made = Books(own_mesh(TERCET_LEDGER_DATABASE=str(path), TERCET_LEDGER_GPU_HOUR_PRICE="3600"), str(path))
     made.mesh.start()
     yield made
     made.ledger.close()
@@ -168,3 +171,52 @@ async def test_a_gateway_that_is_killed_leaves_books_that_close(books: Books) ->
             assert outcomes[name] == ("lost", "GATEWAY_LOST")
     assert outcomes["after"] == ("completed", "length")
     assert books.mesh.records("gateway", "ledger_rows_closed")
+
+
+@pytest.fixture
+def second_gateway(postgres: PostgresServer, own_mesh: Callable[..., Mesh]) -> Iterator[tuple[Books, str]]:
+    """A mesh that keeps its books in PostgreSQL, and the address of another gateway that does so, too."""
+    where = postgres.make_database()
+    made = Books(own_mesh(TERCET_LEDGER_DATABASE=where), where)
+    made.mesh.start()
+    port = free_port()
+    other = subprocess.Popen(
+        [sys.executable, "-m", "tercet", "gateway"], cwd=ROOT, stderr=subprocess.DEVNULL,
+        env={**made.mesh._environment, "TERCET_GATEWAY_PORT": str(port)},
+    )  # fmt: skip
+    yield made, f"127.0.0.1:{port}"
+    other.terminate()
+    other.wait(30)
+    made.ledger.close()
+
+
+async def test_gateways_share_a_database_and_close_what_others_leave(second_gateway: tuple[Books, str]) -> None:
+    books, address = second_gateway
+    options: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
+
+    async def stream(client: Client, request_id: str) -> None:
+        with contextlib.suppress(RequestError):
+            await client.generate("Once", request_id=request_id, **options).answer()
+
+    async with Client(books.mesh.address) as first, Client(address) as second:
+        while True:
+            with contextlib.suppress(RequestError):
+                await second.generate_once("Once", max_tokens=3, ignore_eos=True, request_id="served")
+                break
+            await asyncio.sleep(0.1)
+        tasks = [asyncio.create_task(stream(client, name)) for name, client in (("dies", first), ("lives", second))]
+
+        def are_open(*names: str) -> bool:
+            return {each.request_id for each in books.rows() if each.outcome == "open"} == set(names)
+
+        await asyncio.to_thread(wait_until, lambda: are_open("dies", "lives"), "both are in the ledger")
+        await asyncio.to_thread(books.mesh.kill, "gateway")
+        await asyncio.to_thread(wait_until, lambda: are_open("lives"), "the other closes its row", 3 * LEASE_S)
+        assert await second.cancel("lives")
+        await asyncio.gather(*tasks)
+        await asyncio.to_thread(wait_until, are_open, "all is closed")
+    outcomes = {each.request_id: (each.outcome, each.reason) for each in books.rows() if each.outcome != "refused"}
+    assert outcomes.pop("served") == ("completed", "length")
+    assert outcomes == {"dies": ("lost", "GATEWAY_LOST"), "lives": ("cancelled", "REQUEST_CANCELLED")}
+    total = json.loads(await asyncio.to_thread(books.shown, "--by", "", "--format", "json"))
+    assert (total["completed"], total["lost"], total["cancelled"], total["open"]) == (1, 1, 1, 0)

@@ -82,7 +82,7 @@ def expected(
     return [Usage(group, **found) for group, found in sorted(sums.items())]  # type: ignore[arg-type]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     some_rows,
     some_refusals,
