@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ EDGE = "edge"
 CA_DAYS = 3650
 # For clocks that differ.
 _EARLIER = datetime.timedelta(hours=1)
+_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
 _USAGE = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
           "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
 
@@ -129,10 +131,9 @@ def _general(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise StartupError(f"{host!r} is no host; a name with other letters is written as xn--...") from None
+    if not _HOST.fullmatch(host):
+        raise StartupError(f"{host!r} is no host; a name with other letters is written as xn--...")
+    return x509.DNSName(host)
 
 
 def _write(folder: Path, stem: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
