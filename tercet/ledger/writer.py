@@ -155,8 +155,9 @@ class Writer:
         waiting = list(rows.values())
         try:
             if self._lost:
-                # Perhaps the file is gone; then there is a new one.
+                # Perhaps the file is gone; then there is a new one, which knows nobody.
                 self._ledger.create()
+                self._beat()
             while done < len(waiting) or refused:
                 batch = waiting[done : done + MAX_ROWS]
                 self._ledger.write(self._instance, batch, refused)

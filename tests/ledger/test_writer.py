@@ -17,7 +17,7 @@ from tercet.errors import LedgerError
 from tercet.ledger import writer as writer_module
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Outcome, RefusalKey, Refusals, Row
-from tercet.ledger.tables import refusals
+from tercet.ledger.tables import gateways, refusals
 from tercet.ledger.writer import Writer
 
 from .postgres_server import PostgresServer
@@ -382,3 +382,5 @@ def test_a_file_that_is_deleted_is_made_anew(
         until(lambda: len(logs) == 2)
     assert [each["event"] for each in logs] == ["ledger_lost", "ledger_found"]
     assert stored(ledger) == {("one", 1): row(1, Outcome.COMPLETED), ("one", 2): row(2)}
+    # Should it die now, others know that it was there.
+    assert [each.instance for each in ledger.read(sa.select(gateways))] == ["one"]
