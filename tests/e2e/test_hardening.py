@@ -187,10 +187,18 @@ async def test_calls_without_requests_are_cheap(mesh: Mesh, client: Client, unha
             call.cancel()
 
 
-async def test_what_is_too_large_is_said_to_be(client: Client, unharmed: None) -> None:
+async def test_what_is_too_large_is_said_to_be(mesh: Mesh, client: Client, unharmed: None) -> None:
     with pytest.raises(PromptTooLongError):
         await client.generate_once("a" * (3 * MIB))
     with pytest.raises(InvalidFieldError, match="too large"):
         await client.generate_once("a" * (9 * MIB))
     with pytest.raises(InvalidFieldError):
         await client.generate_once("a", request_id="b" * 9000)
+    # Nor is it unpacked: a few KB of compressed zeros.
+    before = memory(mesh)
+    small = {"options": [("grpc.max_send_message_length", -1)], "compression": grpc.Compression.Gzip}
+    async with grpc.aio.insecure_channel(mesh.address, **small) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/tercet.v1.Inference/GenerateOnce")(bytes(256 * MIB), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert memory(mesh) - before < 100 * MIB
