@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ REQUEST_SECONDS = 30.0
 # For those that ask for no key: their requests are small.
 OPEN_REQUEST_SECONDS = 5.0
 RETRY_AFTER_S = 1.0
+# Of refusals there is a line for the first one, and then one in so many seconds: nobody shall fill a log with them.
+TELL_SECONDS = 10.0
 
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
 # Has an answer while everything else is full. It ends with that, or after OPEN_REQUEST_SECONDS.
@@ -63,6 +66,8 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._open_request_s = open_request_s
         self._calls = 0
         self._open_calls = 0
+        # By reason, since they were last told; None while there is none to tell of.
+        self._refusals: Counter[str] | None = None
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[grpc.RpcMethodHandler | None]], details: grpc.HandlerCallDetails
@@ -104,8 +109,24 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             ):
                 raise errors.QueueFullError("too many calls are open here", retry_after_s=RETRY_AFTER_S)
         except errors.RequestError as error:
-            log.info("call_refused", reason=error.reason, method=method)
+            self._note(error.reason, method)
             await abort(context, error)
+
+    def _note(self, reason: str, method: str) -> None:
+        if self._refusals is None:
+            log.info("call_refused", reason=reason, method=method)
+            self._refusals = Counter()
+            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
+        else:
+            self._refusals[reason] += 1
+
+    def _tell(self) -> None:
+        if self._refusals:
+            log.info("calls_refused", seconds=TELL_SECONDS, **self._refusals)
+            self._refusals = Counter()
+            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
+        else:
+            self._refusals = None
 
 
 async def _one(context: grpc.aio.ServicerContext, limit_s: float) -> Any:

@@ -8,6 +8,7 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
+import structlog
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -175,3 +176,24 @@ async def test_streams_that_anybody_may_open_take_no_place_from_others(method):
         for call in held:
             call.cancel()
         await until(lambda: door._calls == door._open_calls == 0)
+
+
+async def test_refusals_cannot_fill_a_log(monkeypatch):
+    seen = structlog.testing.LogCapture()
+    monkeypatch.setattr("tercet.door.log", structlog.wrap_logger(None, processors=[seen]))
+    monkeypatch.setattr("tercet.door.TELL_SECONDS", 0.5)
+
+    def nobody(context):
+        raise errors.UnauthenticatedError("who are you?")
+
+    door = Door(nobody)
+    async with behind(door) as (_, channel):
+        for _ in range(20):
+            await refusal(opened(channel, GET))
+        await until(lambda: door._refusals is None)
+        await refusal(opened(channel, GET))
+    first, *counted, last = seen.entries
+    assert (first["event"], first["reason"], first["method"]) == ("call_refused", "UNAUTHENTICATED", GET)
+    assert {entry["event"] for entry in counted} == {"calls_refused"}
+    assert sum(entry["UNAUTHENTICATED"] for entry in counted) == 19
+    assert last["event"] == "call_refused"
