@@ -12,6 +12,7 @@ import click
 from tercet.cli.asking import address_option, api_key_option
 from tercet.client import Client, ClientTls
 from tercet.config import CA_VARIABLE
+from tercet.public_bind import is_public
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -44,6 +45,8 @@ def client_options(command: Command) -> Command:
         tls = None
         if wanted or ca or name or certificate or key:
             tls = ClientTls.from_files(ca, certificate, key, name)
+        elif api_key and is_public(address.rpartition(":")[0].strip("[]")):
+            click.echo(f"warning: your key can be read on its way to {address}; --tls-ca or --tls hides it", err=True)
         return command(client=Client(address, api_key=api_key, tls=tls), **values)
 
     for flag in reversed(_FLAGS):

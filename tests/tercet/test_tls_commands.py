@@ -9,6 +9,7 @@ import certificates
 import pytest
 from command_line import run
 
+from tercet import errors
 from tercet.config import load_config
 from tercet.tls.certificate import read_certificate
 from tercet.tls.mesh import mesh_identity
@@ -96,3 +97,22 @@ def test_files_that_cannot_be_used_are_said_to_be(flags, words):
     done = run("fleet", "--address", "127.0.0.1:1", *flags)
     assert done.exit_code == 2
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        (["--address", "192.0.2.1:1", "--api-key", "tct_1"], True),
+        (["--address", "[2001:db8::1]:1", "--api-key", "tct_1"], True),
+        (["--address", "192.0.2.1:1", "--api-key", "tct_1", "--tls"], False),
+        (["--address", "192.0.2.1:1"], False),
+        (["--address", "127.0.0.1:1", "--api-key", "tct_1"], False),
+    ],
+)
+def test_a_key_that_others_could_read_is_warned_of(flags, warned, monkeypatch):
+    monkeypatch.setattr("tercet.cli.fleet.look", nothing)
+    assert ("your key can be read on its way" in run("fleet", *flags).stderr) == warned
+
+
+async def nothing(_client):
+    raise errors.GatewayLostError("nobody is asked")
