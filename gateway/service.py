@@ -272,6 +272,8 @@ def add_services(
         },
     }
     for service, handlers in methods.items():
+        # Both, as the generated functions do: older versions of grpcio know only the first kind here.
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         server.add_registered_method_handlers(service, handlers)
 
 
