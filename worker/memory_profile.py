@@ -48,8 +48,9 @@ class DeviceMemory(Protocol):
     def free(self) -> int:
         """What the driver would still give."""
 
-    def limit(self, size: int) -> None:
-        """Lets the allocator take no more than makes `size` bytes with what is taken beside it."""
+    def limit(self, size: int, more: int) -> None:
+        """Lets the allocator take no more than makes `size` bytes with what is taken beside it, but in any case `more`
+        than it holds: a neighbour that starts meanwhile is counted among what is taken."""
 
 
 class CudaMemory:
@@ -84,11 +85,12 @@ class CudaMemory:
         """See DeviceMemory."""
         return torch.cuda.mem_get_info(self._device)[0]
 
-    def limit(self, size: int) -> None:
+    def limit(self, size: int, more: int) -> None:
         """See DeviceMemory. Before it would take more it gives back what no tensor uses: fragments do not pile up."""
         beside = max(0, self.taken() - self.held())
         total = torch.cuda.mem_get_info(self._device)[1]
-        part = max(0, size - beside + self._held_at_first) / total
+        allowed = max(size - beside, self.held() + more)
+        part = (allowed + self._held_at_first) / total
         torch.cuda.set_per_process_memory_fraction(min(1.0, part), self._device)
 
 
@@ -137,7 +139,7 @@ def keep_within(memory: DeviceMemory, budget: Budget) -> None:
         )
     if taken + workspace > room.size:
         log.warning("memory_beyond_budget", taken=taken, workspace=workspace, room=room.size)
-    memory.limit(max(room.size, taken + workspace))
+    memory.limit(room.size, workspace)
 
 
 def run_largest_steps(

@@ -48,7 +48,7 @@ class CountingMemory:
     most: int = 0
     driver: int = 0  # taken by no tensor
     total: int = 10_000
-    limits: list[int] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)  # of what the allocator may hold
 
     def tensor(self, size: int) -> Counted:
         self.tensors += size
@@ -71,8 +71,8 @@ class CountingMemory:
     def free(self) -> int:
         return self.total - self.taken()
 
-    def limit(self, size: int) -> None:
-        self.limits.append(size)
+    def limit(self, size: int, more: int) -> None:
+        self.limits.append(max(size - (self.taken() - self.held()), self.held() + more))
 
 
 def test_everything_is_counted_once_and_fragments_have_a_fourth_of_a_step() -> None:
@@ -117,14 +117,20 @@ def budget(room: int, workspace: int) -> Budget:
 def test_a_worker_is_held_to_its_budget() -> None:
     memory = CountingMemory(tensors=700, driver=100)
     keep_within(memory, budget(room=1000, workspace=200))
-    assert memory.limits == [1000]
+    assert memory.limits == [900]
+
+
+def test_a_neighbour_that_starts_meanwhile_takes_no_memory_of_the_steps() -> None:
+    memory = CountingMemory(tensors=700, driver=600)
+    keep_within(memory, budget(room=1000, workspace=200))
+    assert memory.limits == [900]
 
 
 def test_a_worker_that_kept_more_than_planned_is_told_of_and_may_compute() -> None:
     memory = CountingMemory(tensors=700, driver=200)
     with capture_logs() as events:
         keep_within(memory, budget(room=1000, workspace=200))
-    assert memory.limits == [1100]
+    assert memory.limits == [900]
     assert [event["event"] for event in events if event["log_level"] == "warning"] == ["memory_beyond_budget"]
 
 
@@ -160,7 +166,7 @@ def test_a_cache_takes_what_is_measured_to_be_left() -> None:
     executor, built = build_within(memory, Loading(CONFIG, model.weights), layout, settings)
     assert built.budget.usage == Usage(weights=30_000, workspace=0, graphs=0, libraries=10_000)
     assert built.budget.num_blocks == 60_000 // block_bytes
-    assert memory.limits == [100_000]
+    assert memory.limits == [90_000]
     executor.start()
     try:
         warm_up(executor, built)
