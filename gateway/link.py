@@ -212,6 +212,8 @@ class Link:
         """Takes what comes until the stream ends. Returns why it ended."""
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
+                if message.WhichOneof("message") == "goodbye":
+                    return "the scheduler stops"
                 self._receive(message)
             return f"{(await call.code()).name}: {await call.details()}"
         except grpc.aio.AioRpcError as error:

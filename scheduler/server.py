@@ -27,8 +27,8 @@ from .service import SchedulerService
 from .traffic_class import class_of
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
-# For streams to hand over the last messages.
-CLOSE_SECONDS = 1.0
+# For gateways to read the last messages.
+CLOSE_SECONDS = 3.0
 
 _CANCEL_AGAIN_S = 0.2
 

@@ -110,8 +110,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             # The gateway said that it has no more, or it is the other task that ended first.
             return
         if isinstance(problem, OutboxClosedError):
-            if problem.overflowed:
-                await rpc.abort(context, errors.SlowConsumerError("the gateway does not read its stream"))
+            await rpc.abort(context, errors.SlowConsumerError("the gateway does not read its stream"))
         else:
             self._log.error("gateway_stream_failed", gateway=gateway, exc_info=problem)
             await rpc.abort(context, errors.EngineFaultError(f"the scheduler failed: {type(problem).__name__}"))
@@ -139,9 +138,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
 
     async def _write(self, context: grpc.aio.ServicerContext, outbox: Outbox[GatewayMessage]) -> None:
-        while True:
-            for message in merged(await outbox.take_all()):
-                await context.write(message_to_proto(message))
+        try:
+            while True:
+                for message in merged(await outbox.take_all()):
+                    await context.write(message_to_proto(message))
+        except OutboxClosedError as closed:
+            if closed.overflowed:
+                raise
+        await context.write(scheduler_pb2.SchedulerMessage(goodbye=scheduler_pb2.Goodbye()))
+        # The gateway ends the stream when it has read that, or the server ends it.
+        await asyncio.Event().wait()
 
 
 def tenants_from_proto(gateway: int, update: scheduler_pb2.TenantUpdate) -> TenantsChanged:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 _CELLS = [cell for cell in cells(FAULTS) if cell.streaming or cell.fault == "cut"]
 _REST = [cell for cell in cells((*FAULTS, *LONG_FAULTS)) if cell not in _CELLS]
 # Behind these there is nothing that the clients could have seen.
-_UNSEEN = {("gateway", "hang"), ("scheduler", "hang"), ("gateway", "stop")}
+_UNSEEN = {("gateway", "hang"), ("scheduler", "hang"), ("gateway", "stop"), ("scheduler", "stop")}
 
 
 @pytest.fixture(scope="module")

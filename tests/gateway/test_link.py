@@ -111,6 +111,26 @@ async def test_a_link_that_cannot_write_is_lost_and_found_again(
     assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
 
 
+async def test_a_scheduler_that_says_goodbye_is_left_when_all_it_said_has_been_read(
+    gateway: Any, scheduler: Any
+) -> None:
+    async def play(sequence: Any) -> None:
+        if sequence is scheduler.sequences[0]:
+            await sequence.tokens(5, 6)
+            await sequence.end(sequence_pb2.END_REASON_LENGTH)
+            await scheduler.send(scheduler_pb2.SchedulerMessage(goodbye=scheduler_pb2.Goodbye()))
+
+    scheduler.play = play
+    with structlog.testing.capture_logs() as logs:
+        read = gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="x"))
+        assert (await asyncio.wait_for(read, 20)).outputs[0].token_ids == [5, 6]
+        scheduler.play = scheduler.echo
+        await gateway.until_ready()
+        assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
+    (lost,) = [event for event in logs if event["event"] == "scheduler_lost"]
+    assert lost["reason"] == "the scheduler stops"
+
+
 async def test_pools_of_other_models_and_revisions_do_not_hide_ours(
     gateway: Any, scheduler: Any, model: Any, until: Any
 ) -> None:

@@ -25,6 +25,7 @@ from scheduler.core import Core, CoreSettings
 from scheduler.events import (
     CancelReason,
     CancelReceived,
+    DrainStarted,
     Event,
     GatewayAttached,
     GatewayLost,
@@ -69,9 +70,11 @@ class Story:
     cuts: int = 0
     # Schedulers that die and start again.
     restarts: int = 0
+    # Schedulers that are told to stop, do so when nobody is served any more, and start again.
+    stops: int = 0
 
 
-BUDGETS = ("cancels", "cuts", "restarts")
+BUDGETS = ("cancels", "cuts", "restarts", "stops")
 
 
 def piece(token_id: int) -> str:
@@ -108,15 +111,25 @@ class WiredLink(Link):
 
     def take_sent(self) -> list[bytes]:
         """What it has sent since the last call."""
-        return [self._outgoing.get_nowait().SerializeToString() for _ in range(self._outgoing.qsize())]
+        return [self._outgoing.get_nowait().SerializeToString() for _ in range(self.num_unsent)]
 
-    def hear(self, message: bytes) -> None:
-        self._receive(pb.SchedulerMessage.FromString(message))
+    def hear(self, data: bytes) -> bool:
+        """Whether it ends the stream, having heard goodbye."""
+        message = pb.SchedulerMessage.FromString(data)
+        if message.WhichOneof("message") == "goodbye":
+            return True
+        self._receive(message)
+        return False
 
     def lose(self) -> None:
         """The stream is over; what was not sent is gone with it."""
         self.take_sent()
         self._lose()
+
+    @property
+    def num_unsent(self) -> int:
+        """Messages that nobody has taken yet."""
+        return self._outgoing.qsize()
 
     @property
     def num_requests(self) -> int:
@@ -132,8 +145,9 @@ class Wire:
     down: deque[bytes] = field(default_factory=deque)
     up: deque[bytes] = field(default_factory=deque)
     broken: bool = False
-    # Whether the scheduler knows it.
+    # Whether the scheduler knows it, and whether it has said goodbye on it.
     open: bool = False
+    parted: bool = False
 
 
 @dataclass(slots=True)
@@ -146,6 +160,8 @@ class Client:
     texts: list[str]
     # How it ended; set once.
     end: str | None = None
+    # It was accepted when the scheduler was told to stop, and is to be served.
+    owed: bool = False
     gone: bool = False
 
 
@@ -162,6 +178,7 @@ class GatewayWorld:
         # As the gateway has it, and those that the scheduler has and the gateway has left.
         self.wire: Wire | None = None
         self.left_behind: list[Wire] = []
+        self.stopping = False
         self._boot()
         self._dial()
         while self._wire.down or self._wire.up:
@@ -201,6 +218,7 @@ class GatewayWorld:
                 assert client.texts == texts, "an end before the text is complete"
             else:
                 assert client.end in self._endings(client), client.end
+            assert not client.owed or client.end == "finished", f"accepted, and not served: {client.end}"
         assert self.link.num_requests == 0, "the link knows a request that is over"
         assert self.core.idle, "a request without an end in the scheduler"
         assert list(self.core._mesh.gateways) == [self._wire.number], "a stream that is gone is known"
@@ -221,10 +239,17 @@ class GatewayWorld:
         due += [("hear_of_loss", wire.number) for wire in self._known_wires() if wire.broken]
         if self.worker.busy or self.worker._plans or self.worker._mailbox:
             due.append(("step",))
+        if self.stopping and self.core.idle:
+            known = self._known_wires()
+            if not known:
+                due.append(("start",))
+            due += [("part", wire.number) for wire in known if not wire.parted and not wire.broken]
         return due
 
     def _up(self) -> None:
-        self.link.hear(self._wire.up.popleft())
+        message = self._wire.up.popleft()
+        if self.link.hear(message):
+            break_wire(self._wire)
 
     def _down(self) -> None:
         self._hear(self._wire, pb.GatewayMessage.FromString(self._wire.down.popleft()))
@@ -254,6 +279,17 @@ class GatewayWorld:
         self.left_behind = [wire for wire in self.left_behind if wire.open]
         self._tell(GatewayLost(number))
 
+    def _part(self, number: int) -> None:
+        """All has been said on that stream."""
+        for wire in self._known_wires():
+            if wire.number == number:
+                wire.parted = True
+                wire.up.append(pb.SchedulerMessage(goodbye=pb.Goodbye()).SerializeToString())
+
+    def _start(self) -> None:
+        self.stopping = False
+        self._boot()
+
     # What is asked, and what breaks.
 
     def _possible(self) -> list[Move]:
@@ -266,6 +302,8 @@ class GatewayWorld:
             possible.append(("cut",))
         if self.left["restarts"]:
             possible.append(("restart",))
+        if self.left["stops"] and not self.stopping:
+            possible.append(("stop",))
         return possible
 
     def _ask(self) -> None:
@@ -288,7 +326,7 @@ class GatewayWorld:
 
     def _cut(self) -> None:
         self.left["cuts"] -= 1
-        _break(self._wire)
+        break_wire(self._wire)
 
     def _restart(self) -> None:
         self.left["restarts"] -= 1
@@ -296,8 +334,16 @@ class GatewayWorld:
             wire.open = False
         self.left_behind.clear()
         if self.wire is not None:
-            _break(self.wire)
+            break_wire(self.wire)
         self._boot()
+
+    def _stop(self) -> None:
+        self.left["stops"] -= 1
+        self.stopping = True
+        for client in self.clients:
+            accepted = client.stream.queue_position is not None and not client.stream.ended
+            client.owed = accepted and not self.story.cuts
+        self._tell(DrainStarted())
 
     # The machinery.
 
@@ -350,7 +396,7 @@ class GatewayWorld:
     def _act(self, action: Action) -> None:
         if isinstance(action, ToGateway):
             for wire in self._known_wires():
-                if wire.number == action.gateway and not wire.broken:
+                if wire.number == action.gateway and not (wire.broken or wire.parted):
                     wire.up.append(message_to_proto(action.message).SerializeToString())
         elif isinstance(action, ToWorker):
             self.worker.receive(action.command)
@@ -361,10 +407,13 @@ class GatewayWorld:
         endings = {"REQUEST_CANCELLED"} if client.gone else set()
         if client.ask.unread is not None:
             endings |= {"SLOW_CONSUMER", "finished"}
-        return endings | ({"SCHEDULER_LOST"} if self.story.cuts or self.story.restarts else set())
+        if self.story.stops:
+            endings.add("DRAINING")
+        return endings | ({"SCHEDULER_LOST"} if self.story.cuts or self.story.restarts or self.story.stops else set())
 
 
-def _break(wire: Wire) -> None:
+def break_wire(wire: Wire) -> None:
+    """What was on its way is lost."""
     wire.broken = True
     wire.up.clear()
     wire.down.clear()

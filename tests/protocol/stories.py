@@ -65,6 +65,8 @@ GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
     "it breaks again": gateway_world.Story((Ask(),), cuts=2),
     "the scheduler starts anew, twice": gateway_world.Story((Ask(),), restarts=2, cancels=1),
     "it does on a stream that breaks": gateway_world.Story((Ask(), Ask()), restarts=1, cuts=1),
+    "the scheduler is told to stop": gateway_world.Story((Ask(), Ask()), stops=1),
+    "it is, on a stream that breaks": gateway_world.Story((Ask(), Ask()), stops=1, cuts=1),
     "two outputs": gateway_world.Story((Ask(n=2),), cancels=1, cuts=1),
     "a stop string ends one of them": gateway_world.Story(
         (replace(_LONG, stop_strings=(text_alone(_LONG, 0)[1],)),), cancels=1, cuts=1

@@ -19,7 +19,7 @@ from scheduler.simulator.worker import SimulatedWorker
 from tercet.mesh.v1 import scheduler_pb2
 
 from .explorer import ViolationError, explore
-from .gateway_world import GatewayWorld, WiredLink
+from .gateway_world import GatewayWorld, WiredLink, break_wire
 from .process import Process
 from .stories import GATEWAY_STORIES, STORIES
 from .worker_world import WorkerWorld
@@ -160,10 +160,30 @@ def a_cancel_is_forgotten_before_its_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SentRequests, "cancel", forget)
 
 
+def a_scheduler_ends_its_streams_itself(patch: pytest.MonkeyPatch) -> None:
+    """With gRPC, whoever then writes to such a stream hears nothing more of what was on its way."""
+    carry = GatewayWorld._carry
+
+    def part(self: GatewayWorld, number: int) -> None:
+        for wire in self._known_wires():
+            if wire.number == number:
+                wire.parted = True
+
+    def mutant(self: GatewayWorld) -> None:
+        wire = self.wire
+        if wire is not None and wire.parted and (self.link.num_unsent or not wire.up):
+            break_wire(wire)
+        carry(self)
+
+    patch.setattr(GatewayWorld, "_part", part)
+    patch.setattr(GatewayWorld, "_carry", mutant)
+
+
 GATEWAY_MUTATIONS: dict[Mutation, str] = {
     a_request_outlives_its_stream: "two requests on a stream that breaks",
     a_stream_is_not_told_that_it_is_lost: "two requests on a stream that breaks",
     what_was_not_sent_is_sent_on_the_next_stream: "two requests on a stream that breaks",
+    a_scheduler_ends_its_streams_itself: "the scheduler is told to stop",
     a_cancel_is_forgotten_before_its_answer: "a client leaves at any moment",
 }
 

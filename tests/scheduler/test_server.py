@@ -376,7 +376,18 @@ async def test_a_signal_lets_running_requests_end(worker: WorkerServer) -> None:
                 break
         assert refused == "DRAINING"
         assert tokens == run_alone((1, 2, 3), 30, (), 0)[0]
-        assert await asyncio.wait_for(gateway.call.read(), 20) is grpc.aio.EOF
+        # The stream is the gateway's to end, who knows what it has read.
+        assert (await asyncio.wait_for(gateway.call.read(), 20)).WhichOneof("message") == "goodbye"
+        await gateway.submit(3, [1], 1)
+        gateway.call.cancel()
+
+
+async def test_a_gateway_that_does_not_hear_goodbye_is_left(worker: WorkerServer) -> None:
+    async with mesh(worker) as (gateway, _):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await asyncio.wait_for(gateway.call.read(), 20)).WhichOneof("message") == "goodbye"
+        with pytest.raises(grpc.aio.AioRpcError):
+            assert await asyncio.wait_for(gateway.call.read(), 20) is not grpc.aio.EOF
 
 
 async def test_a_request_that_outlives_the_drain_gets_its_end(worker: WorkerServer) -> None:
