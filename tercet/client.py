@@ -103,12 +103,18 @@ class Generation:
         self.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        """Accepted, any number of Delta, Finished. Raises errors.RequestError."""
+        """Accepted, any number of Delta, Finished. Raises errors.RequestError, but not behind Finished."""
+        finished = False
         try:
             while (message := await self._read()) is not grpc.aio.EOF:
                 event = from_event(message)
                 if event is not None:
+                    finished = isinstance(event, Finished)
                     yield event
+        except errors.RequestError:
+            # A connection that breaks there takes nothing with it that anybody could want.
+            if not finished:
+                raise
         finally:
             self.cancel()
 

@@ -80,6 +80,8 @@ class FakeGateway(
                 yield pb.GenerateEvent(delta=delta)
             if request.prompt != "torn":
                 yield pb.GenerateEvent(finished=self._finished(index * n + n - 1, n))
+            if request.prompt == "lost behind its end":
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         except BaseException:
             self.cancelled.set()
             raise

@@ -197,6 +197,12 @@ async def test_a_stream_without_its_last_event_is_an_error(gateway):
             await client.generate("torn").answer()
 
 
+async def test_what_breaks_behind_the_last_event_breaks_nothing(gateway):
+    async with Client(gateway.address) as client:
+        events = [event async for event in client.generate("lost behind its end")]
+    assert [type(event) for event in events] == [Accepted, Finished]
+
+
 async def test_no_gateway_is_a_typed_error():
     (port,) = free_ports(1)
     async with Client(f"127.0.0.1:{port}") as client:
