@@ -11,14 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.cancel import CancelCause
-from gateway.detokenizer import Detokenizer
-from gateway.known_refusals import KnownRefusals
-from gateway.link import Link
-from gateway.mesh_messages import Submission
-from gateway.output import Output
-from gateway.penalties import NO_PENALTIES
-from gateway.sent_requests import SentRequests
-from gateway.stream import Delta, Stream
 from scheduler.actions import Action, DropWorker, ToGateway, ToWorker
 from scheduler.admission import AdmissionMode, QueueBounds
 from scheduler.core import Core, CoreSettings
@@ -35,29 +27,14 @@ from scheduler.events import (
 )
 from scheduler.planner import Policy
 from scheduler.service import message_to_proto, submission_from_proto
-from scheduler.simulator.small import worker_info
-from scheduler.simulator.text import run_alone
 from scheduler.simulator.worker import SimulatedWorker
 from scheduler.wire import enum_value
 from tercet import errors
-from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
+from .clients import INFO, Ask, Client, end_of, open_stream, read_all, submission_of, text_alone
 from .explorer import Move
-
-INFO = worker_info(block_size=2, num_blocks=12, max_num_seqs=4, max_num_batched_tokens=8)
-PROMPT = (1, 2, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A client's request."""
-
-    max_tokens: int = 2
-    n: int = 1
-    stop_strings: tuple[str, ...] = ()
-    # It never reads, and so many tokens may wait for it.
-    unread: int | None = None
+from .wired_link import WiredLink, standing_still
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,66 +54,6 @@ class Story:
 BUDGETS = ("cancels", "cuts", "restarts", "stops")
 
 
-def piece(token_id: int) -> str:
-    """The text of a token: one character."""
-    return chr(0x4E00 + token_id)
-
-
-def standing_still() -> float:
-    """A clock: two orders of the same moves must not differ in their times."""
-    return 0.0
-
-
-def nothing() -> None:
-    """Nobody wants to know of changes of the link."""
-
-
-class _Known(KnownRefusals):
-    """By the same clock."""
-
-    def forget(self, now: float) -> None:
-        super().forget(standing_still())
-
-
-class WiredLink(Link):
-    """The link without gRPC: who has it carries what it sends and tells it what comes."""
-
-    def __init__(self) -> None:
-        super().__init__(Dialer("host:1", "scheduler", None), "gateway-1", nothing)
-        self._known = _Known()
-        self._requests = SentRequests(self.send, self._known, standing_still)
-
-    def send(self, message: pb.GatewayMessage) -> None:
-        self._outgoing.put_nowait(message)
-
-    def take_sent(self) -> list[bytes]:
-        """What it has sent since the last call."""
-        return [self._outgoing.get_nowait().SerializeToString() for _ in range(self.num_unsent)]
-
-    def hear(self, data: bytes) -> bool:
-        """Whether it ends the stream, having heard goodbye."""
-        message = pb.SchedulerMessage.FromString(data)
-        if message.WhichOneof("message") == "goodbye":
-            return True
-        self._receive(message)
-        return False
-
-    def lose(self) -> None:
-        """The stream is over; what was not sent is gone with it."""
-        self.take_sent()
-        self._lose()
-
-    @property
-    def num_unsent(self) -> int:
-        """Messages that nobody has taken yet."""
-        return self._outgoing.qsize()
-
-    @property
-    def num_requests(self) -> int:
-        """Requests of which it still knows."""
-        return len(self._requests)
-
-
 @dataclass(slots=True)
 class Wire:
     """One stream: bytes on their way. Each end gives it up in its own time, and a broken one carries nothing."""
@@ -148,21 +65,6 @@ class Wire:
     # Whether the scheduler knows it, and whether it has said goodbye on it.
     open: bool = False
     parted: bool = False
-
-
-@dataclass(slots=True)
-class Client:
-    """One request as its client sees it."""
-
-    ask: Ask
-    key: int
-    stream: Stream
-    texts: list[str]
-    # How it ended; set once.
-    end: str | None = None
-    # It was accepted when the scheduler was told to stop, and is to be served.
-    owed: bool = False
-    gone: bool = False
 
 
 class GatewayWorld:
@@ -194,7 +96,7 @@ class GatewayWorld:
         getattr(self, f"_{name}")(*arguments)
         self._carry()
         for client in self.clients:
-            _read(client)
+            read_all(client)
 
     @property
     def at_rest(self) -> bool:
@@ -204,7 +106,7 @@ class GatewayWorld:
         problems = self.core.check()
         assert not problems, problems
         for client in self.clients:
-            end = _end_of(client.stream)
+            end = end_of(client.stream)
             assert client.end is None or end == client.end, f"ended twice: {client.end}, then {end}"
             client.end = end
             for index, text in enumerate(client.texts):
@@ -309,11 +211,8 @@ class GatewayWorld:
     def _ask(self) -> None:
         ask = self.story.asks[self._asked]
         self._asked += 1
-        outputs = [
-            Output(Detokenizer(piece), stop_strings=ask.stop_strings, stop_token_ids=frozenset()) for _ in range(ask.n)
-        ]
-        stream = Stream(outputs, max_tokens_held=1_000 if ask.unread is None else ask.unread, clock=standing_still)
-        key = self.link.submit(_submission(ask, f"req-{self._asked}"), stream)
+        stream = open_stream(ask)
+        key = self.link.submit(submission_of(ask, f"req-{self._asked}"), stream)
         self.clients.append(Client(ask, key, stream, [""] * ask.n))
 
     def _leave(self, index: int) -> None:
@@ -417,61 +316,3 @@ def break_wire(wire: Wire) -> None:
     wire.broken = True
     wire.up.clear()
     wire.down.clear()
-
-
-def _submission(ask: Ask, request_id: str) -> Submission:
-    return Submission(
-        tenant="",
-        request_id=request_id,
-        model=INFO.model,
-        model_revision=INFO.model_revision,
-        prompt_token_ids=list(PROMPT),
-        max_tokens=ask.max_tokens,
-        max_tokens_open=False,
-        stop_token_ids=(),
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=0,
-        penalties=NO_PENALTIES,
-        num_logprobs=None,
-        deadline_ms=None,
-        n=ask.n,
-        traffic_class="",
-        priority=0,
-        prefix_salt=b"",
-    )
-
-
-def text_alone(ask: Ask, index: int) -> str:
-    """The text of an output alone, up to the first stop string."""
-    tokens, _ = run_alone(PROMPT, ask.max_tokens, (), index)
-    text = "".join(map(piece, tokens))
-    found = [text.index(stop) for stop in ask.stop_strings if stop in text]
-    return text[: min(found)] if found else text
-
-
-def _end_of(stream: Stream) -> str | None:
-    if stream.error is not None:
-        return stream.error.reason
-    return "finished" if stream.ended else None
-
-
-def _read(client: Client) -> None:
-    """All that is ready."""
-    stream = client.stream
-    while client.ask.unread is None and stream._ready:
-        delta = _at_once(stream)
-        client.texts[delta.output_index] += delta.text
-
-
-def _at_once(stream: Stream) -> Delta:
-    """A read that need not wait."""
-    reading = stream.read()
-    try:
-        reading.send(None)
-    except StopIteration as done:
-        delta: Delta = done.value
-        return delta
-    raise AssertionError("a read waits though something is ready")

@@ -11,7 +11,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.small import submission, worker_info
 
 from . import gateway_world
-from .gateway_world import Ask, text_alone
+from .clients import Ask, text_alone
 from .worker_world import Story
 
 # The requests below have room in it, two sequences at a time.

@@ -19,9 +19,10 @@ from scheduler.simulator.worker import SimulatedWorker
 from tercet.mesh.v1 import scheduler_pb2
 
 from .explorer import ViolationError, explore
-from .gateway_world import GatewayWorld, WiredLink, break_wire
+from .gateway_world import GatewayWorld, break_wire
 from .process import Process
 from .stories import GATEWAY_STORIES, STORIES
+from .wired_link import WiredLink
 from .worker_world import WorkerWorld
 
 MAX_STATES = 2_000
