@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from bench.figures import percentile
@@ -92,11 +94,19 @@ async def ask(client: Client, asked: Ask, start: float) -> Seen:
     return seen()
 
 
-async def send(client: Client, asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
-    """Sends each request when it is due; those not over `patience_s` seconds after the last are broken off."""
+@asynccontextmanager
+async def connections(address: str, count: int) -> AsyncIterator[Sequence[Client]]:
+    """So many clients of one address, each with a connection: gateways that share a port share these."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Client(address)) for _ in range(count)]
+
+
+async def send(clients: Sequence[Client], asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
+    """Sends each request when it is due, by one client after the other; those not over `patience_s` seconds after the
+    last are broken off."""
     start = time.perf_counter()
     tasks = []
-    for asked in asks:
+    for client, asked in zip(itertools.cycle(clients), asks, strict=False):
         wait = start + asked.at - time.perf_counter()
         # A client that is behind lets its answers be read all the same.
         await asyncio.sleep(max(0.0, wait))

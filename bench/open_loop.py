@@ -113,7 +113,7 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
             result: dict[str, Any] = {"start_s": time.perf_counter() - started, "open_loop": []}
             print(f"ready after {result['start_s']:.1f} s", flush=True)
             vocab_size = (await client.model()).vocab_size
-            await send(client, [Ask(0.0, prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))])
+            await send([client], [Ask(0.0, prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))])
             requests = mixed(work, vocab_size)
             if load.alone:
                 result["alone_ms"] = await _alone(client, vocab_size, load.alone)
@@ -141,7 +141,7 @@ async def _alone(client: Client, vocab_size: int, count: int) -> dict[str, float
 
 async def _all_at_once(client: Client, requests: Sequence[Request]) -> dict[str, float]:
     started = time.perf_counter()
-    seen = await send(client, [Ask(0.0, request.prompt, request.max_tokens) for request in requests])
+    seen = await send([client], [Ask(0.0, request.prompt, request.max_tokens) for request in requests])
     took = time.perf_counter() - started
     tokens, refused = sum(len(one.tokens) for one in seen), sum(bool(one.error) for one in seen)
     rate = (len(seen) - refused) / took
@@ -161,7 +161,7 @@ def _asks(requests: Sequence[Request], rate: float, seconds: float) -> Iterator[
 
 async def _arrivals(client: Client, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
     started = time.perf_counter()
-    everyone = await send(client, _asks(requests, rate, seconds))
+    everyone = await send([client], _asks(requests, rate, seconds))
     took = time.perf_counter() - started
     seen = [one for one in everyone if not one.error and one.tokens]
     result: dict[str, Any] = {"rate": rate, "sent": len(everyone), "refused": len(everyone) - len(seen)}

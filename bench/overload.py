@@ -28,10 +28,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import click
 
-from bench import overload_mesh, overload_study
+from bench import overload_study
 from bench.chart import Panel, chart
 from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
 from bench.offer import Offer
+from bench.overload_mesh import OverloadMesh
 from bench.workload import PRESETS
 from scheduler.simulator.workload import Flow, Lengths
 from tercet.cli.demo import private
@@ -69,19 +70,20 @@ WITHOUT = {"scheduler.admission_mode": "off", "scheduler.max_queued_requests": 1
 @click.option("--seconds", default=30.0, show_default=True, help="how long requests arrive at each load")
 @click.option("--at-once", default=0, help="requests that measure the capacity; default: 100 on a CPU, else 2000")
 @click.option("--admission", default="enforce,off", show_default=True, help="as the setting scheduler.admission_mode")
+@click.option("--num-gateways", default=1, show_default=True, help="of real processes, on one port")
 @click.option("--seed", default=1, show_default=True, help="of the requests")
 @click.option("--set", "settings", multiple=True, help="KEY=VALUE, such as classes.interactive.gap_ms=40")
 @click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="file to write")
 @click.option("--chart", "picture", type=click.Path(path_type=Path, dir_okay=False), default=None, help="SVG to write")
 def main(
     simulate: bool, preset: str, device: str, mix: str | None, loads: str, rates: str, seconds: float, at_once: int,
-    admission: str, seed: int, settings: Sequence[str], out: Path | None, picture: Path | None,
+    admission: str, num_gateways: int, seed: int, settings: Sequence[str], out: Path | None, picture: Path | None,
 ) -> None:  # fmt: skip
     """Runs the loads and prints what came of each as it ends."""
     on_cpu = device == "cpu" and not simulate
     offer = Offer(MIXES[mix or ("small" if on_cpu else "large")], seconds, seed, MAX_MODEL_LEN)
     at_once = at_once or (100 if on_cpu else 2000)
-    way: Way = overload_study if simulate else overload_mesh
+    way: Way = overload_study if simulate else OverloadMesh(num_gateways)
     settle()
     result: Figures = {"device": "simulated" if simulate else device, "preset": preset, "settings": list(settings)}
     result["runs"] = []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from bench.arrivals import Ask, Seen, lag, send
+from bench.arrivals import Ask, Seen, connections, lag, send
 from bench.figures import percentile
 from bench.offer import FIRST_TOKEN, Offer
 from scheduler.simulator.flow_tally import FlowTally
@@ -22,50 +23,65 @@ from tercet.mesh_processes import MeshProcesses
 # How long those that have arrived may take when no more come.
 PATIENCE_S = 10.0
 START_TIMEOUT_S = 300.0
+# The kernel deals them out by chance.
+CONNECTIONS_EACH = 8
 
 
-def capacity(config: MeshConfig, offer: Offer, count: int) -> float:
-    """Requests a second of so many that come at once. Raises RuntimeError if some are refused."""
+@dataclass(frozen=True, slots=True)
+class OverloadMesh:
+    """Loads a mesh with so many gateways."""
 
-    async def measured() -> float:
-        async with _mesh(config) as client:
-            seen = await send(client, [ask for _, ask in offer.asks(float("inf"), count)])
-        problems = [each.error for each in seen if each.error is not None]
-        if problems:
-            raise RuntimeError(f"{len(problems)} of {count} requests that came at once were not done: {problems[0]}")
-        return count / max(each.over for each in seen)
+    num_gateways: int = 1
 
-    return uvloop.run(measured())
+    def capacity(self, config: MeshConfig, offer: Offer, count: int) -> float:
+        """Requests a second of so many that come at once. Raises RuntimeError if some are refused."""
+
+        async def measured() -> float:
+            async with self._mesh(config) as clients:
+                seen = await send(clients, [ask for _, ask in offer.asks(float("inf"), count)])
+            problems = [each.error for each in seen if each.error is not None]
+            if problems:
+                raise RuntimeError(f"{len(problems)} of {count} requests at once were not done: {problems[0]}")
+            return count / max(each.over for each in seen)
+
+        return uvloop.run(measured())
+
+    def under_loads(self, config: MeshConfig, offer: Offer, rates: Sequence[float]) -> Iterator[dict[str, Any]]:
+        """What became of the requests at each rate, of a mesh that is started afresh for it."""
+        classes = {name: class_of(name, settings) for name, settings in config.classes.items()}
+
+        async def measured(rate: float) -> dict[str, Any]:
+            async with self._mesh(config) as clients:
+                return await under_load(clients, offer, rate, classes)
+
+        for rate in rates:
+            yield uvloop.run(measured(rate))
+
+    @asynccontextmanager
+    async def _mesh(self, config: MeshConfig) -> AsyncIterator[Sequence[Client]]:
+        """Clients of a running mesh that has had its first requests."""
+        with tempfile.TemporaryDirectory() as folder:
+            mesh = MeshProcesses(
+                config,
+                on_change=lambda _: None,
+                num_gateways=self.num_gateways,
+                log_dir=Path(folder),
+                start_timeout_s=START_TIMEOUT_S,
+            )
+            count = 1 if self.num_gateways == 1 else CONNECTIONS_EACH * self.num_gateways
+            async with mesh, connections(mesh.address, count) as clients:
+                for warm in (1, 8):
+                    await send(clients, [Ask(0.0, (FIRST_TOKEN,) * 64, 8) for _ in range(warm * count)])
+                yield clients
 
 
-def under_loads(config: MeshConfig, offer: Offer, rates: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """What became of the requests at each rate, of a mesh that is started afresh for it."""
-    classes = {name: class_of(name, settings) for name, settings in config.classes.items()}
-
-    async def measured(rate: float) -> dict[str, Any]:
-        async with _mesh(config) as client:
-            return await under_load(client, offer, rate, classes)
-
-    for rate in rates:
-        yield uvloop.run(measured(rate))
-
-
-@asynccontextmanager
-async def _mesh(config: MeshConfig) -> AsyncIterator[Client]:
-    """A client of a running mesh that has had its first requests."""
-    with tempfile.TemporaryDirectory() as folder:
-        mesh = MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder), start_timeout_s=START_TIMEOUT_S)
-        async with mesh, Client(mesh.address) as client:
-            for count in (1, 8):
-                await send(client, [Ask(0.0, (FIRST_TOKEN,) * 64, 8) for _ in range(count)])
-            yield client
-
-
-async def under_load(client: Client, offer: Offer, rate: float, classes: Mapping[str, TrafficClass]) -> dict[str, Any]:
+async def under_load(
+    clients: Sequence[Client], offer: Offer, rate: float, classes: Mapping[str, TrafficClass]
+) -> dict[str, Any]:
     """What became of the requests at a rate."""
     # Made before the clock starts: the client has enough to do.
     made = list(offer.asks(rate, round(rate * offer.seconds)))
-    seen = await send(client, [ask for _, ask in made], PATIENCE_S)
+    seen = await send(clients, [ask for _, ask in made], PATIENCE_S)
     asks = [ask for _, ask in made]
     begin, end = asks[len(asks) // 4].at, asks[-1].at
     tallies = {flow.name: FlowTally(classes[flow.traffic_class]) for flow in offer.flows}

@@ -82,7 +82,9 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     await books.start()
     guard = Guard(tenants, note=lambda error: generations.note_refusal(None, "", error))
     server = rpc.Server(
-        rpc.server_options(max(MIN_REQUEST_BYTES, 4 * settings.max_prompt_bytes)), tls=tls, admit=guard.caller
+        rpc.server_options(max(MIN_REQUEST_BYTES, 4 * settings.max_prompt_bytes), shares=bool(settings.shared_port)),
+        tls=tls,
+        admit=guard.caller,
     )
     add_services(
         server.grpc_server,
@@ -92,7 +94,9 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         OperationsService(generations, link, guard),
     )
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
-    port = await server.start(settings.host, settings.port, files, key="gateway.port", serving=False)
+    port = await server.start(
+        settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
+    )
     # These answer with or without a mesh behind them; Inference waits for a live worker.
     for name in ("tercet.v1.Models", "tercet.v1.Operations"):
         await server.set_serving(name, True)

@@ -81,6 +81,9 @@ class GatewaySettings:
 
     host: str = setting("127.0.0.1", "address to listen on", checks.not_empty)
     port: int = setting(50051, "port to listen on; 0 picks a free one", checks.port)
+    shared_port: int = setting(
+        0, "port to listen on as well, together with other gateways of this host; 0: none", checks.port
+    )
     scheduler: str = setting("127.0.0.1:50052", "host:port of the scheduler", checks.address)
     max_prompt_bytes: int = setting(
         2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", checks.count(1), in_bytes=True

@@ -38,11 +38,18 @@ class Member:
 
     @property
     def address(self) -> str:
-        """host:port for those on this host."""
+        """host:port of this very process for those on this host."""
+        return self._at(self.settings.port)
+
+    @property
+    def shared_address(self) -> str:
+        """host:port of a gateway for clients: whichever of those that share a port."""
+        return self._at(self.config.gateway.shared_port or self.config.gateway.port)
+
+    def _at(self, port: int) -> str:
         # A service that listens everywhere is found on loopback.
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.settings.host, self.settings.host)
-        bare = ":" in host and not host.startswith("[")
-        return f"[{host}]:{self.settings.port}" if bare else f"{host}:{self.settings.port}"
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def service_of(name: str) -> str:
@@ -51,21 +58,21 @@ def service_of(name: str) -> str:
 
 
 def stop_order(name: str) -> tuple[int, int]:
-    """Sorts names of members as SERVICES has them, workers by their number."""
+    """Sorts names of members as SERVICES has them, those of one service by their number."""
     service, _, number = name.partition("-")
     return SERVICES.index(service), int(number or 0)
 
 
-def layout(config: MeshConfig, num_workers: int = 1) -> tuple[Member, ...]:
+def layout(config: MeshConfig, num_workers: int = 1, num_gateways: int = 1) -> tuple[Member, ...]:
     """The members, in the order of SERVICES, with free ports where 0 stands and the addresses by which they meet.
 
-    Several workers take the ports from worker.port on, and divide the host among them. Raises ConfigError if there are
-    not so many ports.
+    Several workers take the ports from worker.port on, and divide the host among them. Several gateways share
+    gateway.port; each has a free one of its own besides. Raises ConfigError if there are not so many ports.
     """
     last = config.worker.port + num_workers - 1
     if config.worker.port and last > MAX_PORT:
         raise ConfigError("worker.port", f"is {config.worker.port}: {num_workers} workers need the ports up to {last}")
-    ports = free_ports(num_workers + 2)
+    ports = free_ports(num_workers + num_gateways + 2)
     workers = [
         dataclasses.replace(
             _share(config.worker, index, num_workers),
@@ -78,16 +85,28 @@ def layout(config: MeshConfig, num_workers: int = 1) -> tuple[Member, ...]:
         gateway=dataclasses.replace(config.gateway, port=config.gateway.port or ports.pop()),
         scheduler=dataclasses.replace(config.scheduler, port=config.scheduler.port or ports.pop()),
     )
-    names = [f"worker-{index + 1}" for index in range(num_workers)] if num_workers > 1 else ["worker"]
     devices = [
-        Member(name, dataclasses.replace(config, worker=worker)) for name, worker in zip(names, workers, strict=True)
+        Member(name, dataclasses.replace(config, worker=worker))
+        for name, worker in zip(_names("worker", num_workers), workers, strict=True)
     ]
     scheduler = dataclasses.replace(config.scheduler, workers=tuple(member.address for member in devices))
     gateway = dataclasses.replace(config.gateway, scheduler=Member("scheduler", config).address)
-    return tuple(
-        Member(member.name, dataclasses.replace(member.config, gateway=gateway, scheduler=scheduler))
-        for member in (Member("gateway", config), Member("scheduler", config), *devices)
+    edge = [gateway] * num_gateways
+    if num_gateways > 1:
+        edge = [dataclasses.replace(gateway, port=ports.pop(), shared_port=gateway.port) for _ in edge]
+    settled = dataclasses.replace(config, gateway=edge[0], scheduler=scheduler)
+    return (
+        *(
+            Member(name, dataclasses.replace(settled, gateway=each))
+            for name, each in zip(_names("gateway", num_gateways), edge, strict=True)
+        ),
+        Member("scheduler", settled),
+        *(Member(member.name, dataclasses.replace(settled, worker=member.config.worker)) for member in devices),
     )
+
+
+def _names(service: str, count: int) -> list[str]:
+    return [f"{service}-{index + 1}" for index in range(count)] if count > 1 else [service]
 
 
 def check_ports(members: Sequence[Member]) -> None:
@@ -97,13 +116,16 @@ def check_ports(members: Sequence[Member]) -> None:
         try:
             settings, flag = member.settings, f"--{member.service}-port"
             check_port_free(f"{member.service}.port", settings.host, settings.port, flag=flag)
+            if member.name == members[0].name and (shared := settings.shared_port):
+                check_port_free("gateway.port", settings.host, shared, flag=flag)
         except ConfigError as error:
             problems.append(error)
     for index, member in enumerate(members):
         for other in members[:index]:
             one, two = member.settings, other.settings
             everywhere = bool({one.host, two.host} & {"0.0.0.0", "::"})
-            if one.port == two.port and (everywhere or one.host == two.host):
+            taken = {two.port} if other.service != "gateway" else {two.port, two.shared_port}
+            if one.port in taken and (everywhere or one.host == two.host):
                 whose = "" if member.name == member.service else f" for {member.name}"
                 problems.append(
                     ConfigError(f"{member.service}.port", f"is {one.port}{whose}, which is {other.service}.port too")

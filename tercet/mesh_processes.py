@@ -75,8 +75,9 @@ class MeshProcesses:
     """The running services of a mesh, as a scope: entering starts them, leaving stops them.
 
     `on_change` is called with every change of a status. Output of a process goes to ``<name>.log`` in `log_dir`, or to
-    standard error if that is None; with several workers their names are worker-1 and so on. A process has its own drain
-    time and `stop_margin_s` seconds more to stop. `command` gives the command line for a name. Not reusable.
+    standard error if that is None; several workers are named worker-1 and so on, several gateways likewise. A process
+    has its own drain time and `stop_margin_s` seconds more to stop. `command` gives the command line for a name. Not
+    reusable.
     """
 
     def __init__(
@@ -85,13 +86,14 @@ class MeshProcesses:
         *,
         on_change: Callable[[ServiceStatus], None],
         num_workers: int = 1,
+        num_gateways: int = 1,
         log_dir: Path | None = None,
         start_timeout_s: float = 600.0,
         stop_margin_s: float = 5.0,
         command: Callable[[str], Sequence[str]] = lambda name: (sys.executable, "-m", "tercet", service_of(name)),
     ) -> None:
         """Raises ConfigError as `layout` does."""
-        self._members = {member.name: member for member in layout(config, num_workers)}
+        self._members = {member.name: member for member in layout(config, num_workers, num_gateways)}
         self._on_change = on_change
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
@@ -104,8 +106,8 @@ class MeshProcesses:
 
     @property
     def address(self) -> str:
-        """host:port of the gateway."""
-        return self._members["gateway"].address
+        """host:port for clients."""
+        return self.members[0].shared_address
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -130,19 +132,18 @@ class MeshProcesses:
         await asyncio.shield(self.stop())
 
     async def failure(self) -> ServiceStatus:
-        """Waits until the mesh cannot go on, since gateway, scheduler or the last worker ended; says which and why.
-
-        A worker that ends while others live is told by `on_change` alone.
+        """Waits until the mesh cannot go on, since the scheduler or the last gateway or worker ended; says which and
+        why. One that ends while others of its service live is told by `on_change` alone.
         """
         left = dict(self._exits)
         while True:
             await asyncio.wait(left.values(), return_when=asyncio.FIRST_COMPLETED)
             for name in [name for name, task in left.items() if task.done()]:
                 del left[name]
-                workers = [other for other in left if service_of(other) == "worker"]
-                if service_of(name) != "worker" or not workers:
+                others = [other for other in left if service_of(other) == service_of(name)]
+                if not others:
                     return self._report_exit(name)
-                self._report_exit(name, f"; {', '.join(workers)} left")
+                self._report_exit(name, f"; {', '.join(others)} left")
 
     async def stop(self) -> None:
         """Stops what still runs, edge first: SIGTERM, a bounded wait, then SIGKILL. Idempotent."""

@@ -81,13 +81,17 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # The default back-off grows to two minutes; a restarted peer should be found within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A connection for each channel: gateways that share a port share clients by their connections.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
-def server_options(max_request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Options of a server in this process. A larger request is refused with RESOURCE_EXHAUSTED by gRPC itself."""
+def server_options(max_request_bytes: int = MAX_MESSAGE_BYTES, *, shares: bool = False) -> list[tuple[str, int]]:
+    """Options of a server in this process. A larger request is refused with RESOURCE_EXHAUSTED by gRPC itself.
+    `shares`: it may have a `shared_port`."""
     # Of two options of one name the first counts. Beyond the second one, connections are closed as they come.
     return [
+        *([("grpc.so_reuseport", 1)] if shares else []),
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_allowed_incoming_connections", max_connections()),
         *SERVER_OPTIONS,
@@ -123,12 +127,20 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 
     async def start(
-        self, host: str, port: int, files: Iterable[FileDescriptor], *, key: str, serving: bool = True
+        self,
+        host: str,
+        port: int,
+        files: Iterable[FileDescriptor],
+        *,
+        key: str,
+        serving: bool = True,
+        shared_port: int = 0,
     ) -> int:
         """Binds ``host:port`` (0 picks a free port), registers reflection for the services in `files`, serves.
 
-        With `serving` False only the process ("") is healthy until `set_serving` says more. Returns the bound port.
-        Raises errors.ConfigError naming `key` if the port cannot be bound.
+        With `serving` False only the process ("") is healthy until `set_serving` says more. `shared_port` is bound as
+        well, together with other servers of this host: the kernel gives each connection to one of them. Returns the
+        bound port. Raises errors.ConfigError naming `key` if a port cannot be bound.
         """
         names = [service.full_name for file in files for service in file.services_by_name.values()]
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -136,22 +148,25 @@ class Server:
         if port:
             # Before the core tries, which would write its own account of a failure to standard error.
             check_port_free(key, host, port)
-        try:
-            bound = self._bind(f"{_bracket(host)}:{port}")
-        except RuntimeError as error:
-            raise errors.ConfigError(
-                key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
-            ) from error
+        bound = self._bind(host, port, key)
+        if shared_port:
+            self._bind(host, shared_port, key)
         await self.set_serving("", True)
         for name in names:
             await self.set_serving(name, serving)
         await self.grpc_server.start()
         return bound
 
-    def _bind(self, address: str) -> int:
-        if self._tls is None:
-            return int(self.grpc_server.add_insecure_port(address))
-        return int(self.grpc_server.add_secure_port(address, self._tls.credentials()))
+    def _bind(self, host: str, port: int, key: str) -> int:
+        address = f"{_bracket(host)}:{port}"
+        try:
+            if self._tls is None:
+                return int(self.grpc_server.add_insecure_port(address))
+            return int(self.grpc_server.add_secure_port(address, self._tls.credentials()))
+        except RuntimeError as error:
+            raise errors.ConfigError(
+                key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
+            ) from error
 
     async def set_serving(self, name: str, serving: bool) -> None:
         """Publishes the health of a service name."""

@@ -26,7 +26,12 @@ _LINKS = ("gateway.scheduler", "scheduler.workers")
 
 
 async def run_mesh(
-    config: MeshConfig, num_workers: int, log_dir: Path | None, start_timeout_s: float, console: Console
+    config: MeshConfig,
+    num_workers: int,
+    num_gateways: int,
+    log_dir: Path | None,
+    start_timeout_s: float,
+    console: Console,
 ) -> int:
     """Runs a mesh until SIGINT, SIGTERM or SIGHUP (exit code 0), or until it cannot go on. The exit code.
 
@@ -37,6 +42,7 @@ async def run_mesh(
             config,
             on_change=board.show,
             num_workers=num_workers,
+            num_gateways=num_gateways,
             log_dir=log_dir,
             start_timeout_s=start_timeout_s,
         )
@@ -74,6 +80,10 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     "--num-workers", type=click.IntRange(min=1, max=256), default=1, show_default=True, metavar="N",
     help="Workers, on the ports from --worker-port on. They divide cores and free memory; each has its own KV cache.",
 )  # fmt: skip
+@click.option(
+    "--num-gateways", type=click.IntRange(min=1, max=64), default=1, show_default=True, metavar="N",
+    help="Gateways that share --gateway-port: the kernel gives each connection to one of them.",
+)  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Show the services' log here instead of writing files.")
 @click.option(
     "--log-dir",
@@ -86,15 +96,22 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     help="How long the services may take to become ready.",
 )  # fmt: skip
 @with_config(["gateway", "scheduler", "worker", "model", "tenants", "ledger", "tls", "log"], omit=_LINKS)
-def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None, start_timeout: float) -> None:
+def up(
+    config: MeshConfig,
+    num_workers: int,
+    num_gateways: int,
+    verbose: bool,
+    log_dir: Path | None,
+    start_timeout: float,
+) -> None:
     """Run gateway, scheduler and worker together, in the foreground.
 
     Ctrl-C stops all, the gateway first so that running requests can end. If one fails, it is named, the others are
-    stopped, and the exit code is not 0; but while one of several workers lives, the mesh goes on. The addresses by
-    which they find each other follow from their ports.
+    stopped, and the exit code is not 0; but while one of several workers or gateways lives, the mesh goes on. The
+    addresses by which they find each other follow from their ports.
     """
     console = Console(highlight=False)
-    members = layout(config, num_workers)
+    members = layout(config, num_workers, num_gateways)
     # Before there is a folder of logs: nothing starts that could write one.
     check_ports(members)
     for name in SERVICES:
@@ -109,7 +126,7 @@ def up(config: MeshConfig, num_workers: int, verbose: bool, log_dir: Path | None
         if target is not None:
             target.mkdir(parents=True, exist_ok=True)
             console.print(f"logs: {target}/{{{','.join(member.name for member in members)}}}.log", soft_wrap=True)
-        code = asyncio.run(run_mesh(config, num_workers, target, start_timeout, console))
+        code = asyncio.run(run_mesh(config, num_workers, num_gateways, target, start_timeout, console))
     finally:
         # Logs of a failure are kept; a start that ended before any was written leaves nothing.
         if temporary is not None and (code == 0 or not any(temporary.iterdir())):

@@ -63,7 +63,7 @@ async def test_each_is_sent_when_it_is_due_whatever_became_of_the_others(gateway
         Ask(0.1, (9, 9), 3, timeout_s=60.0),
     ]
     async with Client(gateway.address) as client:
-        hung, refused, failed, done = await send(client, asks, patience_s=0.5)
+        hung, refused, failed, done = await send([client], asks, patience_s=0.5)
     assert [request.stop.max_tokens for request in gateway.requests] == [2, 2, 2, 3]
     assert all(request.stop.ignore_eos for request in gateway.requests)
     for asked, seen in zip(asks, (hung, refused, failed, done), strict=True):
@@ -107,7 +107,7 @@ async def test_what_became_of_each_flow_is_counted_once(gateway: Gateway, monkey
         for name, traffic_class in (("chat", "interactive"), ("retrieval", "rag"), ("summaries", "batch"))
     ]
     async with Client(gateway.address) as client:
-        run = await under_load(client, Offer(flows, 0.5, 1, 4096), 200.0, CLASSES)
+        run = await under_load([client], Offer(flows, 0.5, 1, 4096), 200.0, CLASSES)
     chat, retrieval, summaries = run["flows"].values()
     assert chat["offered"] + retrieval["offered"] + summaries["offered"] == 100
     assert chat["offered"] == chat["accepted"] == chat["completed"] == chat["qualified"] > 10

@@ -14,7 +14,7 @@ import sys
 from tercet.config import load_config
 from tercet.mesh_layout import service_of
 from tercet.mesh_processes import die_with_parent
-from tercet.rpc import Server
+from tercet.rpc import Server, server_options
 
 HEALTH = {
     "gateway": "tercet.v1.Inference",
@@ -31,8 +31,9 @@ async def serve(name: str, behaviour: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set if behaviour != "stubborn" else lambda: None)
-    server = Server()
-    await server.start(settings.host, settings.port, [], key=f"{service}.port")
+    shared_port = settings.shared_port if service == "gateway" else 0
+    server = Server(server_options(shares=bool(shared_port)))
+    await server.start(settings.host, settings.port, [], key=f"{service}.port", shared_port=shared_port)
     await server.set_serving(HEALTH[service], behaviour != "mute")
     sys.stderr.write(f"{name} {config.gateway.scheduler} {','.join(config.scheduler.workers)}\n")
     await stop.wait()

@@ -1,4 +1,5 @@
 import dataclasses
+import socket
 
 import pytest
 from hypothesis import given, settings
@@ -118,3 +119,30 @@ def test_a_further_worker_on_the_port_of_another_service_is_named():
     (port,) = free_ports(1)
     with pytest.raises(ConfigError, match=rf"worker\.port: is {port} for worker-2, which is gateway\.port too"):
         _check({**FREE, "gateway.port": port, "worker.port": port - 1}, num_workers=2)
+
+
+def test_several_gateways_share_the_port_and_have_one_of_their_own_each():
+    members = layout(load_config(None, None, FREE | {"gateway.host": "0.0.0.0"}), 2, num_gateways=3)
+    names = ["gateway-1", "gateway-2", "gateway-3", "scheduler", "worker-1", "worker-2"]
+    assert [member.name for member in members] == names
+    gateways = [member.settings for member in members[:3]]
+    (shared,) = {gateway.shared_port for gateway in gateways}
+    assert shared
+    assert len({shared, *(member.settings.port for member in members)}) == 7
+    assert {member.shared_address for member in members[:3]} == {f"127.0.0.1:{shared}"}
+    assert {gateway.scheduler for gateway in gateways} == {members[3].address}
+    (alone, *_) = _layout(gateway__port=700)
+    assert (alone.settings.port, alone.settings.shared_port) == (700, 0)
+    assert alone.shared_address == alone.address
+
+
+def test_a_shared_port_that_is_taken_is_found_before_anything_starts():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^gateway\.port: cannot listen on 127\.0\.0\.1:{port}"):
+            check_ports(layout(load_config(None, None, {**FREE, "gateway.port": port}), 1, num_gateways=2))
+    with pytest.raises(ConfigError, match=rf"^scheduler\.port: is {port}, which is gateway\.port too"):
+        same = {**FREE, "gateway.port": port, "scheduler.port": port}
+        check_ports(layout(load_config(None, None, same), 1, num_gateways=2))

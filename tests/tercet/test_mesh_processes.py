@@ -99,6 +99,21 @@ async def test_a_mesh_goes_on_while_a_worker_lives(tmp_path):
     assert [s.name for s in seen if s.state == "stopped"] == ["gateway", "scheduler"]
 
 
+async def test_a_mesh_goes_on_while_a_gateway_lives(tmp_path):
+    seen = []
+    async with _mesh(tmp_path, seen, num_gateways=2) as mesh:
+        assert mesh.address not in {member.address for member in mesh.members}
+        pids = {status.name: status.pid for status in seen}
+        failure = asyncio.create_task(mesh.failure())
+        os.kill(pids["gateway-1"], signal.SIGKILL)
+        while seen[-1].state != "failed":  # noqa: ASYNC110 - `seen` is a plain list
+            await asyncio.sleep(0.02)
+        assert seen[-1].detail.endswith("gateway-1.log; gateway-2 left")
+        assert not failure.done()
+        os.kill(pids["gateway-2"], signal.SIGKILL)
+        assert (await asyncio.wait_for(failure, 20)).name == "gateway-2"
+
+
 async def test_a_dead_scheduler_ends_a_mesh_of_several_workers(tmp_path):
     seen = []
     async with _mesh(tmp_path, seen, num_workers=2) as mesh:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from pathlib import Path
 
 import grpc
@@ -9,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tercet import errors
+from tercet.ports import free_ports
 from tercet.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Server, abort, keepalive, open_channel, server_options
 from tercet.v1 import models_pb2, models_pb2_grpc
 
@@ -188,3 +190,27 @@ async def test_both_ends_notice_that_the_other_is_gone(talking):
 def test_the_core_knows_every_option(name):
     # A name that it does not know is ignored without a word.
     assert name.encode() in Path(cygrpc.__file__).read_bytes()
+
+
+async def test_servers_that_share_a_port_share_connections():
+    (shared,) = free_ports(1)
+    servers = [Server(server_options(shares=True)) for _ in range(2)]
+    try:
+        for index, server in enumerate(servers):
+            await server.start("127.0.0.1", 0, [], key="gateway.port", shared_port=shared)
+            await server.set_serving(f"number-{index}", True)
+        seen = set()
+        for _ in range(64):
+            async with open_channel(f"127.0.0.1:{shared}") as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                for index in range(2):
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        await stub.Check(health_pb2.HealthCheckRequest(service=f"number-{index}"), timeout=10)
+                        seen.add(index)
+        assert seen == {0, 1}
+        # One that shares with nobody is refused.
+        with pytest.raises(errors.ConfigError, match=rf"gateway\.port: cannot listen on 127\.0\.0\.1:{shared}"):
+            await Server().start("127.0.0.1", shared, [], key="gateway.port")
+    finally:
+        for server in servers:
+            await server.stop(0)

@@ -121,9 +121,7 @@ def test_as_json_it_goes_on_with_rates_over_a_loss_until_it_is_told_to_stop(gate
         gateway.traffic_error = errors.SchedulerLostError("no scheduler", retry_after_s=1.5)
         while "problem" not in (lost := json.loads(process.stdout.readline())):
             pass
-        assert lost == {
-            "problem": {"reason": "SCHEDULER_LOST", "message": "no scheduler", "retry_after_s": 1.5}
-        }
+        assert lost == {"problem": {"reason": "SCHEDULER_LOST", "message": "no scheduler", "retry_after_s": 1.5}}
         gateway.traffic_error = None
         while "problem" in (back := json.loads(process.stdout.readline())):
             pass
