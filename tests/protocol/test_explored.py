@@ -23,7 +23,7 @@ from .stories import GATEWAY_STORIES, STORIES
 from .worker_world import Story, WorkerWorld
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
-MAX_STATES = 100_000 if LONG else 600
+MAX_STATES = 100_000 if LONG else 500
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -40,14 +40,14 @@ def test_every_order_at_the_gateway(name: str) -> None:
     assert explored.interleavings is None or explored.interleavings > explored.states
 
 
-@settings(max_examples=20_000 if LONG else 200)
+@settings(max_examples=20_000 if LONG else 150)
 @given(name=st.sampled_from(sorted(GATEWAY_STORIES)), rng=st.randoms(use_true_random=False))
 @pytest.mark.timeout(3600)
 def test_orders_at_the_gateway_to_their_ends(name: str, rng: random.Random) -> None:
     walk(GatewayWorld(GATEWAY_STORIES[name]), rng.choice)
 
 
-@settings(max_examples=20_000 if LONG else 200)
+@settings(max_examples=20_000 if LONG else 150)
 @given(name=st.sampled_from(sorted(STORIES)), rng=st.randoms(use_true_random=False))
 @pytest.mark.timeout(3600)
 def test_orders_to_their_ends_where_there_are_too_many(name: str, rng: random.Random) -> None:
