@@ -91,8 +91,8 @@ class Database:
             yield connection
 
     def check(self) -> None:
-        """Looks whether the file is whole, with new connections: those that have been open for long go by what they have
-        read before. Servers look after their files themselves."""
+        """Looks whether the file is whole, with new connections: those that have been open for long go by what they
+        have read before. Servers look after their files themselves."""
         if self._file is None:
             return
         self.close()
