@@ -130,13 +130,13 @@ class Foresight:
         if outlook is None:
             return
         if outlook.to_be_refused:
+            if not self._to_be_tried(outlook.kind, target, now):
+                return
             # The next ones of its kind are refused until it shows what becomes of it, or has been too long about it.
-            if self._to_be_tried(outlook.kind, target, now):
-                self.learned_at[outlook.kind] = now
-                if target is not None and outlook.chance is not None:
-                    self._book(request, outlook, target, outlook.chance - aim(target))
-        elif target is not None and outlook.chance is not None:
-            self._book(request, outlook, target, outlook.chance - aim(target))
+            self.learned_at[outlook.kind] = now
+        # What is late even alone is no reason to refuse others.
+        if target is not None and outlook.chance is not None and outlook.first_token.alone_s <= target.seconds:
+            self._book(request, outlook.chance - aim(target))
 
     def first_token(self, request: Request, now: float) -> None:
         """A request has got its first token."""
@@ -151,13 +151,12 @@ class Foresight:
         if outlook.limit_s is not None:
             self.tried += 1
             self.tried_in_time += actual_s <= outlook.limit_s
-        elif target is not None and outlook.chance is not None:
-            # Until now it was counted as what was likely.
-            self._book(request, outlook, target, (actual_s <= target.seconds) - outlook.chance)
+        if target is not None and request.booked is not None:
+            self._book(request, (actual_s <= target.seconds) - aim(target))
 
     def gave_up(self, request: Request, now: float) -> None:
         """A request has ended without a token: it would have come later still."""
-        outlook, waited_s = request.outlook, now - request.arrived_at
+        outlook, target, waited_s = request.outlook, request.traffic_class.ttft, now - request.arrived_at
         if outlook is None:
             return
         if waited_s > outlook.seconds:
@@ -166,6 +165,9 @@ class Foresight:
         expired = request.sequences[0].cancel_reason is CancelReason.DEADLINE
         if outlook.limit_s is not None and (expired or now >= request.arrived_at + outlook.limit_s):
             self.tried += 1
+        if target is not None and request.booked is not None:
+            # Who left before it was late shows nothing.
+            self._book(request, -aim(target) if waited_s > target.seconds else 0.0)
 
     def left(self, sequence: Sequence) -> None:
         """A sequence has left its worker for good."""
@@ -180,11 +182,14 @@ class Foresight:
         """How good forecasts were."""
         return ForecastView(self.off.view(), self.tried, self.tried_in_time)
 
-    def _book(self, request: Request, outlook: Outlook, target: Target, met: float) -> None:
-        """As of promise.booked. What is late even alone is no reason to refuse others."""
-        if outlook.first_token.alone_s <= target.seconds:
-            whose = _whose(request)
-            self.spare[whose] = booked(target, self.spare.get(whose, 0.0), met)
+    def _book(self, request: Request, met: float) -> None:
+        """As of promise.booked, in place of what was booked for that request before."""
+        target, whose = request.traffic_class.ttft, _whose(request)
+        assert target is not None
+        before = self.spare.get(whose, 0.0) - (request.booked or 0.0)
+        self.spare[whose] = booked(target, before, met)
+        # Near the bounds of an account that is less than what came of it.
+        request.booked = self.spare[whose] - before
 
     def _to_be_tried(self, kind: Kind, target: Target | None, now: float) -> bool:
         """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""

@@ -39,8 +39,8 @@ def needed_chance(target: Target, spare: float) -> float:
 
 
 def booked(target: Target, spare: float, met: float) -> float:
-    """What is to spare after one more request, or one that was booked already, has met its target so likely more than
-    is aimed at, or than it was believed."""
+    """What is to spare after one more request that has met its target, or is likely to, by so much more than is aimed
+    at."""
     most = DOUBLED_BY * max(0.0, math.log2((1.0 - LEAST_CHANCE) / _likeliest_miss(target)))
     return min(max(spare + met, -MOST_OWED), most)
 

@@ -286,19 +286,66 @@ def test_misses_are_counted_as_they_happen() -> None:
     assert found.spare["interactive", ""] == pytest.approx(0.03 - 0.97)
 
 
-def test_whoever_gives_up_waiting_says_that_it_takes_longer() -> None:
-    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW)
-    call = ask(mesh, gateway, 100)
-    mesh.run(until=mesh.now + 0.001)
+@pytest.mark.parametrize("mode", [AdmissionMode.ENFORCE, AdmissionMode.SHADOW])
+def test_a_try_is_booked_as_what_came_of_it(mode: AdmissionMode) -> None:
+    mesh, gateway = mesh_that_knows(mode)
+    believe(mesh, "interactive", 100.0)
     found = foresight(mesh)
-    known = sum(len(each._recent) for each in found.ratios.values())
-    # Its worker is silent.
-    mesh.workers[1].busy = True
-    mesh.workers[1].step_seconds = 50.0
+    found.spare["interactive", ""] = 0.0
+    ask(mesh, gateway, 300)
     mesh.run(until=mesh.now + 0.01)
+    tried, other = (ask(mesh, gateway, 20) for _ in range(2))
+    mesh.run(until=mesh.now + 0.001)
+    assert found.spare["interactive", ""] < -0.9
+    settle(mesh)
+    assert tried.times
+    assert (other.refused is None) is (mode is AdmissionMode.SHADOW)
+    # In time were the first and the try; what runs although it was refused is no part of the account.
+    assert found.spare["interactive", ""] == pytest.approx(2 * 0.03)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "deadline_s", "spare"), [(1.2, None, -0.97), (None, 1.2, -0.97), (0.5, None, 0.0), (None, 0.5, 0.0)]
+)
+def test_whoever_gives_up_after_the_target_was_late(
+    after_s: float | None, deadline_s: float | None, spare: float
+) -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE, max_num_batched_tokens=32)
+    found = foresight(mesh)
+    found.spare["interactive", ""] = 0.0
+    mesh.workers[1]._cost = StepCost(1e-3, 6e-3)
+    call = ask(mesh, gateway, 300, deadline_s=deadline_s)
+    mesh.run(until=mesh.now + 0.001)
+    assert found.spare["interactive", ""] != 0.0
+    if after_s is not None:
+        mesh.run(until=mesh.now + after_s)
+        mesh.cancel(gateway, call)
+    settle(mesh)
+    assert call.accepted
+    assert not call.times
+    # Who left before the target was over showed nothing.
+    assert found.spare["interactive", ""] == pytest.approx(spare)
+
+
+@pytest.mark.parametrize(("after_s", "learned"), [(0.01, False), (0.2, True)])
+def test_whoever_gives_up_waiting_says_that_it_takes_longer(after_s: float, learned: bool) -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW, max_num_batched_tokens=16)
+
+    def known() -> list[tuple[float, float]]:
+        return sorted(each for ratios in foresight(mesh).ratios.values() for each in ratios._recent)
+
+    before = known()
+    # A tenth of a second is forecast, and three are needed.
+    mesh.workers[1]._cost = StepCost(1e-3, 3e-3)
+    call = ask(mesh, gateway, 100)
+    mesh.run(until=mesh.now + after_s)
     mesh.cancel(gateway, call)
-    mesh.run(until=mesh.now + 0.01)
-    assert sum(len(each._recent) for each in found.ratios.values()) in (known, known + 1)
+    settle(mesh)
+    assert not call.times
+    # Whoever leaves sooner shows nothing.
+    *others, (_, ratio) = known()
+    assert (others if learned else known()) == before
+    assert (1.5 < ratio < 3.0) is learned
 
 
 def test_cached_prompts_are_looked_up_where_there_are_any() -> None:
