@@ -116,13 +116,15 @@ class Matrix:
         whole_s = time.monotonic() - began
         entries = await asyncio.to_thread(self._books.closed, [stream.request_id for stream in streams], BOOKS_S)
         complaints = self._mesh.complaints()
-        # A gateway that is behind with its ledger lets its clients go on; what it had not written is lost with it.
-        may_lack = cell.subject == "gateway" and cell.fault == "kill" and any(map(_is_behind, complaints))
+        # What a gateway has not written is lost with it: ends of the last moment, and all of a request if it is behind
+        # with its ledger and lets clients go on.
+        killed = cell.subject == "gateway" and cell.fault == "kill"
+        may_lack = killed and any(map(_is_behind, complaints))
         for stream in streams:
             explained = _EXPLAINED.get((cell.subject, cell.fault), set())
             problems += judge(stream, self._undisturbed[stream.seed], explained)
             if stream.request_id in entries or not may_lack:
-                problems += judge_entries(stream, entries.get(stream.request_id, ()))
+                problems += judge_entries(stream, entries.get(stream.request_id, ()), may_be_lost=killed)
         problems += [f"complaint: {line}" for line in complaints if not _is_behind(line)]
         ends = Counter(end for stream in streams for end in stream.ends)
         return Result(cell, ends, ended_s if streams else None, served_s, whole_s, tuple(problems))

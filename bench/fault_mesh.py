@@ -7,6 +7,7 @@ alone, and so is the same on each worker. A process that ends is started again a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -111,6 +112,15 @@ class FaultMesh:
             return self._processes[name].wait(DRAIN_S + STOPPED_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{name} has not stopped {DRAIN_S + STOPPED_S:g} s after SIGTERM") from None
+
+    def stop_worker(self, name: str) -> tuple[int, int]:
+        """Tells a worker to stop. Returns its exit status, and how many sequences it still had: if nobody is served,
+        those that its scheduler has forgotten. Raises TimeoutError."""
+        self.send(name, signal.SIGTERM)
+        status = self.ended(name)
+        lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+        last = next(line for line in reversed(lines) if '"worker_stopping"' in line)
+        return status, int(json.loads(last)["sequences"])
 
     def dead(self) -> list[str]:
         """Those that have ended by themselves."""

@@ -71,13 +71,15 @@ def judge(stream: Stream, undisturbed: Sequence[int], explained: Collection[str]
     return problems + [f"seed {stream.seed} ended with {end}, which nothing explains" for end in strange]
 
 
-def judge_entries(stream: Stream, entries: Sequence[Entry]) -> list[str]:
-    """The ledger's rows of a stream."""
+def judge_entries(stream: Stream, entries: Sequence[Entry], *, may_be_lost: bool) -> list[str]:
+    """What of the ledger's rows of a stream cannot be. `may_be_lost`: its gateway may not have written its end."""
     if len(entries) != 1:
         return [f"seed {stream.seed} has {len(entries)} rows in the ledger: {entries}"]
     (entry,) = entries
     if entry.outcome is Outcome.OPEN:
         return [f"seed {stream.seed} has a row that is open"]
+    if may_be_lost and entry.outcome is Outcome.LOST:
+        return []
     # What was on its way to a client that was cut off may have been handed over, and the other way round.
     if stream.finished and (entry.outcome, entry.delivered_tokens) != (Outcome.COMPLETED, len(stream.token_ids)):
         return [f"seed {stream.seed} finished with {len(stream.token_ids)} tokens, and the ledger says {entry}"]

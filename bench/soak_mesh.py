@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import random
-import signal
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -26,7 +25,7 @@ import click
 from bench.books import Books
 from bench.fault_cells import BOOKS_S
 from bench.fault_deeds import FAULTS, do
-from bench.fault_mesh import DRAIN_S, SHAPE, STARTED_S, FaultMesh
+from bench.fault_mesh import SHAPE, STARTED_S, FaultMesh
 from bench.soak_clients import Clients, Told, questions
 from bench.vitals import Trend, Vitals, read_vitals, trend
 from tercet.ledger.row import Outcome
@@ -149,13 +148,10 @@ class Soak:
         return any(at - UNWRITTEN_S <= told.ended_at <= at + UNWRITTEN_S for at in self._killed_at)
 
     async def _stop_workers(self) -> None:
-        """A worker that is told to stop and has nothing stops at once: that it does says that it has nothing."""
         for name in self._mesh.workers:
-            began = time.monotonic()
-            self._mesh.send(name, signal.SIGTERM)
-            status = await asyncio.to_thread(self._mesh.ended, name)
-            if status or time.monotonic() - began > DRAIN_S:
-                self._problems.append(f"{name} ended with {status} after {time.monotonic() - began:.1f} s")
+            status, left = await asyncio.to_thread(self._mesh.stop_worker, name)
+            if status or left:
+                self._problems.append(f"{name} had {left} sequences of nobody, and ended with {status}")
 
     def _verdict(self, minutes: float) -> Verdict:
         memory = self._clients.memory

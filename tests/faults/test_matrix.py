@@ -13,7 +13,7 @@ import pytest
 
 from bench.fault_cells import NUM_STREAMS, Cell, Matrix, cells
 from bench.fault_deeds import FAULTS, LONG_FAULTS
-from bench.fault_mesh import FaultMesh
+from bench.fault_mesh import STARTED_S, FaultMesh
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -25,9 +25,15 @@ _UNSEEN = {("gateway", "hang"), ("scheduler", "hang"), ("gateway", "stop"), ("sc
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    """One mesh for all: each cell leaves it as it was."""
-    with FaultMesh(tmp_path_factory.mktemp("faults")) as mesh, contextlib.closing(Matrix(mesh)) as matrix:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultMesh]:
+    """One for all: each cell leaves it as it was."""
+    with FaultMesh(tmp_path_factory.mktemp("faults")) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def matrix(mesh: FaultMesh) -> Iterator[Matrix]:
+    with contextlib.closing(Matrix(mesh)) as matrix:
         yield matrix
 
 
@@ -49,3 +55,11 @@ async def test_it_is_whole_again(matrix: Matrix, cell: Cell) -> None:
 @pytest.mark.parametrize("cell", _REST, ids=str)
 async def test_it_is_whole_again_after_minutes(matrix: Matrix, cell: Cell) -> None:
     await _try(matrix, cell)
+
+
+def test_behind_all_that_no_worker_has_a_sequence(mesh: FaultMesh) -> None:
+    """Whatever the scheduler believes."""
+    for name in mesh.workers:
+        assert mesh.stop_worker(name) == (0, 0)
+        mesh.start(name)
+    mesh.wait_for(mesh.whole, "the workers are back", STARTED_S)
