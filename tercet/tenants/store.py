@@ -30,7 +30,8 @@ TENANT = "tenant"
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """What can be told of a key. Times are seconds since the epoch, None where that was not."""
+    """What can be told of a key. Times are seconds since the epoch, None where that was not; no key of a tenant was
+    created before an older one, even if the clock said so."""
 
     id: str
     role: str
@@ -223,7 +224,10 @@ class Store:
 
     def _insert_key(self, connection: sa.Connection, tenant: str, role: str) -> ApiKey:
         key = new_key()
-        row = {"id": key.id, "tenant": tenant, "digest": key.digest, "role": role, "created_at": self._clock()}
+        last = connection.execute(sa.select(sa.func.max(keys.c.created_at)).where(keys.c.tenant == tenant)).scalar()
+        # A tenant's keys have an order, whatever becomes of the clock: the role of the newest is the one that is kept.
+        created_at = self._clock() if last is None else max(self._clock(), math.nextafter(last, math.inf))
+        row = {"id": key.id, "tenant": tenant, "digest": key.digest, "role": role, "created_at": created_at}
         connection.execute(keys.insert().values(**row))
         return key
 

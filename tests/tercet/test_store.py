@@ -179,6 +179,23 @@ def test_a_rotation_ends_the_keys_before(store, clock):
     assert [key.active(clock.now) for key in store.entries()[0].keys] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("step_s", [-3600, 0])
+def test_whoever_is_no_operator_any_more_stays_none_when_the_clock_steps_back(store, clock, step_s):
+    store.add("alice", TenantPlan(), operator=True)
+    clock.now += 10
+    store.rotate("alice", grace_s=0, operator=None)
+    clock.now += step_s
+    store.rotate("alice", grace_s=0, operator=False)
+    # Whoever it is that chance puts first of equals.
+    for _ in range(8):
+        last = store.rotate("alice", grace_s=0, operator=None)
+        assert not store.read().find(last, clock.now).operator
+    entries = store.entries()[0].keys
+    assert [key.role for key in entries] == ["operator"] * 2 + ["tenant"] * 9
+    assert [key.id for key in entries if key.active(clock.now)] == [last.id]
+    assert [key.created_at for key in entries] == pytest.approx([NOW] + [NOW + 10] * 10, abs=1e-3, rel=0)
+
+
 def test_a_revoked_key_opens_nothing(store, clock):
     first = store.add("alice", TenantPlan(), operator=False)
     clock.now += 1
