@@ -59,12 +59,16 @@ class Tenants:
 
     def request_ended(self, request: Request, now: float) -> None:
         """Settles what was taken for it: the prompt, unless nothing of it was started, and what was generated."""
-        usage = self.usage[request.tenant.tenant]
+        tenant = request.tenant.tenant
+        usage = self.usage[tenant]
         started = [sequence for sequence in request.sequences if sequence.placements]
         for sequence in started:
             usage.note_output(request.traffic_class.name, sequence.generated)
         used = started[0].prompt_length + sum(sequence.generated for sequence in started) if started else 0
         usage.ended(request.reservation, used, now - request.arrived_at, now)
+        if self.kept and tenant not in self.plans and not usage.running:
+            # Who gets the name next is another tenant.
+            del self.usage[tenant]
 
     def problems(self, live: Iterable[Request]) -> list[str]:
         """What does not add up with the requests that have not ended."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.admission import make_request
 from scheduler.events import TenantsChanged
+from scheduler.sequence import Request
+from scheduler.simulator.mesh import submission
 from scheduler.tenant import TenantPlan
 from scheduler.tenants import Tenants
+from scheduler.traffic_class import DEFAULT_CLASS
+from scheduler.usage import Demand
 
 GATEWAYS = st.integers(1, 3)
 
@@ -42,6 +47,37 @@ def test_a_gateway_that_leaves_takes_its_newer_revision_along() -> None:
     assert tenants.plans.keys() == {"c"}
     tenants.learn(told(4, 1, "d"), 3.0)
     assert tenants.plans.keys() == {"d"}
+
+
+def let_in(tenants: Tenants, plan: TenantPlan) -> Request:
+    request = make_request(1, submission(1, [1]), plan, DEFAULT_CLASS, 1, 0.0)
+    tenants.let_in(request, Demand(1, 1, 1), 0.0)
+    return request
+
+
+def test_who_takes_the_name_of_a_tenant_that_was_removed_inherits_nothing() -> None:
+    tenants, plan = Tenants(), TenantPlan("a", requests_per_minute=2)
+    tenants.learn(TenantsChanged(1, 1, (plan,)), 0.0)
+    first, second = let_in(tenants, plan), let_in(tenants, plan)
+    tenants.request_ended(first, 1.0)
+    tenants.learn(told(1, 2, "b"), 2.0)
+    # What is left of it goes on.
+    assert tenants.usage["a"].running == 1
+    tenants.request_ended(second, 3.0)
+    assert not tenants.usage
+    tenants.learn(TenantsChanged(1, 3, (plan,)), 4.0)
+    bucket = tenants.usage_of(plan, 4.0).requests
+    assert bucket is not None
+    assert bucket.level_at(4.0) == 2.0
+
+
+def test_what_a_tenant_used_is_kept_while_there_is_one() -> None:
+    for plan, named in ((TenantPlan("a", requests_per_minute=2), True), (TenantPlan(""), False)):
+        tenants = Tenants()
+        if named:
+            tenants.learn(TenantsChanged(1, 1, (plan,)), 0.0)
+        tenants.request_ended(let_in(tenants, plan), 1.0)
+        assert list(tenants.usage) == [plan.tenant]
 
 
 @settings(max_examples=100)
