@@ -1,4 +1,7 @@
-"""Who holds how many of a pool's blocks, against the share that his plan gives him."""
+"""Who holds how much of a pool's KV blocks, against the share that his plan gives him.
+
+Counted in tokens that blocks have room for: workers of one pool may have blocks of different sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ from .room import start_blocks
 from .sequence import RUNNING, Sequence
 
 
+def granted_tokens(pool: Pool, share: float) -> int:
+    """The part of the room in the pool's blocks that one tenant may hold."""
+    return _part(share, _room(pool))
+
+
 class KvShares:
-    """Blocks that tenants' sequences have credit for. Counts when it is first asked about a tenant with a share."""
+    """What tenants' sequences have credit for, in tokens. Counts when it is first asked about a tenant with a share."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -24,7 +32,7 @@ class KvShares:
         if not tenant.kv_share:
             return False
         held = self._count().get(tenant.tenant, 0)
-        return held > 0 and held + self._need(sequence) > tenant.kv_share * self._total
+        return held > 0 and held + self._need(sequence) > granted_tokens(self._pool, tenant.kv_share)
 
     def take(self, sequence: Sequence) -> None:
         """The sequence is about to start."""
@@ -50,14 +58,15 @@ class KvShares:
                 # Those that have been told to leave will hold nothing soon.
                 if tenant.kv_share and each.leader is None and each.state in RUNNING:
                     blocks = sum(worker.ledger.reserved(one.sequence_id) for one in each.group)
-                    running.setdefault(tenant.tenant, []).append((each.turn, each, blocks))
-        beyond, total = set(), self._total
+                    tokens = blocks * worker.info.block_size
+                    running.setdefault(tenant.tenant, []).append((each.turn, each, tokens))
+        beyond, room = set(), _room(self._pool)
         for of_tenant in running.values():
             of_tenant.sort(key=lambda one: one[0])
             held = of_tenant[0][2]
-            for _, each, blocks in of_tenant[1:]:
-                held += blocks
-                if held > each.request.tenant.kv_share * total:
+            for _, each, tokens in of_tenant[1:]:
+                held += tokens
+                if held > _part(each.request.tenant.kv_share, room):
                     beyond.add(each.sequence_id)
         return beyond
 
@@ -68,14 +77,19 @@ class KvShares:
                 for sequence in worker.sequences.values():
                     tenant = sequence.request.tenant.tenant
                     blocks = worker.ledger.reserved(sequence.sequence_id) + 1
-                    self._held[tenant] = self._held.get(tenant, 0) + blocks
+                    self._held[tenant] = self._held.get(tenant, 0) + blocks * worker.info.block_size
         return self._held
 
-    @property
-    def _total(self) -> int:
-        return sum(worker.info.num_blocks for worker in self._pool.live)
-
     def _need(self, sequence: Sequence) -> int:
-        # The workers of a pool are alike.
-        size = next(iter(self._pool.workers.values())).info.block_size
-        return start_blocks(sequence, size) + len(sequence.group)
+        # Where it will start is not known yet: the most that it may take.
+        sizes = {worker.info.block_size for worker in self._pool.workers.values()}
+        return max(size * (start_blocks(sequence, size) + len(sequence.group)) for size in sizes)
+
+
+def _room(pool: Pool) -> int:
+    return sum(worker.info.num_blocks * worker.info.block_size for worker in pool.live)
+
+
+def _part(share: float, tokens: int) -> int:
+    # Rounded before it is cut: 0.29 of 100 is a little less than 29.
+    return int(round(share * tokens, 6))

@@ -9,6 +9,7 @@ from tercet import errors
 from .credits import blocks_for
 from .events import Submission
 from .fleet import Pool, Worker
+from .kv_shares import granted_tokens
 from .quota import most_at_once
 from .tenant import TenantPlan
 
@@ -115,12 +116,12 @@ def _largest(pool: Pool) -> Worker:
 
 
 def _granted_blocks(pool: Pool, share: float) -> int:
-    """The part of the pool's blocks that one tenant may hold."""
-    return int(share * sum(worker.info.num_blocks for worker in pool.live))
+    """What one tenant may hold, in blocks of the largest worker."""
+    return granted_tokens(pool, share) // _largest(pool).info.block_size
 
 
 def _check_share(submission: Submission, pool: Pool, share: float) -> None:
-    """Whether the request fits in its tenant's part of the pool's blocks."""
+    """Whether the request fits in its tenant's part of the pool."""
     prompt, n = len(submission.prompt_token_ids), submission.n
     largest, granted = _largest(pool), _granted_blocks(pool, share)
     needed = _least_blocks(prompt, prompt + submission.max_tokens, n, largest)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
 from scheduler.fleet import Pool
-from scheduler.kv_shares import KvShares
+from scheduler.kv_shares import KvShares, granted_tokens
 from scheduler.placement import deal
 from scheduler.sequence import State
 from scheduler.tenant import TenantPlan
@@ -59,6 +60,29 @@ def test_shares_are_of_the_workers_that_stay() -> None:
     assert not KvShares(pool).full(waits)
     pool.workers[2].draining = True
     assert KvShares(pool).full(waits)
+
+
+@pytest.mark.parametrize(("length", "full"), [(13, False), (16, True)])
+def test_blocks_of_different_sizes_count_for_what_they_hold(length: int, full: bool) -> None:
+    # 32 blocks of 4 and 8 of 16 tokens: a quarter are 64.
+    pool = pool_of(worker(1), worker(2, block_size=16, num_blocks=8))
+    decode(pool, 2, wait_for(pool, 100, [1] * length, tenant=QUARTER))
+    # One block of it or two, and one to grow by; of the next one two more, if it starts beside it.
+    waits = wait_for(pool, 101, [1] * 3, tenant=QUARTER)
+    assert KvShares(pool).full(waits) is full
+    decode(pool, 1, waits)
+    reserved = pool.workers[2].ledger.reserved(100) * 16
+    for tokens, beyond in ((64 - reserved, set()), (65 - reserved, {101})):
+        pool.workers[1].ledger.reserve(101, tokens)
+        assert KvShares(pool).beyond() == beyond
+
+
+@pytest.mark.parametrize("blocks", [7, 50, 100])
+def test_a_share_is_no_block_less_than_it_says(blocks: int) -> None:
+    """Though 0.29 x 100, as it is computed, is less than 29."""
+    for hundredth in range(1, 100):
+        pool = pool_of(worker(1, num_blocks=blocks))
+        assert granted_tokens(pool, hundredth / 100) == hundredth * blocks * 4 // 100
 
 
 def test_nobody_is_counted_where_nobody_has_a_share() -> None:
