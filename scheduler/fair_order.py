@@ -10,7 +10,7 @@ from collections.abc import Container
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from .fairness import Share, share_of
+from .fairness import Share
 from .sequence import Request, Sequence
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
@@ -229,7 +229,7 @@ def work_ahead(queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantP
         return NOTHING_AHEAD
     own = of_class.lines.get(tenant.tenant)
     tokens = sequences = 0.0
-    share = share_of(tenant.weight) if own is None else own.share
+    share = Share(tenant.weight) if own is None else own.share
     mark = share.served if own is not None and own.sequences else share.begin(of_class.level(), of_class.credit)
     if own is not None:
         tokens, sequences = float(own.num_tokens), float(own.num_sequences)

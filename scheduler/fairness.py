@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# A weight is at least this: nobody is divided by nothing.
-LEAST_WEIGHT = 1e-3
-
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """The virtual counter of one of them: tokens that it was served, each divided by its weight at the time."""
+    """The virtual counter of one of them: tokens that it was served, each divided by its weight at the time, > 0."""
 
     weight: float
     served: float = 0.0
@@ -44,11 +41,6 @@ class Share:
     def begin(self, level: float, credit: float) -> float:
         """The counter if it comes back now: of what it did not ask for meanwhile it is owed `credit` tokens at most."""
         return max(self.served, level - credit / self.weight)
-
-
-def share_of(weight: float) -> Share:
-    """One that has been served nothing."""
-    return Share(max(weight, LEAST_WEIGHT))
 
 
 def level(competing: Iterable[Share], last: Share | None) -> float:

@@ -34,7 +34,7 @@ from .events import (
 from .fleet_view import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
-from .tenant import TenantPlan
+from .tenant import LEAST_WEIGHT, TenantPlan
 from .traffic_messages import traffic_to_proto
 from .wire import enum_value, sampling_from_proto
 
@@ -159,7 +159,7 @@ def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> TenantPlan:
         tenant=plan.tenant_id,
         classes=tuple(plan.classes),
         default_class=plan.default_class,
-        weight=plan.weight if 0.0 < plan.weight < math.inf else 1.0,
+        weight=max(plan.weight, LEAST_WEIGHT) if 0.0 < plan.weight < math.inf else 1.0,
         requests_per_minute=plan.requests_per_minute,
         tokens_per_minute=plan.tokens_per_minute,
         max_concurrent=plan.max_concurrent,

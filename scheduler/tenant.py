@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# No weight is less: nobody is divided by nothing.
+LEAST_WEIGHT = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class TenantPlan:
@@ -13,7 +16,7 @@ class TenantPlan:
     # Traffic classes it may name, and the one of requests that name none.
     classes: tuple[str, ...] = ()
     default_class: str = ""
-    # Its share where tenants of one class compete.
+    # Its share where tenants of one class compete; at least LEAST_WEIGHT.
     weight: float = 1.0
     requests_per_minute: int = 0
     # Prompt and output together.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .fairness import LEAST_WEIGHT, Share, level, share_of
+from .fairness import Share, level
 from .sequence import Request, Sequence, State
 from .traffic_class import TrafficClass
 
@@ -106,7 +106,7 @@ class ClassQueue:
         if line is None:
             if len(self.lines) > TENANTS_REMEMBERED + 2 * len(self.waiting):
                 self._forget()
-            line = self.lines[tenant] = self.empty[tenant] = Line(share_of(weight))
+            line = self.lines[tenant] = self.empty[tenant] = Line(Share(weight))
             self.come_back(line)
         return line
 
@@ -203,7 +203,7 @@ class WaitingQueue:
         line = queue.line(request.tenant.tenant, request.tenant.weight)
         if not sequence.placements:
             # One that comes back may know an older plan than those that came meanwhile.
-            line.share.weight = max(request.tenant.weight, LEAST_WEIGHT)
+            line.share.weight = request.tenant.weight
             line.asked_at = request.arrived_at
         if not line.sequences:
             if not queue.waiting:
@@ -304,7 +304,7 @@ class WaitingQueue:
     def _queue(self, traffic_class: TrafficClass) -> ClassQueue:
         queue = self.classes.get(traffic_class.name)
         if queue is None:
-            queue = ClassQueue(traffic_class, share_of(traffic_class.weight), credit=self.credit)
+            queue = ClassQueue(traffic_class, Share(traffic_class.weight), credit=self.credit)
             queue.share.come_back(self.level(), 0.0)
             self.classes[traffic_class.name] = queue
         return queue

@@ -97,3 +97,9 @@ def test_numbers_that_make_no_sense_are_no_limits(weight: float, share: float) -
     said = scheduler_pb2.TenantPlan(tenant_id="a", weight=weight, kv_share=share)
     (plan,) = tenants_from_proto(1, scheduler_pb2.TenantUpdate(tenants=[said])).plans
     assert (plan.weight, plan.kv_share) == (1.0, 0.0)
+
+
+def test_a_weight_of_next_to_nothing_is_a_small_one() -> None:
+    said = scheduler_pb2.TenantPlan(tenant_id="a", weight=1e-300)
+    (plan,) = tenants_from_proto(1, scheduler_pb2.TenantUpdate(tenants=[said])).plans
+    assert plan.weight == 1e-3

@@ -287,15 +287,6 @@ def test_the_weight_is_that_of_the_newest_plan() -> None:
     assert line_of(queue).share.weight == 3.0
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0])
-def test_a_weight_of_nothing_is_a_small_one(weight: float) -> None:
-    queue = WaitingQueue()
-    sequence = make(1, 10, weight=weight)
-    queue.add(sequence)
-    queue.start(sequence)
-    assert line_of(queue).share.served == pytest.approx(10_000.0)
-
-
 def test_what_is_given_back_is_what_was_charged_whatever_the_weight_is_now() -> None:
     queue = WaitingQueue()
     sequence = make(1, 1000, weight=100.0)
