@@ -348,7 +348,8 @@ def to_error(error: grpc.aio.AioRpcError, address: str) -> errors.RequestError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineError("the deadline of the call passed")
     if code is grpc.StatusCode.CANCELLED:
-        return errors.RequestCancelledError(text or "the call was cancelled")
+        # Who cancels here hears nothing of it: this is a server that stops, of a call that came too late to be begun.
+        return errors.GatewayLostError(f"{address} stopped while the call was on its way: {text}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # Of gRPC itself, which says so of nothing but messages and metadata that are too large.
         return errors.InvalidFieldError(f"the request is too large: {text}")

@@ -58,6 +58,8 @@ class FakeGateway(
             await abort(context, errors.QueueFullError("full up", metadata={"queued": "7"}, retry_after_s=1.5))
         if request.prompt == "raw status":
             await context.abort(grpc.StatusCode.DATA_LOSS, "gone")
+        if request.prompt == "too late":
+            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
         try:
             if request.prompt == "silent" or "silent" in words[-1:]:
                 await asyncio.sleep(3600)

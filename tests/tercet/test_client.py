@@ -197,6 +197,14 @@ async def test_a_stream_without_its_last_event_is_an_error(gateway):
             await client.generate("torn").answer()
 
 
+async def test_a_call_that_a_stopping_server_cancels_is_a_lost_gateway(gateway):
+    async with Client(gateway.address) as client:
+        with pytest.raises(errors.GatewayLostError, match="stopped"):
+            await client.generate("too late").answer()
+        with pytest.raises(errors.GatewayLostError, match="stopped"):
+            await client.generate_once("too late")
+
+
 async def test_what_breaks_behind_the_last_event_breaks_nothing(gateway):
     async with Client(gateway.address) as client:
         events = [event async for event in client.generate("lost behind its end")]
