@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from tercet.errors import QueueFullError, TenantQuotaError
 
@@ -14,15 +16,25 @@ TIMES_FREE = 3
 # A tenant has at most so many times its max_concurrent: what runs, and as much on its way to the scheduler, whose
 # refusal is exact and knows when to come again.
 TIMES_CONCURRENT = 2
+# How long a place is held is a mean in which the last one counts for one in so many.
+HELD_MEMORY = 64
+# Nobody shall ask again at once, nor give up for what is a guess after all.
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.05, 60.0
 
 
 class Places:
     """At most `limit` requests at a time. A tenant that has several never takes the last of them: who comes next finds
-    one, however many the others want. Where nobody keeps tenants whoever comes takes any."""
+    one, however many the others want. Where nobody keeps tenants whoever comes takes any. `clock` gives seconds."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._taken: Counter[str] = Counter()
-        self._free = limit
+        self._limit = self._free = limit
+        self._clock = clock
+        # Seconds for which all places together were held since one was left, up to the last change; and the mean of
+        # that from one leaving to the next, which is how long a place is held. None: none was left yet.
+        self._held_s = 0.0
+        self._changed_at = clock()
+        self._mean_held_s: float | None = None
 
     def check(self, caller: Caller) -> None:
         """Raises QueueFullError, or TenantQuotaError, if there is none for one more request of the caller's."""
@@ -31,22 +43,42 @@ class Places:
             raise TenantQuotaError(
                 f"the plan's max_concurrent of {most} is used up",
                 metadata={"quota": "max_concurrent", "limit": str(most), "tenant": caller.tenant},
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=self._retry_after(1 + mine - TIMES_CONCURRENT * most, mine),
             )
         if not self._free or (caller.tenant and mine >= TIMES_FREE * self._free):
+            short = mine // TIMES_FREE + 1 - self._free if caller.tenant else 1
             raise QueueFullError(
                 "the gateway has as many requests as it takes (gateway.max_concurrent_requests)",
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=self._retry_after(short, self._limit - self._free),
             )
 
     def take(self, tenant: str) -> None:
         """A request that passed the check."""
+        self._pass()
         self._taken[tenant] += 1
         self._free -= 1
 
     def leave(self, tenant: str) -> None:
         """One that has its place no more."""
+        self._pass()
+        mean = self._held_s if self._mean_held_s is None else self._mean_held_s
+        self._mean_held_s = mean + (self._held_s - mean) / HELD_MEMORY
+        self._held_s = 0.0
         self._taken[tenant] -= 1
         self._free += 1
         if not self._taken[tenant]:
             del self._taken[tenant]
+
+    def _pass(self) -> None:
+        now = self._clock()
+        self._held_s += (self._limit - self._free) * (now - self._changed_at)
+        self._changed_at = now
+
+    def _retry_after(self, ends: int, held: int) -> float:
+        """Seconds until so many of `held` places are left."""
+        if self._mean_held_s is None:
+            return RETRY_AFTER_S
+        self._pass()
+        # Where nobody leaves, that says more than how it was before.
+        held_s = max(self._mean_held_s, self._held_s)
+        return min(max(ends * held_s / held, SHORTEST_RETRY_S), LONGEST_RETRY_S)

@@ -85,3 +85,46 @@ def test_someone_new_is_always_let_in(tenants_and_limit: tuple[str, int], data: 
             held[name] -= 1
         assert held.total() < limit
         places.check(tenant("new"))
+
+
+class Clock:
+    """Seconds, as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def retry_after(places: Places, caller: Caller) -> float:
+    with pytest.raises((QueueFullError, TenantQuotaError)) as caught:
+        places.check(caller)
+    assert caught.value.retry_after_s is not None
+    return caught.value.retry_after_s
+
+
+def test_the_time_to_retry_is_when_places_will_be_left() -> None:
+    clock = Clock()
+    places = Places(8, clock)
+    few, flood = tenant("few", max_concurrent=1), tenant("flood")
+    assert take(places, few, 3) == 2
+    assert take(places, flood, 9) == 5
+    # Nobody has left yet.
+    assert retry_after(places, few) == retry_after(places, flood) == 1.0
+    # Each place is held for seven seconds: of seven that are held one is left in each.
+    for second in range(700):
+        clock.now += 1.0
+        name = "few" if second % 7 < 2 else "flood"
+        places.leave(name)
+        places.take(name)
+    assert retry_after(places, few) == pytest.approx(7.0 / 2)
+    assert retry_after(places, flood) == pytest.approx(7.0 / 7)
+    # With less left free by others the same tenant waits for more to leave.
+    places.take("third")
+    assert retry_after(places, flood) == pytest.approx(2 * 7.0 / 8)
+    # Nobody leaves any more.
+    clock.now += 5.0
+    assert retry_after(places, flood) == pytest.approx(2 * 40.0 / 8)
+    clock.now += 1e6
+    assert retry_after(places, flood) == 60.0
