@@ -348,8 +348,9 @@ def to_error(error: grpc.aio.AioRpcError, address: str) -> errors.RequestError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineError("the deadline of the call passed")
     if code is grpc.StatusCode.CANCELLED:
-        # Who cancels here hears nothing of it: this is a server that stops, of a call that came too late to be begun.
-        return errors.GatewayLostError(f"{address} stopped while the call was on its way: {text}")
+        # Who cancels here hears nothing of it: this is gRPC at the other end, which stops, or is flooded, and has not
+        # begun the call.
+        return errors.GatewayLostError(f"{address} turned the call away: {text}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # Of gRPC itself, which says so of nothing but messages and metadata that are too large.
         return errors.InvalidFieldError(f"the request is too large: {text}")
