@@ -25,7 +25,7 @@ from .prefix_salt import prefix_salt
 from .refusal_counts import RefusalKind
 from .sequence_end import Account
 from .served_model import ServedModel
-from .sizes import input_field, resolve_max_tokens, surely_fits
+from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
 from .stream import Delta, Stream
 from .tokenizing import Tokenizing
 from .validate import GenerationRequest
@@ -116,6 +116,7 @@ class Generation:
         # Before any work: a mesh that cannot serve says so at once.
         pool = link.pool(model.name, model.revision)
         self._raise_known(pool)
+        refuse_hopeless(request, self._means.tokenizing.least_tokens(model, request.input), pool, self.caller.plan)
         _, ids = await self._means.tokenizing.encode(model, request.input, self.caller.tenant)
         self._prompt_tokens = len(ids)
         max_tokens = resolve_max_tokens(request, len(ids), pool)

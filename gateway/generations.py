@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -73,6 +74,17 @@ class Generations:
         self._places.take(caller.tenant)
         self._idle.clear()
         return generation
+
+    @contextlib.contextmanager
+    def place(self, caller: Caller) -> Iterator[None]:
+        """One of the caller's places for something else than a request, for as long as the scope lasts. Raises
+        QueueFullError, TenantQuotaError."""
+        self._places.check(caller)
+        self._places.take(caller.tenant)
+        try:
+            yield
+        finally:
+            self._places.leave(caller.tenant)
 
     def note_refusal(self, tenant: str | None, traffic_class: str, error: RequestError) -> None:
         """Counts a request that was refused before it was taken in; `tenant` is None for callers who are not known."""

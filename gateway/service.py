@@ -87,7 +87,8 @@ class InferenceService:
         """Token ids as Generate would make them."""
         max_bytes = self._generations.settings.max_prompt_bytes
         model, given = validate_tokenize(message, self._catalogue, max_prompt_bytes=max_bytes)
-        text, ids = await self._generations.tokenizing.encode(model, given, caller.tenant)
+        with self._generations.place(caller):
+            text, ids = await self._generations.tokenizing.encode(model, given, caller.tenant)
         return inference_pb2.TokenizeResult(token_ids=ids, text=text)
 
     async def detokenize(
@@ -95,7 +96,8 @@ class InferenceService:
     ) -> inference_pb2.DetokenizeResult:
         """Text of token ids."""
         model, ids = validate_detokenize(message, self._catalogue)
-        text = await self._generations.tokenizing.decode(model, ids, caller.tenant)
+        with self._generations.place(caller):
+            text = await self._generations.tokenizing.decode(model, ids, caller.tenant)
         return inference_pb2.DetokenizeResult(text=text)
 
     def _start(

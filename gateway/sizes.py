@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tercet.errors import PromptTooLongError
 from tercet.tenants.plan import TenantPlan
 
 from .mesh_messages import Pool
@@ -32,6 +33,20 @@ def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, pool: Poo
     if prompt_tokens + request.stop.max_tokens > limit:
         raise prompt_too_long("stop.max_tokens", prompt_tokens, request.stop.max_tokens, limit)
     return request.stop.max_tokens
+
+
+def refuse_hopeless(request: GenerationRequest, least_prompt_tokens: int, pool: Pool, plan: TenantPlan) -> None:
+    """Raises PromptTooLongError if a prompt of no fewer tokens leaves no room for one, in the context or in the plan's:
+    whatever its tokens are, a check of its size would refuse it."""
+    limit, name, whose = context_limit(request.model, pool), "max_model_len", "the context"
+    if 0 < plan.max_context < limit:
+        limit, name, whose = plan.max_context, "max_context", "the plan's max_context"
+    if least_prompt_tokens >= limit:
+        raise PromptTooLongError(
+            f"the prompt has {least_prompt_tokens} tokens or more; {whose} is {limit}, and one has to be left",
+            field=input_field(request),
+            metadata={"prompt_tokens_at_least": str(least_prompt_tokens), name: str(limit)},
+        )
 
 
 def surely_fits(request: GenerationRequest, most_prompt_tokens: int, pool: Pool, plan: TenantPlan) -> bool:

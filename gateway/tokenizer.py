@@ -18,6 +18,7 @@ import tokenizers
 from tercet.errors import ModelError
 
 from .detokenizer import Detokenizer
+from .token_reach import token_reach
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_MARK = "▁"
@@ -51,6 +52,7 @@ class Tokenizer:
         self.special_token_ids = special_token_ids
         self._backend = backend
         self._spelling = spelling
+        self._reach = token_reach(backend, character_of_byte() if spelling is Spelling.BYTE_LEVEL else None)
         self._strip_leading_space = strip_leading_space
         self._added = {token_id: str(token.content) for token_id, token in backend.get_added_tokens_decoder().items()}
         self._pieces: dict[int, str | bytes] = {}
@@ -75,6 +77,10 @@ class Tokenizer:
         if add_bos and self.bos_token_id is not None:
             ids.insert(0, self.bos_token_id)
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """`encode` makes at least so many of a text; 0 if that takes work to know."""
+        return 0 if self._reach is None else self._reach.least_tokens(text)
 
     def find_special(self, text: str) -> re.Match[str] | None:
         """The first special token written out in a text, if any."""

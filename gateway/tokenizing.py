@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from .served_model import ServedModel
 from .turns import Turns
 from .validate import ChatInput, Input, TextInput, TokenInput
 
+Made = TypeVar("Made")
+
 # Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
 _INLINE_CHARS = 1024
 _INLINE_IDS = 1024
-_TOKENIZER_THREADS = 2
+# Up to here it takes some 20 ms. What is longer has a thread of its own, where nobody waits who has less.
+_LONG_CHARS = 65_536
+_LONG_IDS = 65_536
+_THREADS, _LONG_THREADS = 2, 1
 # A token stands for one byte at least, but for BOS and a space that a vocabulary puts first. A vocabulary may also want
 # Unicode in a normal form: that leaves ASCII as it is, and makes at most 11 bytes of one (U+FDFA in NFKC).
 _ADDED_TOKENS = 16
@@ -21,22 +27,23 @@ _MOST_GROWTH = 11
 
 
 class Tokenizing:
-    """Tokenizes: short texts at once, long ones in threads, so that the event loop never waits for one. At the threads
-    tenants take turns."""
+    """Tokenizes: short texts at once, others in threads, so that the event loop never waits for one, nor what is of the
+    usual length for what is not."""
 
     def __init__(self, max_prompt_bytes: int) -> None:
         self._max_prompt_bytes = max_prompt_bytes
-        self._turns = Turns(_TOKENIZER_THREADS)
-        self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._lane = _Lane(_THREADS, "tokenizer")
+        self._long_lane = _Lane(_LONG_THREADS, "tokenizer-long")
 
     async def encode(self, model: ServedModel, given: Input, tenant: str) -> tuple[str, list[int]]:
         """The text (empty for token ids) and token ids of an input of a tenant. Raises InvalidFieldError on `chat`."""
         if isinstance(given, TokenInput):
             return "", list(given.token_ids)
-        if _size(given) <= _INLINE_CHARS and not _spells_special(model, given):
+        size = _size(given)
+        if size <= _INLINE_CHARS and not _spells_special(model, given):
             return self._encode(model, given)
-        async with self._turns.place(tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, model, given)
+        lane = self._lane if size <= _LONG_CHARS else self._long_lane
+        return await lane.run(tenant, lambda: self._encode(model, given))
 
     def most_tokens(self, model: ServedModel, given: Input) -> int | None:
         """So many tokens `encode` makes of it at most, by its bytes; None if that takes work to know. Raises as
@@ -51,16 +58,22 @@ class Tokenizing:
             return None
         return _ADDED_TOKENS + (len(text) if text.isascii() else _MOST_GROWTH * len(text.encode()))
 
+    def least_tokens(self, model: ServedModel, given: Input) -> int:
+        """So many tokens `encode` makes of it at least, by its bytes; 0 if that takes work to know. What a chat becomes
+        its template says."""
+        return model.tokenizer.least_tokens(given.text) if isinstance(given, TextInput) else 0
+
     async def decode(self, model: ServedModel, token_ids: Sequence[int], tenant: str) -> str:
         """The text of token ids that a tenant has."""
         if len(token_ids) <= _INLINE_IDS:
             return model.tokenizer.decode(token_ids)
-        async with self._turns.place(tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, model.tokenizer.decode, token_ids)
+        lane = self._lane if len(token_ids) <= _LONG_IDS else self._long_lane
+        return await lane.run(tenant, lambda: model.tokenizer.decode(token_ids))
 
     def close(self) -> None:
         """Lets the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._lane.close()
+        self._long_lane.close()
 
     def _encode(self, model: ServedModel, given: TextInput | ChatInput) -> tuple[str, list[int]]:
         if isinstance(given, TextInput):
@@ -70,6 +83,23 @@ class Tokenizing:
     def _max_chars(self, given: ChatInput) -> int:
         # A template adds a little around each message; what adds more is broken.
         return 2 * self._max_prompt_bytes + 1024 * len(given.messages)
+
+
+class _Lane:
+    """Threads at which tenants take turns."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._turns = Turns(threads)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, tenant: str, work: Callable[[], Made]) -> Made:
+        """What `work` makes, in the tenant's turn."""
+        async with self._turns.place(tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Lets the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _spells_special(model: ServedModel, given: TextInput | ChatInput) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.mesh_messages import Pool
 from gateway.served_model import Catalogue, ServedModel
-from gateway.sizes import resolve_max_tokens, surely_fits
+from gateway.sizes import refuse_hopeless, resolve_max_tokens, surely_fits
 from gateway.tokenizing import Tokenizing
 from gateway.validate import GenerationRequest, validate_generate
 from tercet.errors import PromptTooLongError
@@ -57,6 +57,32 @@ def test_what_surely_fits_no_check_refuses(
         assert tokens + (resolved if max_tokens is not None else 1) <= max_sequence_len
         if max_context:
             assert tokens + (max_tokens or 1) <= max_context
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    least=st.integers(0, 70),
+    more=st.integers(0, 3),
+    max_tokens=st.none() | st.integers(1, 70),
+    max_model_len=st.integers(0, 70),
+    max_context=st.integers(0, 70),
+)
+def test_what_is_hopeless_every_check_refuses(
+    model: ServedModel, least: int, more: int, max_tokens: int | None, max_model_len: int, max_context: int
+) -> None:
+    request, there = request_of(model, max_tokens), pool(max_model_len)
+    try:
+        refuse_hopeless(request, least, there, TenantPlan(max_context=max_context))
+    except PromptTooLongError as error:
+        if "max_context" in error.metadata:
+            # As the scheduler looks at it.
+            assert least + more + (max_tokens or 1) > max_context
+        else:
+            with pytest.raises(PromptTooLongError):
+                resolve_max_tokens(request, least + more, there)
+    else:
+        assert least < (max_model_len or model.max_model_len)
+        assert not max_context or least < max_context
 
 
 def test_it_is_no_smaller_than_it_has_to_be(model: ServedModel) -> None:
