@@ -66,7 +66,14 @@ class Resume:
     sequence_ids: tuple[int, ...]
 
 
-WorkerCommand = NewSequence | Plan | Release | Resume
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Sequences to let rest before the next step."""
+
+    sequence_ids: tuple[int, ...]
+
+
+WorkerCommand = NewSequence | Plan | Release | Resume | Rest
 
 
 # To a gateway.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from .credits import blocks_for
 from .dispatch import MAX_PLANS_IN_FLIGHT
 from .fleet import Pool, Worker
 from .kv_shares import KvShares
@@ -33,14 +34,16 @@ def audit(mesh: MeshState) -> list[str]:
 
 
 def _audit_places(mesh: MeshState) -> list[str]:
-    """Every live sequence is in one place: in a queue, on a worker, or about to leave a worker's host memory."""
+    """Every live sequence is in one place: in a queue, set aside for its reader, on a worker, or about to leave a
+    worker's host memory."""
     places: Counter[int] = Counter()
     for pool in mesh.fleet.pools.values():
         for leader in pool.waiting:
             places.update(each.sequence_id for each in leader.group)
+        places.update(pool.paused.keys())
     for worker in mesh.fleet.workers.values():
         places.update(worker.sequences.keys())
-        places.update(key for key, each in worker.swapped.items() if each.state is State.CANCELLING)
+        places.update(key for key, each in worker.kept.items() if each.state is State.CANCELLING)
     problems = []
     for sequence in mesh.sequences.values():
         leader = sequence.leader or sequence
@@ -54,10 +57,10 @@ def _audit_places(mesh: MeshState) -> list[str]:
             problems.append(f"sequence {sequence.sequence_id} leads a fork that does not follow it")
         if sequence is not leader and sequence.token_ids != leader.token_ids:
             problems.append(f"sequence {sequence.sequence_id} waits for its leader but has tokens of its own")
-        if sequence.swapped_on is not None:
-            host = mesh.fleet.workers.get(sequence.swapped_on)
-            if host is None or host.swapped.get(sequence.sequence_id) is not sequence:
-                problems.append(f"sequence {sequence.sequence_id} is in host memory nowhere")
+        if sequence.kept_on is not None:
+            host = mesh.fleet.workers.get(sequence.kept_on)
+            if host is None or host.kept.get(sequence.sequence_id) is not sequence:
+                problems.append(f"the KV cache of sequence {sequence.sequence_id} is kept nowhere")
     return problems + [f"sequence {key} has ended but is still somewhere" for key, count in places.items() if count]
 
 
@@ -67,6 +70,9 @@ def _audit_pool(pool: Pool) -> list[str]:
         problems.append(f"{pool.model}: a sequence in the queue is not QUEUED")
     if any(leader.leader is not None for leader in pool.waiting):
         problems.append(f"{pool.model}: a fork waits without its leader")
+    for key, each in pool.paused.items():
+        if each.state is not State.PAUSED or each.link is not None or not each.request.paused:
+            problems.append(f"{pool.model}: sequence {key}, {each.state.value}, is set aside")
     stranded = {each.sequence_id for each in pool.waiting if not pool.has_place(each)}
     if pool.stranded.keys() != stranded:
         problems.append(f"{pool.model}: {sorted(pool.stranded)} are said to be stranded, {sorted(stranded)} are")
@@ -151,7 +157,7 @@ def _audit_idle(pool: Pool) -> list[str]:
 
 
 def _audit_worker(worker: Worker) -> list[str]:
-    problems = worker.ledger.check()
+    problems, size = worker.ledger.check(), worker.info.block_size
     if worker.dropped:
         return problems
     if len(worker.ledger) != len(worker.sequences) or any(key not in worker.ledger for key in worker.sequences):
@@ -168,11 +174,14 @@ def _audit_worker(worker: Worker) -> list[str]:
         problems.append(f"{begun} sequences where {worker.limits.max_running} may be")
     if running and len(running) == len(worker.sequences) and not len(worker.window):
         problems.append(f"{len(running)} sequences run without a plan")
-    for key, sequence in worker.swapped.items():
-        if sequence.swapped_on != worker.link or sequence.state not in (State.QUEUED, State.CANCELLING):
-            problems.append(f"sequence {key} is in host memory, but {sequence.state.value} on {sequence.swapped_on}")
+    for key, sequence in worker.kept.items():
+        leaving = sequence.swapped and sequence.state is State.CANCELLING
+        if sequence.kept_on != worker.link or not (leaving or sequence.state in (State.QUEUED, State.PAUSED)):
+            problems.append(f"the KV cache of sequence {key} is kept for {sequence.state.value} on {sequence.kept_on}")
+        elif sequence.resting and sequence.kept_blocks != (right := blocks_for(len(sequence.token_ids) - 1, size)):
+            problems.append(f"sequence {key} rests on {sequence.kept_blocks} blocks, not {right}")
     if worker.swap_blocks_used > worker.info.num_swap_blocks:
         problems.append(f"{worker.swap_blocks_used} of {worker.info.num_swap_blocks} blocks of host memory in use")
-    if not worker.sequences and not len(worker.window) and worker.ledger.counts.used:
-        problems.append(f"{worker.ledger.counts.used} blocks in use by nobody")
+    if not worker.sequences and not len(worker.window) and worker.ledger.counts.used > worker.resting_blocks:
+        problems.append(f"{worker.ledger.counts.used} blocks in use by {len(worker.resting)} that rest")
     return problems

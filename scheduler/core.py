@@ -12,7 +12,7 @@ from typing import Any
 
 from tercet import errors
 
-from . import membership, reports
+from . import membership, pausing, reports
 from .actions import Accepted, Action, CancelDone, NewSequence, Refused, ToWorker
 from .admission import (
     AdmissionMode,
@@ -37,14 +37,17 @@ from .events import (
     GatewayAttached,
     GatewayLost,
     KvChanged,
+    PauseReceived,
     PlanEnded,
     SequenceReleased,
+    SequenceRests,
     SequenceStopped,
     StepReported,
     Submission,
     Submitted,
     TenantsChanged,
     TimePassed,
+    UnpauseReceived,
     WorkerAttached,
     WorkerDraining,
     WorkerLost,
@@ -314,6 +317,17 @@ class Core:
         if sequence is not None and sequence.request.gateway == event.gateway:
             stop(self._mesh, sequence, event.reason, now)
 
+    def _pause_received(self, event: PauseReceived, _now: float) -> None:
+        request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
+        # One that is gone has said so.
+        if request is not None:
+            pausing.pause(self._mesh, request)
+
+    def _unpause_received(self, event: UnpauseReceived, now: float) -> None:
+        request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
+        if request is not None:
+            pausing.unpause(self._mesh, request, now)
+
     def _addresses_changed(self, event: AddressesChanged, _now: float) -> None:
         self._mesh.fleet.look_at(event.addresses)
         self._mesh.pools_changed()
@@ -360,6 +374,8 @@ _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
     TenantsChanged: Core._tenants_changed,
     CancelReceived: Core._cancel_received,
     SequenceStopped: Core._sequence_stopped,
+    PauseReceived: Core._pause_received,
+    UnpauseReceived: Core._unpause_received,
     AddressesChanged: Core._addresses_changed,
     WorkerAttached: lambda core, event, now: membership.worker_attached(core._mesh, event, now),
     WorkerLost: lambda core, event, now: membership.worker_lost(core._mesh, event, now),
@@ -368,6 +384,7 @@ _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {
     StepReported: lambda core, event, now: reports.step_reported(core._mesh, event, now),
     PlanEnded: lambda core, event, now: reports.plan_ended(core._mesh, event, now),
     SequenceReleased: lambda core, event, now: reports.sequence_released(core._mesh, event, now),
+    SequenceRests: lambda core, event, now: reports.sequence_rests(core._mesh, event, now),
     TimePassed: Core._time_passed,
     DrainStarted: Core._drain_started,
     DrainExpired: Core._drain_expired,

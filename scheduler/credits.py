@@ -102,6 +102,10 @@ class CreditLedger:
         """
         self._held[sequence_id] = self._reserved[sequence_id] = num_shared_tokens // self.block_size
 
+    def reopen(self, sequence_id: int, num_blocks: int) -> None:
+        """Opens the account of a sequence that has kept so many blocks since its last one was closed."""
+        self._held[sequence_id] = self._reserved[sequence_id] = num_blocks
+
     def hold(self, sequence_id: int, num_tokens: int) -> None:
         """Notes tokens that the worker has confirmed in its KV cache."""
         held = self._held[sequence_id]
@@ -115,7 +119,8 @@ class CreditLedger:
             self._reserved[sequence_id] = blocks
 
     def forget(self, sequence_id: int) -> None:
-        """Closes an account: the worker has said that the blocks are free."""
+        """Closes an account: the worker has said that the blocks are free, or that they are kept and nothing more is
+        taken."""
         self._outstanding -= self._reserved.pop(sequence_id) - self._held.pop(sequence_id)
 
     def check(self) -> list[str]:

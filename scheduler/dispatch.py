@@ -12,7 +12,7 @@ from .fleet import Pool, Worker
 from .kv_shares import KvShares
 from .placement import NOTHING_DEALT, CachedTokens, cached_tokens, deal
 from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, Running, make_plan
-from .planner_view import holders, lone, running_view, worst_cases
+from .planner_view import holders, lone, resting_holders, running_view, worst_cases
 from .preemption import Holder, choose_victims, prefer_swap
 from .sequence import Sequence, State
 
@@ -34,7 +34,7 @@ def dispatch(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cach
     for worker in pool.workers.values():
         newcomers = dealt.newcomers.get(worker.link, [])
         if worker.link in dealt.yielding:
-            _release(worker, dealt.yielding[worker.link], actions, made_room=True)
+            _release(pool, worker, dealt.yielding[worker.link], actions, made_room=True)
         wanting = worker.window.plans_ahead < PLANS_AHEAD and len(worker.sequences) > 0
         if (newcomers or wanting) and not worker.dropped:
             _dispatch_worker(pool, worker, newcomers, policy, now, actions, awaited=dealt.awaited)
@@ -58,7 +58,7 @@ def _dispatch_worker(
         decision = _decide(pool, worker, running, dealt, policy, awaited)
         if decision.start:
             _send(pool, worker, running, dealt, decision, now, actions, revoke=True)
-            dealt = _left(dealt, decision)
+            dealt = _left(dealt)
             if decision.num_steps >= UNHURRIED_STEPS:
                 # The next newcomer would revoke a second plan before it began. The first step's report brings it.
                 return
@@ -67,17 +67,20 @@ def _dispatch_worker(
         decision = _decide(pool, worker, running, dealt, policy, awaited)
         if decision.shortage:
             victims = choose_victims(holders(worker, KvShares(pool).beyond()), decision.shortage)
-            _release(worker, victims, actions, made_room=False)
+            _release(pool, worker, victims, actions, made_room=False)
         if not decision.num_steps:
             return
         _send(pool, worker, running, dealt, decision, now, actions, revoke=False)
-        dealt = _left(dealt, decision)
+        if decision.lacking and worker.resting:
+            # Who runs does not make do with short plans for the sake of those that nobody waits for.
+            lacking = decision.lacking - worker.leaving_blocks
+            _release(pool, worker, choose_victims(resting_holders(worker), lacking), actions, made_room=False)
+        dealt = _left(dealt)
 
 
-def _left(dealt: list[Sequence], decision: Decision) -> list[Sequence]:
-    """Those that have not started."""
-    started = set(decision.start)
-    return [each for each in dealt if each.sequence_id not in started] if started else dealt
+def _left(dealt: list[Sequence]) -> list[Sequence]:
+    """Those that have not started, and did not have to give up the blocks that they have there."""
+    return [each for each in dealt if each.state is State.QUEUED]
 
 
 def _most_steps(pool: Pool, worker: Worker, dealt: list[Sequence]) -> int:
@@ -96,6 +99,7 @@ def _decide(
         available=worker.ledger.available,
         sequences=len(worker.ledger),
         settled=not len(worker.window) and len(running) == len(worker.sequences),
+        resting=len(worker.resting),
     )
     candidates = [
         Candidate(
@@ -104,7 +108,8 @@ def _decide(
             len(each.token_ids),
             each.max_length,
             1 + len(each.forks),
-            each.swapped_on is not None,
+            each.kept_on is not None,
+            each.kept_blocks if each.resting else 0,
             each.request.traffic_class.name,
             each.request.traffic_class.max_prefill_tokens,
             each.on_credit,
@@ -141,7 +146,7 @@ def _send(
     started = set(decision.start)
     for sequence in (each for each in dealt if each.sequence_id in started):
         pool.waiting.start(sequence)
-        if sequence.swapped_on is None:
+        if sequence.kept_on is None:
             _start(worker, sequence, now, actions)
         else:
             _resume(worker, sequence, actions)
@@ -184,12 +189,16 @@ def _start(worker: Worker, sequence: Sequence, now: float, actions: list[Action]
 
 
 def _resume(worker: Worker, sequence: Sequence, actions: list[Action]) -> None:
-    """Brings a sequence back from the worker's host memory. Nothing of it counts as held until its first token says
-    that the blocks are taken."""
+    """Lets a sequence go on where the worker keeps its KV cache: one that rests by its join alone. Of one that is in
+    host memory nothing counts as held until its first token says that the blocks are taken."""
+    resting, blocks = sequence.resting, sequence.kept_blocks
     sequence.resume(worker.link)
-    del worker.swapped[sequence.sequence_id]
+    del worker.kept[sequence.sequence_id]
     worker.put(sequence)
-    actions.append(ToWorker(worker.link, Resume((sequence.sequence_id,))))
+    if resting:
+        worker.ledger.reopen(sequence.sequence_id, blocks)
+    else:
+        actions.append(ToWorker(worker.link, Resume((sequence.sequence_id,))))
 
 
 def reserve(worker: Worker) -> None:
@@ -201,8 +210,15 @@ def reserve(worker: Worker) -> None:
     worker.ledger.reserve_each([sequence.sequence_id for sequence in running], tokens)
 
 
-def _release(worker: Worker, victims: SequenceOf[Holder], actions: list[Action], *, made_room: bool) -> None:
+def _release(
+    pool: Pool, worker: Worker, victims: SequenceOf[Holder], actions: list[Action], *, made_room: bool
+) -> None:
     """Tells them to give way: to one that waits, if `made_room`, else for want of blocks to grow by."""
+    if not victims:
+        return
+    for victim in victims:
+        if victim.resting:
+            pool.rouse(worker, worker.kept[victim.sequence_ids[0]])
     leaving: dict[ReleaseCause, list[int]] = {ReleaseCause.PREEMPT: [], ReleaseCause.SWAP: []}
     host_blocks = worker.info.num_swap_blocks - worker.swap_blocks_used
     for victim in victims:

@@ -51,15 +51,19 @@ def _cancel_sequence(
         return None
     submission = sequence.request.submission
     sequence.cancel_reason, sequence.cancel_failure = reason, failure
-    if old is State.QUEUED:
-        pool = mesh.fleet.pools[submission.model, submission.model_revision]
+    if old is State.QUEUED or (old is State.PAUSED and sequence.link is None):
+        pool = mesh.pool_for(sequence.request)
+        if sequence.kept_on is not None and sequence.resting:
+            pool.rouse(mesh.fleet.workers[sequence.kept_on], sequence)
+        elif old is State.PAUSED:
+            del pool.paused[sequence.sequence_id]
         # Of a group that is coming back nobody waits until the last is there.
-        if sequence in pool.waiting:
+        elif sequence in pool.waiting:
             pool.leave_queue(sequence)
         mesh.touch(pool)
     sequence.disband()
     sequence.become(State.CANCELLING)
-    link = sequence.link if sequence.swapped_on is None else sequence.swapped_on
+    link = sequence.link if sequence.kept_on is None else sequence.kept_on
     if link is None:
         finish_cancelled(mesh, sequence, 0, 0, now)
     elif old is State.PREEMPTED:
@@ -186,6 +190,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         wasted_tokens=wasted,
         preemptions=sum(sequence.preemptions for sequence in request.sequences),
         swaps=sum(sequence.swaps for sequence in request.sequences),
+        pauses=request.pauses,
         moves=sum(sequence.moves for sequence in request.sequences),
         placements=sum(sequence.placements for sequence in request.sequences),
         blocks_used=used,

@@ -184,6 +184,22 @@ class SequenceStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseReceived:
+    """The reader of a request is behind."""
+
+    gateway: int
+    request_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnpauseReceived:
+    """The reader of a request has caught up."""
+
+    gateway: int
+    request_key: int
+
+
+@dataclass(frozen=True, slots=True)
 class AddressesChanged:
     """Where workers are looked for from now on: each address, or a name that has none yet, once."""
 
@@ -267,6 +283,16 @@ class SequenceReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceRests:
+    """Answer to a Rest: nothing of the sequence is on its way. `found` is False if it had ended before."""
+
+    link: int
+    sequence_id: int
+    found: bool
+    blocks: BlockCounts
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """A moment named by Core.wake_at has come."""
 
@@ -288,6 +314,8 @@ Event = (
     | Submitted
     | CancelReceived
     | SequenceStopped
+    | PauseReceived
+    | UnpauseReceived
     | AddressesChanged
     | WorkerAttached
     | WorkerLost
@@ -296,6 +324,7 @@ Event = (
     | StepReported
     | PlanEnded
     | SequenceReleased
+    | SequenceRests
     | TimePassed
     | DrainStarted
     | DrainExpired

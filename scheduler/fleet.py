@@ -16,7 +16,7 @@ from .output_length import LeaveRate
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
-from .sequence import RUNNING, Sequence, State
+from .sequence import LEAVING, RUNNING, Sequence, State
 from .step_time import StepTimes
 from .waiting import WaitingQueue
 from .window import PlanWindow
@@ -48,8 +48,9 @@ class Worker:
     dropped: bool = False
     # It is about to stop: nothing new for it.
     draining: bool = False
-    # Sequences whose KV cache is in its host memory; they wait in the pool's queue.
-    swapped: dict[int, Sequence] = field(default_factory=dict)
+    # Sequences whose KV cache it keeps though they are off it, in host memory or in their blocks. They wait in the
+    # pool's queue, or for their readers.
+    kept: dict[int, Sequence] = field(default_factory=dict)
     # Keys of the blocks in its prefix cache.
     prefixes: set[int] = field(default_factory=set)
     step_times: StepTimes = field(default_factory=StepTimes)
@@ -85,7 +86,7 @@ class Worker:
         """Whether a report is due."""
         if self.window or self.sequences:
             return True
-        return any(sequence.state is State.CANCELLING for sequence in self.swapped.values())
+        return any(sequence.state is State.CANCELLING for sequence in self.kept.values())
 
     @property
     def usable(self) -> bool:
@@ -94,13 +95,28 @@ class Worker:
 
     @property
     def swap_blocks_used(self) -> int:
-        return sum(sequence.swapped_blocks for sequence in self.swapped.values())
+        return sum(sequence.kept_blocks for sequence in self.kept.values() if sequence.swapped)
+
+    @property
+    def resting(self) -> list[Sequence]:
+        """Those that have their blocks there and take part in nothing."""
+        return [sequence for sequence in self.kept.values() if not sequence.swapped] if self.kept else []
 
     @property
     def guarded(self) -> bool:
         """Whether somebody is to be alone there: a suspect that has not got a token yet."""
         suspect = self.suspect
         return suspect is not None and suspect.suspect and suspect.sequence_id in self.sequences
+
+    @property
+    def resting_blocks(self) -> int:
+        """Blocks that those that rest have together; those of several outputs may share some."""
+        return sum(each.kept_blocks for each in self.resting)
+
+    @property
+    def leaving_blocks(self) -> int:
+        """Blocks that are free as soon as those have gone that have been told to."""
+        return sum(self.ledger.reserved(each.sequence_id) for each in self.sequences.values() if each.state in LEAVING)
 
     def put(self, sequence: Sequence) -> None:
         """Lists one that goes there."""
@@ -118,6 +134,14 @@ class Worker:
         self.class_sizes[name] -= 1
         if not self.class_sizes[name]:
             del self.class_sizes[name]
+
+    def rouse(self, sequence: Sequence) -> None:
+        """One that rests is on its books again, because it has to leave."""
+        del self.kept[sequence.sequence_id]
+        self.put(sequence)
+        self.ledger.reopen(sequence.sequence_id, sequence.kept_blocks)
+        sequence.link = self.link
+        sequence.lose_cache()
 
     def expect(self, sequence: Sequence) -> None:
         """A sequence is about to be put there."""
@@ -208,6 +232,8 @@ class Pool:
     # Of what waits, by id: since when no worker is there that may have it, in seconds on the scheduler's clock.
     # The longest first.
     stranded: dict[int, float] = field(default_factory=dict)
+    # Those in state PAUSED that are on no worker, by id.
+    paused: dict[int, Sequence] = field(default_factory=dict)
 
     @property
     def live(self) -> list[Worker]:
@@ -232,8 +258,8 @@ class Pool:
     def may_go(self, worker: Worker, sequence: Sequence) -> bool:
         """Whether a waiting sequence may go to that worker at all. One that is about to stop takes back what it had,
         if no other can run it: so it runs on for the grace there, whoever has to give way."""
-        if sequence.swapped_on is not None:
-            return sequence.swapped_on == worker.link
+        if sequence.kept_on is not None:
+            return sequence.kept_on == worker.link
         if worker.draining:
             return sequence.last_link == worker.link and not self.can_ever_take(sequence)
         return worker.can_ever_take(sequence)
@@ -257,12 +283,31 @@ class Pool:
         self.waiting.settle(sequence)
 
     def take_back(self, sequence: Sequence, now: float) -> None:
-        """Takes a sequence off its worker and puts it in its place in the queue; a group when the last of it is off."""
+        """Takes a sequence off its worker and puts it in its place in the queue, unless its reader is behind; a group
+        when the last of it is off."""
         sequence.requeue()
         leader = sequence.leader or sequence
-        if all(each.link is None for each in leader.group):
-            self.waiting.add(leader)
-            self._note_place(leader, now)
+        if not all(each.link is None for each in leader.group):
+            return
+        if leader.pausable:
+            self.set_aside(leader)
+        else:
+            self._await_worker(leader, now)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """One that is on no worker, and not in the queue, waits for its reader."""
+        sequence.become(State.PAUSED)
+        self.paused[sequence.sequence_id] = sequence
+
+    def go_on(self, sequence: Sequence, now: float) -> None:
+        """One that was set aside takes its place in the queue again."""
+        del self.paused[sequence.sequence_id]
+        sequence.become(State.QUEUED)
+        self._await_worker(sequence, now)
+
+    def _await_worker(self, sequence: Sequence, now: float) -> None:
+        self.waiting.add(sequence)
+        self._note_place(sequence, now)
 
     def leave_queue(self, sequence: Sequence) -> None:
         """Takes out one that waits and is not going to a worker."""
@@ -273,6 +318,12 @@ class Pool:
         """Workers came or went: what is owed to a tenant at most depends on what they do."""
         steps = sum(worker.limits.max_num_batched_tokens for worker in self.workers.values())
         self.waiting.set_credit(float(CREDIT_STEPS * steps))
+
+    def rouse(self, worker: Worker, sequence: Sequence) -> None:
+        """One that rests on a worker has to leave it, wherever it waits for that."""
+        if self.paused.pop(sequence.sequence_id, None) is None:
+            self.leave_queue(sequence)
+        worker.rouse(sequence)
 
     def note_places(self, now: float) -> None:
         """A worker came, went, or began to stop: for whom is there one now?"""
@@ -321,7 +372,8 @@ class Fleet:
         pool.workers[worker.link] = self.workers[worker.link] = worker
         pool.note_size()
         for key, other in list(self.pools.items()):
-            if other is not pool and other.model == pool.model and not other.workers and not len(other.waiting):
+            used = other.workers or len(other.waiting) or other.paused
+            if other is not pool and other.model == pool.model and not used:
                 del self.pools[key]
         return pool
 

@@ -49,6 +49,8 @@ class FleetView:
 
     requests_waiting: int
     requests_running: int
+    # Those whose readers are behind.
+    requests_paused: int
     requests_finished: int
     preemptions: int
     # Of the preemptions, those that moved blocks to host memory.

@@ -225,8 +225,10 @@ def _lane(
         decoding=running - arriving,
         fresh=around.fresh,
         free_slots=max(0, worker.free_slots - kept(worker.limits.max_running)),
+        # Those that rest give up theirs.
         held=min(
-            worker.info.num_blocks, worker.info.num_blocks - worker.ledger.available + kept(worker.info.num_blocks)
+            worker.info.num_blocks,
+            worker.info.num_blocks - worker.ledger.available - worker.resting_blocks + kept(worker.info.num_blocks),
         ),
         leaving=leaving,
         on_credit=around.on_credit,

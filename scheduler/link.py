@@ -18,7 +18,7 @@ from tercet.dialer import Dialer
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 
-from .actions import NewSequence, Plan, Release, Resume, WorkerCommand
+from .actions import NewSequence, Plan, Release, Rest, Resume, WorkerCommand
 from .claims import Claims
 from .events import (
     BlockCounts,
@@ -29,6 +29,7 @@ from .events import (
     PlanEnded,
     PrefillProgress,
     SequenceReleased,
+    SequenceRests,
     StepReported,
     WorkerAttached,
     WorkerDraining,
@@ -217,6 +218,8 @@ def command_to_proto(command: WorkerCommand) -> worker_pb2.WorkerCommand:
         return worker_pb2.WorkerCommand(plan=plan)
     if isinstance(command, Resume):
         return worker_pb2.WorkerCommand(resume=worker_pb2.Resume(sequence_ids=command.sequence_ids))
+    if isinstance(command, Rest):
+        return worker_pb2.WorkerCommand(rest=worker_pb2.Rest(sequence_ids=command.sequence_ids))
     assert isinstance(command, Release)
     cause = worker_pb2.ReleaseCause.Name(command.cause)
     return worker_pb2.WorkerCommand(release=worker_pb2.Release(sequence_ids=command.sequence_ids, cause=cause))
@@ -285,6 +288,9 @@ def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
             blocks=_counts_from_proto(gone.blocks),
             swapped=gone.swapped,
         )
+    if kind == "resting":
+        rests = event.resting
+        return SequenceRests(link, rests.sequence_id, rests.found, _counts_from_proto(rests.blocks))
     if kind == "kv":
         return KvChanged(link, event.kv.reset, tuple(event.kv.removed), tuple(event.kv.stored))
     if kind == "draining":

@@ -54,7 +54,7 @@ def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
     if worker is None:
         return
     pool = mesh.fleet.remove(worker)
-    mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences), swapped=len(worker.swapped))
+    mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences), kept=len(worker.kept))
     leaders: dict[Sequence, None] = {}
     for sequence in worker.sequences.values():
         pool.waiting.settle(sequence)
@@ -66,8 +66,8 @@ def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
             leaders[sequence.leader or sequence] = None
     for leader in leaders:
         _lose(mesh, pool, worker, leader, now)
-    for sequence in worker.swapped.values():
-        sequence.swapped_on, sequence.swapped_blocks = None, 0
+    for sequence in worker.kept.values():
+        sequence.lose_cache()
         if sequence.state is State.CANCELLING:
             finish_cancelled(mesh, sequence, 0, 0, now)
     _pool_changed(mesh, pool, now)
@@ -94,10 +94,11 @@ def _move_away(mesh: MeshState, pool: Pool, worker: Worker) -> None:
     """Takes from a worker what another one can run; not for want of blocks, so it is no preemption."""
     others = [other for other in pool.workers.values() if other.usable]
     leaving: list[int] = []
-    for leader in worker.sequences.values():
-        if leader.leader is not None or leader.state not in RUNNING:
-            continue
+    running = [each for each in worker.sequences.values() if each.state in RUNNING and each.leader is None]
+    for leader in (*worker.resting, *running):
         if any(other.can_ever_take(leader) for other in others):
+            if leader.resting:
+                pool.rouse(worker, leader)
             for sequence in leader.group:
                 sequence.become(State.PREEMPTED)
                 sequence.moving = True
@@ -112,14 +113,14 @@ def _drop_swapped(mesh: MeshState, pool: Pool, worker: Worker) -> None:
     """What is in the host memory of a worker that is about to stop begins anew elsewhere, if another one can run it."""
     dropped = [
         sequence
-        for sequence in worker.swapped.values()
-        if sequence.state is State.QUEUED and pool.can_ever_take(sequence)
+        for sequence in worker.kept.values()
+        if sequence.swapped and sequence.state is not State.CANCELLING and pool.can_ever_take(sequence)
     ]
     for sequence in dropped:
-        sequence.swapped_on, sequence.swapped_blocks = None, 0
+        sequence.lose_cache()
         # It does not come back there: the answer to this release would be taken for that to a later one.
         sequence.last_link = None
-        del worker.swapped[sequence.sequence_id]
+        del worker.kept[sequence.sequence_id]
     if dropped:
         sequence_ids = tuple(sequence.sequence_id for sequence in dropped)
         mesh.actions.append(ToWorker(worker.link, Release(sequence_ids, ReleaseCause.PREEMPT)))

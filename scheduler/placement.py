@@ -80,11 +80,12 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     compute, and what runs there. Order is strict: when the next sequence finds no free slot or too few credits, the
     workers it may go to take nothing that is behind it, or a long one could starve; unless that is of a lower rank, and
     the one ahead not due. Tenants at their share of blocks are passed over, and so are classes that have on every
-    worker what they may have there. One that finds too few blocks gets them from those that have grown beyond their
-    tenants' shares; one whose promise is at stake, and that finds no room, gets it from higher ranks.
+    worker what they may have there. One that finds too few blocks gets them from those that rest and those that have
+    grown beyond their tenants' shares; one whose promise is at stake, and that finds no room, gets it from higher
+    ranks.
 
-    One that waits in a worker's host memory may go there only. A suspect of bringing workers down goes to an empty
-    worker only, for which one of them takes nobody else, and stays alone there until it has got a token. What a worker
+    One whose KV cache a worker keeps may go there only. A suspect of bringing workers down goes to an empty worker
+    only, for which one of them takes nobody else, and stays alone there until it has got a token. What a worker
     can run that is not late waits for such a one.
     """
     workers = [worker for worker in pool.workers.values() if not worker.dropped]
@@ -92,11 +93,11 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
     rooms = {worker.link: Room.of(worker, policy, pool.waiting) for worker in workers if pressing or worker.free_slots}
     if all(room.shut for room in rooms.values()):
         return NOTHING_DEALT
-    swapped = sum(len(worker.swapped) for worker in pool.workers.values())
+    kept = sum(len(worker.kept) for worker in pool.workers.values())
     punctual = {worker.link for worker in workers if not late(worker, now)}
     dealt: dict[int, list[Sequence]] = {}
     order, shares = pool.order(now, sum(room.slots for room in rooms.values())), KvShares(pool)
-    most = swapped + sum(room.taken * pressing + room.slots for room in rooms.values())
+    most = kept + sum(room.taken * pressing + room.slots for room in rooms.values())
     promise_s = pool.waiting.longest_promise
     while most > 0 and (sequence := order.next) is not None:
         sequence.have_turn(now, promise_s)
@@ -186,7 +187,7 @@ def _hold(places: list[Room], sequence: Sequence, *, due: bool) -> None:
 
 def _cheapest(rooms: list[Room], sequence: Sequence, lookup: CachedTokens) -> tuple[Room, int]:
     """The worker with the least work before the sequence's first token, and the tokens to be computed there."""
-    length = 0 if sequence.swapped_on is not None else len(sequence.token_ids)
+    length = 0 if sequence.kept_on is not None else len(sequence.token_ids)
     if len(rooms) == 1:
         # Nothing to choose: the keys of its prefix need not be made.
         return rooms[0], length

@@ -92,17 +92,18 @@ class Candidate(NamedTuple):
     max_length: int
     # Itself and the forks that start with it.
     members: int = 1
-    # The worker's host memory has its KV cache.
-    swapped: bool = False
+    # The worker has its KV cache: in `held` of its blocks, or in host memory.
+    kept: bool = False
+    held: int = 0
     # As of a Prefill.
     class_name: str = ""
     class_tokens: int = 0
     on_credit: bool = False
 
     def blocks(self, steps: int, block_size: int) -> int:
-        """Blocks it may hold after `steps` steps of decoding. Forks share the full blocks of the prompt."""
+        """Blocks it may take in `steps` steps of decoding. Forks share the full blocks of the prompt."""
         blocks = blocks_for(min(self.tokens + steps, self.max_length), block_size)
-        return blocks + (self.members - 1) * (blocks - self.tokens // block_size)
+        return blocks + (self.members - 1) * (blocks - self.tokens // block_size) - self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,12 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Credits:
     """`available` blocks on a worker where `sequences` have accounts, those being released included. `settled`: nothing
-    is in flight that could give blocks back."""
+    is in flight that could give blocks back. `resting`: sequences that have blocks there besides."""
 
     available: int
     sequences: int
     settled: bool
+    resting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +173,14 @@ class Decision:
     # (sequence_id, tokens), in the order of service.
     chunks: tuple[tuple[int, int], ...] = ()
     join: tuple[int, ...] = ()
-    # Candidates that start; they are in `join` too, and in `chunks` unless they are swapped.
+    # Candidates that start; they are in `join` too, and in `chunks` unless their KV cache was kept.
     start: tuple[int, ...] = ()
     # Blocks by which credits fall short of one more step: somebody must give way first.
     shortage: int = 0
     # Prompts wait for a first token on credit.
     rest_waits: bool = False
+    # Blocks by which they fall short of the length that is best.
+    lacking: int = 0
 
 
 NOTHING = Decision()
@@ -193,7 +197,7 @@ class _FirstStep:
     short: int
     # Blocks that nobody has a claim on once all that run have grown by a step.
     blocks: int
-    # Sequences that run or start; the same with those being released.
+    # Sequences that run or start; the same with those being released and those that rest.
     running: int
     accounts: int
     # Slots for whose turn it is: those that groups lend are taken when it is the group's.
@@ -247,11 +251,11 @@ class _FirstStep:
             self.full = True
             return
         room = self.budget - (candidate.members - 1)
-        count = min(1, room) if candidate.swapped else min(candidate.tokens, room, self.cap)
+        count = min(1, room) if candidate.kept else min(candidate.tokens, room, self.cap)
         if count <= 0:
             self.full = self.backlog = True
             return
-        if not candidate.swapped:
+        if not candidate.kept:
             count = min(count, self._left_of_class(candidate))
             if count <= 0:
                 # Nobody of another class has to wait for its turn.
@@ -259,19 +263,20 @@ class _FirstStep:
                 return
         need = candidate.blocks(1, self.limits.block_size)
         # Everyone who runs keeps room to grow by a block, or the newcomer would soon be preempted again.
-        if need + self.running > self.blocks and self.accounts > 0:
+        alone = self.accounts == (1 if candidate.held else 0)
+        if need + self.running > self.blocks and not alone:
             self.full = True
             return
         self.blocks -= need
         self.running += candidate.members
-        self.accounts += candidate.members
+        self.accounts += 0 if candidate.held else candidate.members
         self.slots -= candidate.members
         self.start.append(candidate)
         self.join.append(candidate.sequence_id)
         self.budget = room - count
-        if not candidate.swapped:
+        if not candidate.kept:
             self._add_chunk(candidate, count)
-        if candidate.swapped or count == candidate.tokens:
+        if candidate.kept or count == candidate.tokens:
             self._completes(candidate, candidate.max_length - candidate.tokens)
         else:
             self.backlog = True
@@ -341,7 +346,7 @@ def make_plan(
         short=short,
         blocks=left,
         running=len(running),
-        accounts=credits.sequences,
+        accounts=credits.sequences + credits.resting,
         slots=limits.max_running - (credits.sequences - lent),
         last_end=running.last_end,
         mixed=running.decoding > 0,
@@ -355,12 +360,17 @@ def make_plan(
             step.admit(each)
     if not step.last_end and not step.chunks:
         return NOTHING
+    wanted = _wanted_steps(step, running, policy, forecast)
+    steps = wanted
+    if step.accounts > 1:
+        steps = _affordable(running, step.start, wanted, credits.available, limits.block_size)
     return Decision(
-        num_steps=_length(step, running, credits, policy, forecast),
+        num_steps=steps,
         chunks=tuple(step.chunks),
         join=tuple(step.join),
         start=tuple(candidate.sequence_id for candidate in step.start),
         rest_waits=step.rest_waits,
+        lacking=_growth(running, step.start, wanted, limits.block_size) - credits.available if steps < wanted else 0,
     )
 
 
@@ -382,7 +392,7 @@ def _paced(prefills: Sequence[Prefill], waiting: Sequence[Candidate], awaited: C
         if each.class_name in tokens and not each.on_credit:
             tokens[each.class_name] += each.left
     for newcomer in waiting:
-        if newcomer.class_name in tokens and not newcomer.on_credit and not newcomer.swapped:
+        if newcomer.class_name in tokens and not newcomer.on_credit and not newcomer.kept:
             tokens[newcomer.class_name] += newcomer.tokens
     return {name: max(LEAST_PREFILL_TOKENS, (pending + 1) // 2) for name, pending in tokens.items()}
 
@@ -396,20 +406,12 @@ def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:
     return max(LEAST_PREFILL_TOKENS, mixed_tokens)
 
 
-def _length(step: _FirstStep, running: Running, credits: Credits, policy: Policy, forecast: Forecast) -> int:
-    """How many steps the plan has that begins with this one."""
+def _wanted_steps(step: _FirstStep, running: Running, policy: Policy, forecast: Forecast) -> int:
+    """The length of the plan that begins with this step as far as needs, time and the classes in it go."""
     if step.backlog:
         return 1
-    steps = max(1, min(step.last_end, _wanted_steps(step, running, policy, forecast)))
-    if step.accounts > 1:
-        steps = _affordable(running, step.start, steps, credits.available, step.limits.block_size)
-    return steps
-
-
-def _wanted_steps(step: _FirstStep, running: Running, policy: Policy, forecast: Forecast) -> int:
-    """The length of the plan as far as time and the classes in it go."""
     steps = policy.num_steps or _good_steps(step, running, forecast)
-    return min(steps, running.max_steps or steps)
+    return max(1, min(step.last_end, steps, running.max_steps or steps))
 
 
 def _good_steps(step: _FirstStep, running: Running, forecast: Forecast) -> int:
@@ -426,10 +428,14 @@ def _affordable(running: Running, start: Sequence[Candidate], steps: int, availa
     low, high = 1, steps
     middle = steps
     while low < high:
-        needed = running.growth(middle, block_size) + sum(each.blocks(middle, block_size) for each in start)
-        if needed <= available:
+        if _growth(running, start, middle, block_size) <= available:
             low = middle
         else:
             high = middle - 1
         middle = (low + high + 1) // 2
     return low
+
+
+def _growth(running: Running, start: Sequence[Candidate], steps: int, block_size: int) -> int:
+    """Blocks beyond what is reserved that the plan can take if it has so many steps."""
+    return running.growth(steps, block_size) + sum(each.blocks(steps, block_size) for each in start)

@@ -40,7 +40,7 @@ def worst_cases(worker: Worker) -> tuple[list[Sequence], list[int]]:
 def lone(worker: Worker) -> bool:
     """Whether all there is on the worker is one sequence, or one with those that wait to be forked from it."""
     first = next(iter(worker.sequences.values()), None)
-    return first is not None and len(worker.sequences) == len((first.leader or first).group)
+    return first is not None and len(worker.sequences) == len((first.leader or first).group) and not worker.resting
 
 
 def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Running:
@@ -140,10 +140,30 @@ def _forking(worker: Worker, running: list[Sequence]) -> bool:
 
 
 def holders(worker: Worker, beyond: Container[int] = ()) -> list[Holder]:
-    """The worker's running sequences as those of whom some must give way; groups as one. `beyond` are ids of those
-    that have grown beyond their tenants' shares."""
-    return [
+    """The worker's running and resting sequences as those of whom some must give way; groups as one. `beyond` are ids
+    of those that have grown beyond their tenants' shares."""
+    running = [
         _holder(worker, each, beyond) for each in worker.sequences.values() if each.state in RUNNING and not each.leader
+    ]
+    return running + resting_holders(worker)
+
+
+def resting_holders(worker: Worker) -> list[Holder]:
+    """Those of them that rest. Never shielded: others can use the blocks now."""
+    return [
+        Holder(
+            sequence_ids=(each.sequence_id,),
+            rank=each.request.traffic_class.rank,
+            priority=each.request.submission.priority,
+            urgency=each.turn,
+            beyond_share=False,
+            shielded=False,
+            lost_tokens=len(each.token_ids) - 1,
+            blocks=each.kept_blocks,
+            decoding=True,
+            resting=True,
+        )
+        for each in worker.resting
     ]
 
 

@@ -26,17 +26,22 @@ class Holder(NamedTuple):
     blocks: int
     # It decodes, so that host memory can take it.
     decoding: bool
+    # It rests: nobody waits for its next token, and it has no slot.
+    resting: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Slots that are free when it is gone."""
+        return 0 if self.resting else len(self.sequence_ids)
 
 
 def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ...]:
     """Those whose going makes up for `shortage` blocks, in order; all but one if that is not enough.
 
-    The most urgent never goes. The others do in the order of `first_to_go`, so that nobody loses twice without a token
-    between while anybody else can help.
+    The most urgent that runs never goes. The others do in the order of `first_to_go`, so that nobody loses twice
+    without a token between while anybody else can help.
     """
-    if not holders:
-        return ()
-    keep = min(holders, key=lambda each: each.urgency)
+    keep = min((each for each in holders if not each.resting), key=lambda each: each.urgency, default=None)
     victims = []
     for each in first_to_go(each for each in holders if each is not keep):
         if shortage <= 0:
@@ -59,9 +64,9 @@ def choose_yielding(
 
 
 def choose_returning(holders: Iterable[Holder], blocks: int) -> tuple[Holder, ...] | None:
-    """Those beyond their tenants' shares who make room for one that lacks `blocks`, as `choose_yielding` but whatever
-    their rank and urgency."""
-    return _enough((each for each in first_to_go(holders) if each.beyond_share), 0, blocks)
+    """Those that rest, and those beyond their tenants' shares, who make room for one that lacks `blocks`, as
+    `choose_yielding` but whatever their rank and urgency."""
+    return _enough((each for each in first_to_go(holders) if each.resting or each.beyond_share), 0, blocks)
 
 
 def _enough(holders: Iterable[Holder], slots: int, blocks: int) -> tuple[Holder, ...] | None:
@@ -71,17 +76,18 @@ def _enough(holders: Iterable[Holder], slots: int, blocks: int) -> tuple[Holder,
             break
         if not each.shielded:
             victims.append(each)
-            slots -= len(each.sequence_ids)
-            blocks -= each.blocks + len(each.sequence_ids)
+            slots -= each.slots
+            blocks -= each.blocks + each.slots
     return tuple(victims) if slots <= 0 and blocks <= 0 else None
 
 
 def first_to_go(holders: Iterable[Holder]) -> list[Holder]:
-    """Those that are shielded last; of others those beyond their tenants' shares first; then by class, priority, and
-    the work that would be lost; of equals the latest."""
+    """Those that rest first, those that are shielded last; of others those beyond their tenants' shares first; then by
+    class, priority, and the work that would be lost; of equals the latest."""
     return sorted(
         holders,
         key=lambda each: (
+            not each.resting,
             each.shielded,
             not each.beyond_share,
             -each.rank,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from .actions import Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .dispatch import PLANS_AHEAD, reserve
 from .ending import finish, finish_cancelled, stop
-from .events import KvChanged, PlanEnded, SequenceReleased, StepReported
+from .events import KvChanged, PlanEnded, SequenceReleased, SequenceRests, StepReported
 from .fleet import Pool, Worker
+from .pausing import pause_one, rest
 from .sequence import RUNNING, Sequence, SequenceOutcome, State
 from .state import MeshState
 
@@ -145,13 +146,13 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
     sequence = worker.sequences.get(event.sequence_id)
     if sequence is None:
         # Unless its copy in host memory was to go, it had ended by itself before the worker read the release.
-        sequence = worker.swapped.get(event.sequence_id)
+        sequence = worker.kept.get(event.sequence_id)
         if sequence is not None and sequence.state is State.CANCELLING:
-            del worker.swapped[event.sequence_id]
+            del worker.kept[event.sequence_id]
             _log_released(mesh, sequence, event)
             finish_cancelled(mesh, sequence, event.blocks_used, event.blocks_freed, now)
         return
-    if sequence.state in RUNNING:
+    if sequence.state in RUNNING or sequence.state is State.PAUSED:
         return
     pool = mesh.fleet.pool_of(worker)
     pool.let_go(worker, sequence)
@@ -166,8 +167,8 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
         cause = ReleaseCause.CANCEL if cancelled else ReleaseCause.PREEMPT
         mesh.actions.append(ToWorker(worker.link, Release((event.sequence_id,), cause)))
     if kept or (event.swapped and cancelled):
-        sequence.swapped_on, sequence.swapped_blocks = worker.link, event.blocks_used
-        worker.swapped[event.sequence_id] = sequence
+        sequence.keep(worker.link, event.blocks_used, swapped=True)
+        worker.kept[event.sequence_id] = sequence
     if cancelled:
         mesh.foresight(pool).left(sequence)
         sequence.link = None
@@ -180,6 +181,19 @@ def sequence_released(mesh: MeshState, event: SequenceReleased, now: float) -> N
         mesh.swaps += 1
         sequence.swaps += 1
     pool.take_back(sequence, now)
+
+
+def sequence_rests(mesh: MeshState, event: SequenceRests, now: float) -> None:
+    """A sequence that was paused is in no step any more."""
+    worker = _reporter(mesh, event.link)
+    if worker is None:
+        return
+    worker.heard_at = now
+    worker.ledger.report(event.blocks)
+    sequence = worker.sequences.get(event.sequence_id)
+    # One that has been told to go since is still there.
+    if sequence is not None and sequence.state is State.PAUSED:
+        rest(mesh, worker, sequence, found=event.found, now=now)
 
 
 def _note_ends(mesh: MeshState, pool: Pool, worker: Worker, event: StepReported, columns: Columns, now: float) -> None:
@@ -220,6 +234,8 @@ def _take_unusual(mesh: MeshState, worker: Worker, sequence: Sequence, now: floa
         return False
     if sequence.state is State.PREFILL:
         sequence.become(State.DECODE)
+        if sequence.request.paused:
+            pause_one(mesh, sequence)
     request = sequence.request
     if request.first_token_at is None:
         request.first_token_at = now

@@ -42,6 +42,8 @@ class Room:
     # Sequences there, and whether some of them decode.
     taken: int
     mixed: bool
+    # Sequences that have blocks there and no slot.
+    resting: int
     # Prefills there that are served after all that is dealt to it, the least urgent first, the tokens that each has yet
     # to compute, and the slots that it lends.
     behind: list[tuple[tuple[float, int], int, int]]
@@ -55,6 +57,8 @@ class Room:
     class_sizes: dict[str, int] = field(default_factory=dict)
     class_budgets: dict[str, int] = field(default_factory=dict)
     keys: set[int] = field(default_factory=set)
+    # Ids of those that are dealt to it.
+    dealt: set[int] = field(default_factory=set)
     # Once somebody needs room: those that leave, those that may have to besides, and those that have to.
     leaving: Leaving | None = None
     yielders: list[Holder] | None = None
@@ -84,6 +88,7 @@ class Room:
             slots=worker.free_slots,
             taken=len(worker.sequences),
             mixed=decoding > 0,
+            resting=len(worker.resting),
             behind=behind,
             pending=0,
             budget=STEPS_DEALT * step,
@@ -135,12 +140,14 @@ class Room:
         return True
 
     def need(self, sequence: Sequence) -> int:
-        """Blocks with which it can start."""
-        return start_blocks(sequence, self.worker.info.block_size)
+        """Blocks that it takes to start."""
+        return start_blocks(sequence, self.worker.info.block_size) - (sequence.kept_blocks if sequence.resting else 0)
 
     def has_blocks(self, sequence: Sequence) -> bool:
         """As the planner: everyone there keeps a block to grow by. An empty worker takes whatever was admitted."""
-        return not self.taken or self.need(sequence) + self.taken + self.kept_blocks <= self.available
+        empty = not self.taken and self._rests_alone(sequence)
+        kept = self.kept_blocks if self.taken else 0
+        return empty or self.need(sequence) + self.taken + kept <= self.available
 
     def has_place(self, sequence: Sequence) -> bool:
         """Whether it may go there now, if there are blocks."""
@@ -150,6 +157,7 @@ class Room:
     def take(self, sequence: Sequence, computed: int) -> None:
         """Notes that the sequence is dealt to it; `computed` of its tokens have to be computed."""
         self._count(sequence)
+        self.dealt.add(sequence.sequence_id)
         sequence.turn_there = self.place
         begins = begins_now(self.place, sequence)
         self.begun.setdefault(sequence.request.traffic_class.name, []).append(begins)
@@ -177,11 +185,16 @@ class Room:
         return choose_yielding(self.yielders, sequence.request.traffic_class.rank, sequence.turn, slots, blocks)
 
     def who_returns(self, sequence: Sequence, beyond: Set[int]) -> tuple[Holder, ...] | None:
-        """Which of `beyond`, grown beyond their tenants' shares, have to leave, so that the sequence finds blocks. None
-        if that would not help, or it is not blocks that it lacks."""
-        if not beyond or self.tokens_left <= 0 or not self.has_place(sequence):
+        """Which of those that rest, and of `beyond`, grown beyond their tenants' shares, have to leave, so that the
+        sequence finds blocks. None if that would not help, or it is not blocks that it lacks."""
+        if not (beyond or self.resting) or self.tokens_left <= 0 or not self.has_place(sequence):
             return None
-        mine = [each for each in holders(self.worker, beyond) if not self._told(each)]
+        starting = {*self.dealt, sequence.sequence_id}
+        mine = [
+            each
+            for each in holders(self.worker, beyond)
+            if starting.isdisjoint(each.sequence_ids) and not self._told(each)
+        ]
         return choose_returning(mine, self._blocks_missing(sequence, self._who_leaves()))
 
     def make_room(self, sequence: Sequence, victims: tuple[Holder, ...]) -> None:
@@ -190,7 +203,7 @@ class Room:
         leaving = self._who_leaves()
         self.yielding += victims
         self.yielders = None
-        leaving.sequences += sum(len(each.sequence_ids) for each in victims)
+        leaving.sequences += sum(each.slots for each in victims)
         leaving.blocks += sum(each.blocks for each in victims)
         self._count(sequence)
         self.budget -= len(sequence.token_ids)
@@ -199,12 +212,19 @@ class Room:
     def _who_leaves(self) -> Leaving:
         if self.leaving is None:
             told = [each for each in self.worker.sequences.values() if each.state not in RUNNING]
-            self.leaving = Leaving(len(told), sum(self.worker.ledger.reserved(each.sequence_id) for each in told))
+            self.leaving = Leaving(len(told), self.worker.leaving_blocks)
         return self.leaving
 
     def _blocks_missing(self, sequence: Sequence, leaving: Leaving) -> int:
         staying = self.taken - leaving.sequences
-        return self.need(sequence) + staying + self.kept_blocks - self.available - leaving.blocks if staying > 0 else 0
+        if staying <= 0 and self._rests_alone(sequence):
+            return 0
+        kept = self.kept_blocks if staying > 0 else 0
+        return self.need(sequence) + max(0, staying) + kept - self.available - leaving.blocks
+
+    def _rests_alone(self, sequence: Sequence) -> bool:
+        """Whether no other sequence has blocks there without running."""
+        return self.resting == (1 if sequence.resting else 0)
 
     def _told(self, holder: Holder) -> bool:
         return any(each.sequence_ids == holder.sequence_ids for each in self.yielding)

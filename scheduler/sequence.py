@@ -25,6 +25,7 @@ class State(Enum):
     QUEUED = "QUEUED"  # waits for a worker
     PREFILL = "PREFILL"  # on a worker, its tokens not yet all in the KV cache
     DECODE = "DECODE"  # on a worker, has got a token there
+    PAUSED = "PAUSED"  # its reader is behind: it is in no plan, wherever its KV cache is
     PREEMPTED = "PREEMPTED"  # told to give way; its worker has not yet said that the blocks are free
     CANCELLING = "CANCELLING"  # told to stop; its worker has not yet said that the blocks are free
     FINISHED = "FINISHED"
@@ -32,11 +33,13 @@ class State(Enum):
 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
-        # To DECODE when it comes back from host memory.
-        State.QUEUED: frozenset({State.PREFILL, State.DECODE, State.CANCELLING}),
+        # To DECODE where its KV cache was kept; to PREEMPTED when others need the blocks with that.
+        State.QUEUED: frozenset({State.PREFILL, State.DECODE, State.PAUSED, State.PREEMPTED, State.CANCELLING}),
         # To QUEUED when the worker is lost, to FINISHED when the worker reports a fault.
         State.PREFILL: frozenset({State.DECODE, State.PREEMPTED, State.QUEUED, State.CANCELLING, State.FINISHED}),
-        State.DECODE: frozenset({State.FINISHED, State.PREEMPTED, State.QUEUED, State.CANCELLING}),
+        State.DECODE: frozenset({State.FINISHED, State.PAUSED, State.PREEMPTED, State.QUEUED, State.CANCELLING}),
+        # To FINISHED when it ended by itself before the worker saw the pause.
+        State.PAUSED: frozenset({State.QUEUED, State.PREEMPTED, State.CANCELLING, State.FINISHED}),
         # To FINISHED when it ended by itself before the worker saw the release.
         State.PREEMPTED: frozenset({State.QUEUED, State.CANCELLING, State.FINISHED}),
         State.CANCELLING: frozenset({State.FINISHED}),
@@ -46,6 +49,9 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
 
 # States in which the sequence takes part in plans.
 RUNNING = frozenset({State.PREFILL, State.DECODE})
+
+# States in which its blocks are about to be free.
+LEAVING = frozenset({State.PREEMPTED, State.CANCELLING})
 
 # Workers that a sequence may lose in a row without a new token: it may be what brings them down, and the next one would
 # go the same way.
@@ -85,6 +91,9 @@ class Request:
     sequences: tuple[Sequence, ...] = ()
     # Cancels of the gateway that wait for their answer.
     cancels: int = 0
+    # Its reader is behind; and how often it has been.
+    paused: bool = False
+    pauses: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -127,9 +136,11 @@ class Sequence:
     leader: Sequence | None = field(default=None, repr=False)
     # Those that wait to be forked from this one.
     forks: tuple[Sequence, ...] = ()
-    # The worker stream whose host memory has its KV cache, and the blocks there.
-    swapped_on: int | None = None
-    swapped_blocks: int = 0
+    # The worker stream that keeps its KV cache though it is off the worker: in so many blocks, of host memory if
+    # `swapped`, else where it was, and then it rests.
+    kept_on: int | None = None
+    kept_blocks: int = 0
+    swapped: bool = False
     # The worker stream it is on, and the one it is or was on last, unless that may still have to let it go.
     link: int | None = None
     last_link: int | None = None
@@ -161,6 +172,8 @@ class Sequence:
     length_at_loss: int = 0
     # How long it was when it was last preempted; 0: never.
     length_at_preemption: int = 0
+    # And when it last came back from host memory: until its next token, nothing of it counts as held.
+    length_at_return: int = 0
     # While it waits: keys of its blocks by their size (prefix_index.py), once somebody asked.
     prefix_keys: dict[int, tuple[int, ...]] | None = field(default=None, repr=False)
     # Tokens that the prefix cache of the worker it is dealt to is believed to have.
@@ -242,15 +255,35 @@ class Sequence:
         if self.started_at is None:
             self.started_at = now
 
+    @property
+    def pausable(self) -> bool:
+        """Whether its reader is behind with something: before its first token there is nothing to read."""
+        return self.request.paused and self.generated > 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether a worker keeps its blocks for it, in no plan and on no account."""
+        return self.kept_on is not None and not self.swapped
+
+    def keep(self, link: int, blocks: int, *, swapped: bool) -> None:
+        """Its worker has let it go, and keeps its KV cache."""
+        self.kept_on, self.kept_blocks, self.swapped = link, blocks, swapped
+
+    def lose_cache(self) -> None:
+        """Nobody keeps its KV cache any more."""
+        self.kept_on, self.kept_blocks, self.swapped = None, 0, False
+
     def resume(self, link: int) -> None:
-        """Brings it back from the host memory of the worker that has it: QUEUED to DECODE."""
-        assert self.swapped_on == link
+        """Goes on where the worker has kept its KV cache: QUEUED to DECODE."""
+        assert self.kept_on == link
         self.become(State.DECODE)
         self.link = link
         self.prefill_length = len(self.token_ids)
         self.computed = self.prefill_length - 1
         self.placements += 1
-        self.swapped_on, self.swapped_blocks = None, 0
+        if self.swapped:
+            self.length_at_return = len(self.token_ids)
+        self.lose_cache()
 
     def part(self) -> None:
         """The leader's prefill is complete: each goes its own way. For the leader."""

@@ -26,10 +26,12 @@ from .events import (
     CancelReason,
     CancelReceived,
     GatewayAttached,
+    PauseReceived,
     SequenceStopped,
     Submission,
     Submitted,
     TenantsChanged,
+    UnpauseReceived,
 )
 from .fleet_view import FleetView
 from .loop import Loop
@@ -134,6 +136,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                     known = errors.from_reason(each.reason, "").reason
                     tenant = each.tenant_id if each.HasField("tenant_id") else None
                     self._loop.count_refused(tenant, each.traffic_class, known, each.count)
+            elif kind == "pause":
+                self._loop.post(PauseReceived(gateway, message.pause.request_key))
+            elif kind == "unpause":
+                self._loop.post(UnpauseReceived(gateway, message.unpause.request_key))
             else:
                 self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
 
@@ -278,6 +284,7 @@ def fleet_to_proto(fleet: FleetView) -> operations_pb2.Fleet:
     return operations_pb2.Fleet(
         requests_waiting=fleet.requests_waiting,
         requests_running=fleet.requests_running,
+        requests_paused=fleet.requests_paused,
         requests_finished=fleet.requests_finished,
         preemptions=fleet.preemptions,
         swaps=fleet.swaps,

@@ -1,7 +1,7 @@
 """All that the scheduler knows, in one place, and the list of actions that a change of it calls for.
 
-Only core.py and the files that it calls with it touch it: membership.py, reports.py, ending.py, overdue.py. dispatch.py
-changes the pool and the workers that it is given; audit.py reads.
+Only core.py and the files that it calls with it touch it: membership.py, reports.py, pausing.py, ending.py, overdue.py.
+dispatch.py changes the pool and the workers that it is given; audit.py reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .fair_order import due_after
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView, views_of
 from .foresight import Foresight
-from .sequence import Request, Sequence
+from .sequence import Request, Sequence, State
 from .start_pace import StartPace
 from .tenants import Tenants
 from .traffic import Traffic
@@ -51,17 +51,23 @@ class MeshState:
     foresights: dict[tuple[str, str], Foresight] = field(default_factory=dict)
 
     def view(self) -> FleetView:
-        running = {
-            sequence.request.key for worker in self.fleet.workers.values() for sequence in worker.sequences.values()
-        }
+        there = [each for worker in self.fleet.workers.values() for each in worker.sequences.values()]
+        running = {each.request.key for each in there if each.state is not State.PAUSED}
+        paused = {each.request.key for each in there if each.state is State.PAUSED}
+        paused.update(each.request.key for pool in self.fleet.pools.values() for each in pool.paused.values())
         return FleetView(
             requests_waiting=sum(pool.waiting.num_requests for pool in self.fleet.pools.values()),
             requests_running=len(running),
+            requests_paused=len(paused),
             requests_finished=self.requests_finished,
             preemptions=self.preemptions,
             swaps=self.swaps,
             workers=views_of(self.fleet),
         )
+
+    def pool_for(self, request: Request) -> Pool:
+        """Where it waits and runs."""
+        return self.fleet.pools[request.submission.model, request.submission.model_revision]
 
     def foresight(self, pool: Pool) -> Foresight:
         """What is known of when the pool's newcomers get their first tokens."""
@@ -112,8 +118,7 @@ class MeshState:
     def touch_pressing(self, now: float) -> None:
         """Pools in which a request waits whose promise is at stake by now."""
         for request in self.promises.take_due(_never_started, now):
-            submission = request.submission
-            self.touch(self.fleet.pools[submission.model, submission.model_revision])
+            self.touch(self.pool_for(request))
 
     def forget_alarms(self) -> None:
         """Of requests that have ended."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..actions import NewSequence, Plan, Release, Resume, WorkerCommand
-from ..events import Event, PlanEnded, SequenceReleased, StepReported
+from ..actions import NewSequence, Plan, Release, Rest, Resume, WorkerCommand
+from ..events import Event, PlanEnded, SequenceReleased, SequenceRests, StepReported
 from ..fleet import Worker
 
 
@@ -18,13 +18,15 @@ class Player:
     def __init__(self, link: int, worker: Worker | None = None) -> None:
         """`worker` is what the checkpoint says of it, None if the stream is new."""
         self._link = link
-        self._sequences = set(worker.sequences) if worker else set()
-        self._swapped = set(worker.swapped) if worker else set()
+        resting = {each.sequence_id for each in worker.resting} if worker else set[int]()
+        self._sequences = set(worker.sequences) | resting if worker else set()
+        self._swapped = set(worker.kept) - resting if worker else set()
         # Steps of each plan in flight, and the first plan that is surely one of them or younger.
         self._plans: dict[int, int] = {}
         self._oldest_seq = worker.window.oldest_seq if worker else 1
         self._first_heard: int | None = None
         self._releases: Counter[int] = Counter(self._sequences | self._swapped)
+        self._rests: Counter[int] = Counter(self._sequences)
         # What was told it before the record began is not all known.
         self._joined_late = worker is not None
 
@@ -37,6 +39,8 @@ class Player:
             self._plans[command.plan_seq] = command.num_steps
         elif isinstance(command, Release):
             self._releases.update(command.sequence_ids)
+        elif isinstance(command, Rest):
+            self._rests.update(command.sequence_ids)
         elif isinstance(command, Resume):
             self._swapped.difference_update(command.sequence_ids)
             self._sequences.update(command.sequence_ids)
@@ -51,6 +55,8 @@ class Player:
             self._plans.pop(event.plan_seq, None)
         if isinstance(event, SequenceReleased):
             return self._released(event)
+        if isinstance(event, SequenceRests):
+            return self._rests_now(event)
         return None
 
     def _step(self, event: StepReported) -> str | None:
@@ -71,6 +77,12 @@ class Player:
         self._swapped.discard(event.sequence_id)
         if event.swapped:
             self._swapped.add(event.sequence_id)
+        return None
+
+    def _rests_now(self, event: SequenceRests) -> str | None:
+        if not self._rests[event.sequence_id] and (event.found or not self._joined_late):
+            return f"link {self._link} let sequence {event.sequence_id} rest, which nobody asked for"
+        self._rests[event.sequence_id] -= 1
         return None
 
     def _knows_plan(self, plan_seq: int, step: int) -> bool:

@@ -23,11 +23,14 @@ from ..events import (
     Event,
     GatewayAttached,
     GatewayLost,
+    PauseReceived,
     PlanEnded,
     SequenceReleased,
+    SequenceRests,
     StepReported,
     Submitted,
     TimePassed,
+    UnpauseReceived,
     WorkerAttached,
     WorkerLost,
 )
@@ -47,7 +50,18 @@ FREED_PER_ROUND = 16
 
 # They have no tokens, and never change.
 _KEPT_AS_THEY_ARE = frozenset(
-    {CancelReceived, GatewayAttached, GatewayLost, PlanEnded, SequenceReleased, TimePassed, WorkerAttached}
+    {
+        CancelReceived,
+        GatewayAttached,
+        GatewayLost,
+        PauseReceived,
+        PlanEnded,
+        SequenceReleased,
+        SequenceRests,
+        TimePassed,
+        UnpauseReceived,
+        WorkerAttached,
+    }
 )
 _COMMANDS = frozenset({ToWorker, DropWorker})
 

@@ -15,6 +15,7 @@ from ..actions import (
     Plan,
     Refused,
     Release,
+    Rest,
     Resume,
     ToGateway,
     ToWorker,
@@ -28,13 +29,16 @@ from ..events import (
     GatewayAttached,
     GatewayLost,
     KvChanged,
+    PauseReceived,
     PlanEnded,
     SequenceReleased,
+    SequenceRests,
     SequenceStopped,
     StepReported,
     Submitted,
     TenantsChanged,
     TimePassed,
+    UnpauseReceived,
     WorkerAttached,
     WorkerDraining,
     WorkerLost,
@@ -112,6 +116,7 @@ _COMMANDS: dict[type, Callable[[Any], str]] = {
     Plan: _plan,
     NewSequence: _new,
     Release: lambda release: f"release {_ids(release.sequence_ids)} to {release.cause.name.lower()}",
+    Rest: lambda rest: f"let {_ids(rest.sequence_ids)} rest",
     Resume: lambda resume: f"resume {_ids(resume.sequence_ids)}",
 }
 
@@ -153,6 +158,8 @@ _EVENTS: dict[type[Event], Callable[[Any], str]] = {
     Submitted: _submitted,
     CancelReceived: lambda event: f"cancel of request key {event.request_key}: {event.reason.name}",
     SequenceStopped: lambda event: f"sequence {event.sequence_id} is stopped: {event.reason.name}",
+    PauseReceived: lambda event: f"request key {event.request_key} is paused",
+    UnpauseReceived: lambda event: f"request key {event.request_key} goes on",
     AddressesChanged: lambda event: f"workers are looked for at {', '.join(event.addresses)}",
     WorkerAttached: lambda event: (
         f"link {event.link}: worker {event.info.worker_id} at {event.address}, {event.info.num_blocks} blocks"
@@ -169,6 +176,9 @@ _EVENTS: dict[type[Event], Callable[[Any], str]] = {
         f"{event.steps_run} steps"
     ),
     SequenceReleased: _released,
+    SequenceRests: lambda event: (
+        f"link {event.link}: sequence {event.sequence_id} {'rests' if event.found else 'had ended'}"
+    ),
     TimePassed: lambda _: "time passed",
     DrainStarted: lambda _: "takes no new requests",
     DrainExpired: lambda _: "ends all that is left",

@@ -31,6 +31,8 @@ class Call:
     outputs: list[Output] = field(default_factory=list)
     sequence_ids: tuple[int, ...] = ()
     cancels_sent: int = 0
+    # Since when its reader is behind, on the clock of the mesh; None: it is not.
+    paused_at: float | None = None
     cancels_done: list[CancelDone] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -133,6 +133,11 @@ class SimulatedMemory:
         self._moved += swapped.num_blocks
         return sequence
 
+    def trim(self, sequence: SimulatedSequence) -> None:
+        """Gives back blocks that hold nothing yet."""
+        while len(sequence.blocks) > -(-sequence.computed // self.pool.block_size):
+            self.pool.drop(sequence.blocks.pop())
+
     def drop(self, sequence: SimulatedSequence) -> int:
         """Gives the blocks of a sequence back; returns how many became free."""
         # Leaves first, so that the root of a prefix is evicted last.

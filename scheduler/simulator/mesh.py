@@ -21,6 +21,7 @@ from ..events import (
     GatewayAttached,
     GatewayLost,
     KvChanged,
+    PauseReceived,
     PlanEnded,
     SequenceReleased,
     SequenceStopped,
@@ -28,6 +29,7 @@ from ..events import (
     Submission,
     Submitted,
     TimePassed,
+    UnpauseReceived,
     WorkerAttached,
     WorkerDraining,
     WorkerInfo,
@@ -162,6 +164,17 @@ class VirtualMesh:
         if call.accepted:
             call.outputs[index].stopped = True
             self.post(SequenceStopped(gateway.number, call.sequence_ids[index], CancelReason.STOP_STRING))
+
+    def pause(self, gateway: VirtualGateway, call: Call) -> None:
+        """The reader of a request falls behind."""
+        if call.paused_at is None:
+            call.paused_at = self.now
+        self.post(PauseReceived(gateway.number, call.submission.request_key))
+
+    def unpause(self, gateway: VirtualGateway, call: Call) -> None:
+        """And catches up."""
+        call.paused_at = None
+        self.post(UnpauseReceived(gateway.number, call.submission.request_key))
 
     def at(self, time: float, move: Callable[[], Any]) -> None:
         """Puts a move on the agenda."""

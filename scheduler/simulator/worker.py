@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError
 
-from ..actions import NewSequence, Plan, Release, ReleaseCause, Resume, WorkerCommand
+from ..actions import NewSequence, Plan, Release, ReleaseCause, Rest, Resume, WorkerCommand
 from ..events import (
     Ended,
     EndReason,
@@ -21,6 +21,7 @@ from ..events import (
     PlanEnded,
     PrefillProgress,
     SequenceReleased,
+    SequenceRests,
     StepReported,
     WorkerInfo,
 )
@@ -37,6 +38,8 @@ _HASHED = HashedText()
 @dataclass(slots=True)
 class _Running:
     plan: Plan
+    # Those of its joins that count.
+    join: tuple[int, ...]
     step: int = 0
     step_us: tuple[int, ...] = ()
 
@@ -85,6 +88,8 @@ class SimulatedWorker:
         # Forks that wait, with their leaders.
         self.leaders: dict[int, SimulatedSequence] = {}
         self.joined: set[int] = set()
+        # Those that were told to rest, and not to join since.
+        self.resting: set[int] = set()
         self.failing: set[int] = set()
         self.busy = False
         self.step_seconds = 0.0
@@ -127,7 +132,7 @@ class SimulatedWorker:
             running = self._plans[0]
             revoked = running.plan.plan_seq <= self._revoke_through
             if running.step == 0 and not revoked:
-                self._join(running.plan.join)
+                self._join(running.join)
             if revoked or running.step == running.plan.num_steps or not self._prepare(running):
                 self._plans.popleft()
                 events.append(self._plan_ended(running, revoked=revoked))
@@ -202,11 +207,11 @@ class SimulatedWorker:
             assert command.revoke_through < command.plan_seq
             self._last_plan_seq = command.plan_seq
             self._revoke_through = max(self._revoke_through, command.revoke_through)
-            self._plans.append(_Running(command))
+            self._plans.append(_Running(command, command.join))
             if self._habits.eager_revoke:
                 gone = [each for each in self._plans if each.plan.plan_seq <= self._revoke_through and each.step == 0]
                 for each in gone:
-                    self._join(each.plan.join)
+                    self._join(each.join)
                     self._plans.remove(each)
                     events.append(self._plan_ended(each, revoked=True))
         elif isinstance(command, Resume):
@@ -214,6 +219,8 @@ class SimulatedWorker:
                 if sequence_id in self.memory.swapped:
                     self.sequences[sequence_id] = self.memory.swap_in(sequence_id)
                     self._check_room()
+        elif isinstance(command, Rest):
+            events += [self._rest(sequence_id) for sequence_id in command.sequence_ids]
         else:
             assert isinstance(command, Release)
             events += [self._release(sequence_id, command.cause) for sequence_id in command.sequence_ids]
@@ -230,9 +237,10 @@ class SimulatedWorker:
         self._check_room()
 
     def _check_room(self) -> None:
-        assert len(self.sequences) <= self.info.max_num_seqs, "too many sequences"
+        assert len(self.sequences.keys() - self.resting) <= self.info.max_num_seqs, "too many sequences"
 
     def _join(self, sequence_ids: tuple[int, ...]) -> None:
+        self.resting.difference_update(sequence_ids)
         for sequence_id in sequence_ids:
             sequence = self.sequences.get(sequence_id)
             if sequence is None:
@@ -309,6 +317,17 @@ class SimulatedWorker:
             found = False
         return SequenceReleased(self.link, sequence_id, found, used, freed, self.pool.counts, swapped)
 
+    def _rest(self, sequence_id: int) -> SequenceRests:
+        sequence = self.sequences.get(sequence_id)
+        self.joined.discard(sequence_id)
+        self._decoding.pop(sequence_id, None)
+        for each in self._plans:
+            each.join = tuple(key for key in each.join if key != sequence_id)
+        if sequence is not None and sequence.prefilled:
+            self.resting.add(sequence_id)
+            self.memory.trim(sequence)
+        return SequenceRests(self.link, sequence_id, sequence is not None, self.pool.counts)
+
     def _end(self, sequence_id: int, reason: EndReason, stop: int) -> Ended:
         used = len(self.sequences[sequence_id].blocks)
         return Ended(sequence_id, reason, stop, None, used, self._forget(sequence_id))
@@ -330,6 +349,7 @@ class SimulatedWorker:
         """Gives the blocks back; returns how many became free. Forks that wait go with their leader."""
         sequence = self.sequences.pop(sequence_id)
         self.joined.discard(sequence_id)
+        self.resting.discard(sequence_id)
         self._decoding.pop(sequence_id, None)
         return self.memory.drop(sequence)
 

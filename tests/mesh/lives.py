@@ -280,7 +280,7 @@ class Player:
                 assert device.counts == known.ledger.counts
             assert len(known.ledger) == 0
             assert known.ledger.available == known.info.num_blocks
-            assert not known.swapped
+            assert not known.kept
             removed, stored = device.kv_cache.pool.take_events()
             keys = (known.prefixes - set(removed.tolist())) | set(stored.tolist())
             assert keys == set(device.kv_cache.pool.published_keys().tolist())

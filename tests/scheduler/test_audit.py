@@ -64,18 +64,18 @@ def _fork_with_tokens(state: MeshState, worker: Worker) -> None:
 
 
 def _swapped_nowhere(state: MeshState, worker: Worker) -> None:
-    waiting(state).swapped_on = worker.link
+    waiting(state).keep(worker.link, 0, swapped=True)
 
 
 def _swapped_elsewhere(state: MeshState, worker: Worker) -> None:
     leader = waiting(state)
-    worker.swapped[leader.sequence_id] = leader
+    worker.kept[leader.sequence_id] = leader
 
 
 def _host_memory_overfull(state: MeshState, worker: Worker) -> None:
     leader = waiting(state)
-    leader.swapped_on, leader.swapped_blocks = worker.link, 9
-    worker.swapped[leader.sequence_id] = leader
+    leader.keep(worker.link, 9, swapped=True)
+    worker.kept[leader.sequence_id] = leader
 
 
 def _miscounted(state: MeshState, worker: Worker) -> None:
@@ -141,8 +141,8 @@ def _risk_forgotten(state: MeshState, worker: Worker) -> None:
         (_fork_without_leader, "no fork of its leader"),
         (_leader_without_fork, "does not follow it"),
         (_fork_with_tokens, "tokens of its own"),
-        (_swapped_nowhere, "in host memory nowhere"),
-        (_swapped_elsewhere, "is in host memory, but QUEUED on None"),
+        (_swapped_nowhere, "is kept nowhere"),
+        (_swapped_elsewhere, "is kept for QUEUED on None"),
         (_host_memory_overfull, "9 of 8 blocks of host memory"),
         (_miscounted, "miscounts"),
         (_out_of_order, "is out of order"),

@@ -92,7 +92,7 @@ def test_a_gateway_that_knows_no_n_means_one() -> None:
 
 def test_the_fleet_shows_swaps_and_who_is_about_to_stop() -> None:
     worker = WorkerView("host:1", True, "tiny", "cpu", 3, 32, BlockCounts(20, 2, 10), 7, 9, 64, 5, True)
-    fleet = fleet_to_proto(FleetView(1, 2, 3, 4, 2, (worker,)))
+    fleet = fleet_to_proto(FleetView(1, 2, 5, 3, 4, 2, (worker,)))
     assert (fleet.preemptions, fleet.swaps) == (4, 2)
     (status,) = fleet.workers
     assert (status.swap_blocks_total, status.swap_blocks_used, status.draining) == (64, 5, True)

@@ -111,6 +111,18 @@ class Story:
         if rng.random() < 0.3:
             index = rng.randrange(asked.n)
             mesh.at(mesh.now + rng.random() * 0.3, lambda: gateway.lost or mesh.stop(gateway, call, index))
+        if rng.random() < 0.3:
+            self._fall_behind(gateway, call)
+
+    def _fall_behind(self, gateway: VirtualGateway, call: Call) -> None:
+        """Its reader, once or several times; every time it catches up, or is said to have when it has not been behind."""
+        rng, mesh = self.rng, self.mesh
+        moment = mesh.now
+        for _ in range(rng.choice([1, 1, 3])):
+            moment += rng.random() * rng.choice([0.02, 0.3])
+            mesh.at(moment, lambda: gateway.lost or mesh.pause(gateway, call))
+            moment += rng.random() * rng.choice([0.005, 0.1, 3.0])
+            mesh.at(moment, lambda: gateway.lost or mesh.unpause(gateway, call))
 
     def crash(self) -> None:
         if self.mesh.workers:

@@ -26,7 +26,7 @@ def crowded(num_swap_blocks: int = 64, **options: object) -> tuple[VirtualMesh, 
 
 def run_until_swapped(mesh: VirtualMesh) -> None:
     (worker,) = mesh.core._mesh.fleet.workers.values()
-    while not worker.swapped:
+    while not worker.kept:
         mesh.run(until=mesh.now + 0.001)
         assert mesh.now < 10
 
@@ -51,10 +51,10 @@ def test_while_it_is_swapped_it_waits_in_the_queue_and_its_blocks_are_counted() 
     run_until_swapped(mesh)
     (worker,) = mesh.core._mesh.fleet.workers.values()
     (pool,) = mesh.core._mesh.fleet.pools.values()
-    (sequence,) = worker.swapped.values()
+    (sequence,) = worker.kept.values()
     assert sequence in pool.waiting
-    assert (sequence.state, sequence.swapped_on, sequence.link) == (State.QUEUED, worker.link, None)
-    assert mesh.core.view().workers[0].swap_blocks_used == sequence.swapped_blocks > 0
+    assert (sequence.state, sequence.kept_on, sequence.link) == (State.QUEUED, worker.link, None)
+    assert mesh.core.view().workers[0].swap_blocks_used == sequence.kept_blocks > 0
     settle(mesh)
 
 
@@ -70,7 +70,7 @@ def test_the_cancel_of_a_swapped_sequence_drops_the_copy() -> None:
     mesh, gateway, calls = crowded()
     run_until_swapped(mesh)
     (worker,) = mesh.core._mesh.fleet.workers.values()
-    (key,) = worker.swapped
+    (key,) = worker.kept
     mesh.cancel(gateway, calls[key - 1])
     # Not before the worker has said so.
     assert not calls[key - 1].cancelled
@@ -102,13 +102,13 @@ def test_a_lost_worker_takes_the_copy_with_it(cancelled: bool) -> None:
     mesh, gateway, calls = crowded()
     run_until_swapped(mesh)
     (worker,) = mesh.core._mesh.fleet.workers.values()
-    (key,) = worker.swapped
+    (key,) = worker.kept
     if cancelled:
         mesh.cancel(gateway, calls[key - 1])
     mesh.lose_worker(mesh.workers[1])
     sequence = mesh.core._mesh.sequences.get(key)
     assert (sequence is None) == cancelled
-    assert sequence is None or (sequence.swapped_on, sequence.swapped_blocks, sequence.losses) == (None, 0, 0)
+    assert sequence is None or (sequence.kept_on, sequence.kept_blocks, sequence.losses) == (None, 0, 0)
     mesh.attach_worker()
     settle(mesh)
     for call in calls:
@@ -119,12 +119,12 @@ def test_a_worker_that_drains_keeps_a_swapped_sequence_until_another_one_can_tak
     mesh, _, calls = crowded()
     run_until_swapped(mesh)
     (worker,) = mesh.core._mesh.fleet.workers.values()
-    (key,) = worker.swapped
+    (key,) = worker.kept
     mesh.drain_worker(mesh.workers[1])
     mesh.run(until=mesh.now + 0.002)
-    assert key in worker.swapped
+    assert key in worker.kept
     mesh.attach_worker(1)
-    assert not worker.swapped
+    assert not worker.kept
     mesh.run(until=mesh.now + 0.002)
     assert key in [each for release in releases(mesh, ReleaseCause.PREEMPT) for each in release.sequence_ids]
     settle(mesh)
@@ -144,13 +144,13 @@ def test_a_copy_that_was_dropped_is_not_computed_again_on_that_worker() -> None:
     mesh.attach_worker(1)
     calls.append(mesh.submit(gateway, submission(4, max_tokens=44)))
     worker, other = mesh.core._mesh.fleet.workers.values()
-    while not worker.swapped:
+    while not worker.kept:
         mesh.run(until=mesh.now + 0.001)
         assert mesh.now < 10
-    (key,) = worker.swapped
+    (key,) = worker.kept
     mesh.drain_worker(mesh.workers[1])
     mesh.run(until=mesh.now + 0.001)
-    assert (worker.draining, worker.swapped, list(other.sequences)) == (True, {}, [4])
+    assert (worker.draining, worker.kept, list(other.sequences)) == (True, {}, [4])
     mesh.lose_worker(mesh.workers[2])
     mesh.run(until=mesh.now + 0.1)
     (pool,) = mesh.core._mesh.fleet.pools.values()
@@ -186,7 +186,7 @@ def test_a_swap_that_a_drain_has_overtaken_is_undone_if_another_worker_can_take_
     if num_workers == 2:
         assert (victim.link, victim.state) == (2, State.PREFILL)
     else:
-        assert worker.swapped == {key: victim}
+        assert worker.kept == {key: victim}
     settle(mesh)
     for call in calls:
         judge(call)
@@ -215,7 +215,7 @@ def test_the_stop_of_a_swapped_output() -> None:
     mesh, gateway, calls = crowded()
     run_until_swapped(mesh)
     (worker,) = mesh.core._mesh.fleet.workers.values()
-    (key,) = worker.swapped
+    (key,) = worker.kept
     mesh.stop(gateway, calls[key - 1])
     settle(mesh)
     (end,) = calls[key - 1].ends

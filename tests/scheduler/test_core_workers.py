@@ -287,10 +287,10 @@ def test_a_worker_that_hangs_does_not_keep_what_was_cancelled_in_its_host_memory
     mesh, gateway = prepared(infos=[info], costs=[StepCost(0.01, 1e-3)])
     calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
     (worker,) = mesh.core.workers
-    while not worker.swapped:
+    while not worker.kept:
         mesh.run(until=mesh.now + 0.001)
         assert mesh.now < 10
-    (key,) = worker.swapped
+    (key,) = worker.kept
     (hung,) = mesh.workers.values()
     report = mesh._report
 

@@ -300,8 +300,8 @@ def test_a_worker_without_a_prefix_cache_attracts_nobody() -> None:
 
 
 def swapped_on(pool: Pool, link: int, key: int, length: int) -> Sequence:
-    sequence = wait_for(pool, key, [1] * length, swapped_on=link, swapped_blocks=-(-length // 4))
-    pool.workers[link].swapped[key] = sequence
+    sequence = wait_for(pool, key, [1] * length, kept_on=link, swapped=True, kept_blocks=-(-length // 4))
+    pool.workers[link].kept[key] = sequence
     return sequence
 
 

@@ -227,7 +227,7 @@ def test_a_newcomer_without_room_holds_up_newcomers_but_no_prefill() -> None:
     assert (decision.chunks, decision.start) == (((2, 40),), ())
     # Nor one that cannot have a token of the step.
     policy = Policy(num_steps=8, max_prefill_tokens=16)
-    back = [candidate(3, 20, 30, -3.0), candidate(4, 10, 30, -2.0), candidate(5, 10, 30, -1.0, swapped=True)]
+    back = [candidate(3, 20, 30, -3.0), candidate(4, 10, 30, -2.0), candidate(5, 10, 30, -1.0, kept=True)]
     decision = make_plan(columns(decoder(1), prefill(2, 40)), back, credits_for(PLENTY, 2), LIMITS, policy)
     assert (decision.chunks, decision.start) == (((3, 16),), (3,))
 
@@ -352,11 +352,11 @@ def test_forks_that_wait_have_a_token_of_the_step_each() -> None:
 
 def test_a_swapped_one_comes_back_without_a_chunk() -> None:
     decision = make_plan(
-        columns(decoder(1)), [candidate(2, 20, 30, swapped=True)], credits_for(PLENTY, 1), LIMITS, POLICY
+        columns(decoder(1)), [candidate(2, 20, 30, kept=True)], credits_for(PLENTY, 1), LIMITS, POLICY
     )
     assert (decision.start, decision.join, decision.chunks, decision.num_steps) == ((2,), (2,), (), 8)
     # It needs credit for all that it brings.
-    waiting = [candidate(2, 20, 30, swapped=True)]
+    waiting = [candidate(2, 20, 30, kept=True)]
     assert make_plan(columns(decoder(1)), waiting, credits_for(7, 1), LIMITS, POLICY).start == (2,)
     assert make_plan(columns(decoder(1)), waiting, credits_for(6, 1), LIMITS, POLICY).start == ()
 
@@ -428,10 +428,10 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
             tokens,
             tokens + data.draw(st.integers(1, 30)),
             urgency,
-            members=1 if swapped else data.draw(st.integers(1, 3)),
-            swapped=swapped,
+            members=1 if kept else data.draw(st.integers(1, 3)),
+            kept=kept,
         )
-        for index, (urgency, tokens, swapped) in enumerate(
+        for index, (urgency, tokens, kept) in enumerate(
             data.draw(st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 50), st.booleans()), max_size=4))
         )
     ]
@@ -500,12 +500,12 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         assert sum(chunks.values()) <= cap
     for key, tokens in chunks.items():
         assert 1 <= tokens <= (by_key[key].left if key in by_key else starts[key].tokens)
-        assert key in by_key or not starts[key].swapped
+        assert key in by_key or not starts[key].kept
     # Prefill that is left over makes the plan short.
     if decision.num_steps > 1:
         assert all(row.left <= chunks.get(row.key, 0) for row in rows if row.key not in owed)
         assert not owed & chunks.keys()
-        assert all(each.swapped or chunks[key] == each.tokens for key, each in starts.items())
+        assert all(each.kept or chunks[key] == each.tokens for key, each in starts.items())
     # Joins: the new ones, and those in doubt that get a chunk.
     assert set(decision.join) == set(starts) | {key for key in chunks if key in by_key and not by_key[key].joined}
     # Served in turn, and the first of all that has room advances.
@@ -513,7 +513,7 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
     prefilling = [row.key for row in rows if row.left and (row.key not in owed or row.key in chunks)]
     served = sorted([*prefilling, *starts], key=place.__getitem__)
     if served:
-        assert served[0] in chunks or starts[served[0]].swapped
+        assert served[0] in chunks or starts[served[0]].kept
     # Nobody takes what one before it still needs.
     missing = [
         key
@@ -544,5 +544,5 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
         size_now = left_out.blocks(1, size) + count + started
         spare = account.available - growth - sum(each.blocks(1, size) for each in starts.values())
         full = sum(chunks.values()) + deciding + left_out.members > limits.max_num_batched_tokens
-        capped = not left_out.swapped and (passed or any(not row.left for row in rows))
+        capped = not left_out.kept and (passed or any(not row.left for row in rows))
         assert left_out.members > slots or full or capped or size_now > spare

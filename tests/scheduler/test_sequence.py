@@ -14,6 +14,8 @@ from scheduler.traffic_class import CLASSES
 LEGAL = {
     ("QUEUED", "PREFILL"),
     ("QUEUED", "DECODE"),
+    ("QUEUED", "PAUSED"),
+    ("QUEUED", "PREEMPTED"),
     ("QUEUED", "CANCELLING"),
     ("PREFILL", "DECODE"),
     ("PREFILL", "PREEMPTED"),
@@ -21,9 +23,14 @@ LEGAL = {
     ("PREFILL", "CANCELLING"),
     ("PREFILL", "FINISHED"),
     ("DECODE", "FINISHED"),
+    ("DECODE", "PAUSED"),
     ("DECODE", "PREEMPTED"),
     ("DECODE", "QUEUED"),
     ("DECODE", "CANCELLING"),
+    ("PAUSED", "QUEUED"),
+    ("PAUSED", "PREEMPTED"),
+    ("PAUSED", "CANCELLING"),
+    ("PAUSED", "FINISHED"),
     ("PREEMPTED", "QUEUED"),
     ("PREEMPTED", "CANCELLING"),
     ("PREEMPTED", "FINISHED"),
@@ -118,11 +125,11 @@ def test_what_comes_back_from_host_memory_decodes_where_it_was() -> None:
     sequence.token_ids.append(9)
     sequence.become(State.PREEMPTED)
     sequence.requeue()
-    sequence.swapped_on, sequence.swapped_blocks = 3, 2
+    sequence.keep(3, 2, swapped=True)
     sequence.resume(3)
     assert sequence.state is State.DECODE
     assert (sequence.link, sequence.computed, sequence.prefill_length) == (3, 3, 4)
-    assert (sequence.swapped_on, sequence.swapped_blocks, sequence.placements) == (None, 0, 2)
+    assert (sequence.kept_on, sequence.kept_blocks, sequence.placements) == (None, 0, 2)
 
 
 def test_the_shield_falls_with_the_next_token() -> None:
