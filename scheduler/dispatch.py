@@ -238,7 +238,13 @@ def _release(
             sequence.preemptions += 1
             sequence.length_at_preemption = len(sequence.token_ids)
             request_id = sequence.request.submission.request_id
-            fields = {"request_id": request_id, "sequence_id": sequence_id, "swap": swap, "made_room": made_room}
+            fields = {
+                "request_id": request_id,
+                "sequence_id": sequence_id,
+                "swap": swap,
+                "made_room": made_room,
+                "rested": victim.resting,
+            }
             actions.append(Log("preempted", fields))
     worker.pace.disturb()
     actions += [ToWorker(worker.link, Release(tuple(ids), cause)) for cause, ids in leaving.items() if ids]

@@ -23,6 +23,8 @@ from .messages import (
     Release,
     ReleaseCause,
     Released,
+    Rest,
+    Resting,
     Resume,
     Sampling,
     StepResult,
@@ -94,6 +96,8 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
         return Release(tuple(message.release.sequence_ids), cause)
     if kind == "resume":
         return Resume(tuple(message.resume.sequence_ids))
+    if kind == "rest":
+        return Rest(tuple(message.rest.sequence_ids))
     raise ValueError(f"unexpected command: {kind}")
 
 
@@ -169,6 +173,11 @@ def encode_event(event: Event) -> worker_pb2.WorkerEvent:
                 step_us=event.step_us,
             )
             return worker_pb2.WorkerEvent(plan_done=done)
+        case Resting():
+            resting = worker_pb2.Resting(
+                sequence_id=event.sequence_id, found=event.found, blocks=_encode_counts(event.blocks)
+            )
+            return worker_pb2.WorkerEvent(resting=resting)
         case KvEvents():
             kv = worker_pb2.KvEvents(reset=event.reset, removed=event.removed, stored=event.stored)
             return worker_pb2.WorkerEvent(kv=kv)

@@ -23,6 +23,7 @@ from .messages import (
     NewSequence,
     Plan,
     Release,
+    Rest,
     Resume,
     Shutdown,
 )
@@ -165,11 +166,11 @@ class Executor:
     @torch.inference_mode()
     def _announce(self, command: Command) -> bool:
         """Begins what a command leads to behind what is being computed: the first step of a plan that comes instead of
-        all others, or a run of those that are not released."""
+        all others, or a run of those that are neither released nor to rest."""
         match command:
             case Plan():
                 begun = self._plans.are_revoked_by(command) and self._works.follow(command, command.num_steps)
-            case Release():
+            case Release() | Rest():
                 begun = self._works.run is not None and self._works.go_on(command.sequence_ids)
             case _:
                 begun = False
@@ -194,7 +195,10 @@ class Executor:
             case Plan():
                 self._accept(command)
             case Release():
-                self._reports.released(self._sequences.release(command.sequence_ids, command.cause))
+                self._reports.answers(self._sequences.release(command.sequence_ids, command.cause))
+            case Rest():
+                self._plans.leave_out(command.sequence_ids)
+                self._reports.answers(self._sequences.rest(command.sequence_ids))
             case Resume():
                 self._sequences.resume(command.sequence_ids)
             case Attach():

@@ -119,6 +119,13 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Let sequences stop to decode before the next step, until a plan that comes later joins them."""
+
+    sequence_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Attach:
     """A scheduler arrived: forget all sequences and plans, send events to `emit` from now on."""
 
@@ -137,7 +144,7 @@ class Shutdown:
     """End the executor's thread."""
 
 
-Command = NewSequence | Plan | Release | Resume | Attach | Detach | Shutdown
+Command = NewSequence | Plan | Release | Resume | Rest | Attach | Detach | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +242,15 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Resting:
+    """The answer to Rest for one id; `found` is False if the worker did not have it."""
+
+    sequence_id: int
+    found: bool
+    blocks: BlockCounts
+
+
+@dataclass(frozen=True, slots=True)
 class KvEvents:
     """Keys (uint64) of blocks that the prefix cache lost and then got; `reset`: these are all there are."""
 
@@ -248,4 +264,4 @@ class Draining:
     """The worker is told to stop."""
 
 
-Event = StepResult | PlanDone | Released | KvEvents | Draining
+Event = StepResult | PlanDone | Released | Resting | KvEvents | Draining

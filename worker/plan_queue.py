@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from collections.abc import Collection
 from itertools import islice, takewhile
 
 from .messages import BlockCounts, Plan, PlanDone
@@ -58,6 +60,13 @@ class PlanQueue:
     def append(self, plan: Plan) -> None:
         """Takes a plan, to run after those that are there."""
         self._plans.append(plan)
+
+    def leave_out(self, sequence_ids: Collection[int]) -> None:
+        """Takes sequences out of what all plans join."""
+        for index, plan in enumerate(self._plans):
+            if not plan.goes_on and not set(plan.join).isdisjoint(sequence_ids):
+                join = tuple(each for each in plan.join if each not in sequence_ids)
+                self._plans[index] = dataclasses.replace(plan, join=join)
 
     def note_step(self, step_us: int) -> None:
         """It has run a step."""

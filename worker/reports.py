@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from .kv_cache import KVCache
-from .messages import BlockCounts, Released, StepResult
+from .messages import BlockCounts, Released, Resting, StepResult
 from .outbox import Outbox
 from .outcome import Outcome
 from .pipeline import Pipeline
@@ -69,8 +69,8 @@ class Reports:
         """The plan at the head is over."""
         self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))
 
-    def released(self, answers: Iterable[Released]) -> None:
-        """Sequences were let go, of which nothing is on its way."""
+    def answers(self, answers: Iterable[Released | Resting]) -> None:
+        """Sequences were let go, or let rest, of which nothing is on its way."""
         num_ahead = self._works.num_ahead
         for answer in answers:
             self._outbox.put(dataclasses.replace(answer, blocks=answer.blocks.without(num_ahead)))

@@ -14,7 +14,7 @@ from tercet.errors import EngineFaultError
 
 from . import _core
 from .kv_cache import KVCache
-from .messages import Ended, EndReason, Failure, NewSequence, ReleaseCause, Released
+from .messages import Ended, EndReason, Failure, NewSequence, ReleaseCause, Released, Resting
 from .sequence import Sequence
 from .sequence_group import SequenceGroup
 from .swap_space import SwapSpace
@@ -120,6 +120,17 @@ class Sequences:
                 blocks_freed=answer.blocks_freed, swapped=answer.swapped,
             )  # fmt: skip
             answers.append(answer)
+        return answers
+
+    def rest(self, sequence_ids: Iterable[int]) -> list[Resting]:
+        """Lets sequences stop to decode, and keep their blocks, until they are joined again; the answers, one for each
+        id."""
+        answers = []
+        for sequence_id in sequence_ids:
+            sequence = self._running.get(sequence_id)
+            if sequence is not None:
+                sequence.in_decode_set = False
+            answers.append(Resting(sequence_id, sequence is not None, self._kv_cache.counts()))
         return answers
 
     def resume(self, sequence_ids: Iterable[int]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from scheduler.actions import NewSequence, Plan, Release, Resume, WorkerCommand
-from scheduler.events import Event, PlanEnded, SequenceReleased, StepReported, WorkerInfo
+from scheduler.actions import NewSequence, Plan, Release, Rest, Resume, WorkerCommand
+from scheduler.events import Event, PlanEnded, SequenceReleased, SequenceRests, StepReported, WorkerInfo
 
 
 class Contract:
@@ -21,6 +21,9 @@ class Contract:
         self._not_forked: set[int] = set()
         self._swapped: set[int] = set()
         self._unanswered: Counter[int] = Counter()
+        self._unrested: Counter[int] = Counter()
+        # Of those that were told to rest, the plan that lets each go on; 0: none so far.
+        self._resting: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._revoked_through = 0
 
@@ -37,15 +40,21 @@ class Contract:
             assert self._swapped.issuperset(command.sequence_ids), "resumed what is not swapped"
             self._swapped.difference_update(command.sequence_ids)
             self._computed |= dict.fromkeys(command.sequence_ids, 0)
+        elif isinstance(command, Rest):
+            self._unrested.update(command.sequence_ids)
+            self._resting |= dict.fromkeys(self._computed.keys() & set(command.sequence_ids), 0)
         elif isinstance(command, Release):
             self._unanswered.update(command.sequence_ids)
             for sequence_id in command.sequence_ids:
                 self._computed.pop(sequence_id, None)
+                self._resting.pop(sequence_id, None)
                 self._not_forked.discard(sequence_id)
                 self._swapped.discard(sequence_id)
         else:
             assert isinstance(command, Plan)
             self._steps[command.plan_seq] = 0
+            for sequence_id in self._resting.keys() & set(command.join):
+                self._resting[sequence_id] = self._resting[sequence_id] or command.plan_seq
             self._revoked_through = max(self._revoked_through, command.revoke_through)
 
     def check(self, event: Event) -> None:
@@ -55,6 +64,10 @@ class Contract:
             assert self._unanswered[event.sequence_id] >= 0, "a release was answered twice"
             if event.swapped:
                 self._swapped.add(event.sequence_id)
+        elif isinstance(event, SequenceRests):
+            self._unrested[event.sequence_id] -= 1
+            assert self._unrested[event.sequence_id] >= 0, "a rest was answered twice"
+            assert event.found <= (event.sequence_id in self._computed), "found what is not there"
         elif isinstance(event, PlanEnded):
             steps = self._steps.pop(event.plan_seq)
             assert event.steps_run == len(event.step_us) == steps, "a plan miscounts its steps"
@@ -64,10 +77,12 @@ class Contract:
     def check_answers(self) -> None:
         """Whether all is answered that was read."""
         assert not +self._unanswered, "a release was not answered"
+        assert not +self._unrested, "a rest was not answered"
 
     def _check_room(self) -> None:
-        # Forks that have not begun lend their slots.
-        assert len(self._computed.keys() - self._not_forked) <= self._info.max_num_seqs, "too many sequences"
+        # Forks that have not begun lend their slots, and those that rest have none.
+        resting = {key for key, plan_seq in self._resting.items() if not plan_seq}
+        assert len(self._computed.keys() - self._not_forked - resting) <= self._info.max_num_seqs, "too many sequences"
 
     def _check_step(self, event: StepReported) -> None:
         assert event.plan_seq > self._revoked_through, "a step of a plan that was revoked"
@@ -76,6 +91,8 @@ class Contract:
         got = set(event.sequence_ids)
         assert len(got) == len(event.sequence_ids), "two tokens in one step"
         assert got <= self._computed.keys(), "a token for a sequence that is not there"
+        for sequence_id in got & self._resting.keys():
+            assert 0 < self._resting.pop(sequence_id) <= event.plan_seq, "a token for a sequence that rests"
         prefilling = {progress.sequence_id for progress in event.prefills}
         num_tokens = 0
         for progress in event.prefills:
@@ -89,4 +106,5 @@ class Contract:
         assert num_tokens <= self._info.max_num_batched_tokens, "too many tokens in a step"
         for ended in event.ended:
             del self._computed[ended.sequence_id]
+            self._resting.pop(ended.sequence_id, None)
             self._not_forked.discard(ended.sequence_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduler.admission import AdmissionMode
@@ -33,7 +34,8 @@ _LOSSES = ("reconnect", "crash")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request. Times are in seconds: `at` from the start, the others from there. `stops`: (output, when)."""
+    """A request. Times are in seconds: `at` from the start, the others from there. `stops`: (output, when); `stalls`:
+    (when its reader falls behind, when it has caught up)."""
 
     at: float
     gateway: int
@@ -50,6 +52,7 @@ class Ask:
     priority: int
     cancels: tuple[float, ...]
     stops: tuple[tuple[int, float], ...]
+    stalls: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,16 @@ def _random_ask(
         priority=rng.choice([0, 0, -3, 3]),
         cancels=tuple(rng.random() * 0.4 for _ in range(rng.choice([0] * 7 + [1, 2]))),
         stops=tuple((rng.randrange(n), rng.random() * 0.4) for _ in range(rng.choice([0] * 7 + [1, 2]))),
+        stalls=tuple(_random_stalls(words)),
     )
+
+
+def _random_stalls(rng: random.Random) -> Iterator[tuple[float, float]]:
+    moment = 0.0
+    for _ in range(rng.choice([0] * 4 + [1, 1, 3])):
+        begin = moment + rng.random() * rng.choice([0.02, 0.3])
+        moment = begin + rng.random() * rng.choice([0.005, 0.1, 1.0])
+        yield begin, moment
 
 
 def _random_blow(rng: random.Random, num_workers: int) -> Blow:
@@ -251,6 +263,9 @@ class Player:
         self._calls.append((gateway, call, ask))
         for after in ask.cancels:
             mesh.at(mesh.now + after, lambda: gateway.lost or mesh.cancel(gateway, call))
+        for begin, end in ask.stalls:
+            mesh.at(mesh.now + begin, lambda: gateway.lost or mesh.pause(gateway, call))
+            mesh.at(mesh.now + end, lambda: gateway.lost or mesh.unpause(gateway, call))
         for index, after in ask.stops:
             mesh.at(mesh.now + after, lambda index=index: gateway.lost or mesh.stop(gateway, call, index))  # type: ignore[misc]
 

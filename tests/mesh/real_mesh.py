@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.actions import Action, Log, NewSequence, Release, ReleaseCause, Resume, ToWorker, WorkerCommand
-from scheduler.events import Event, PlanEnded, PrefillProgress, SequenceReleased, StepReported, WorkerAttached
+from scheduler.actions import (
+    Action,
+    Log,
+    NewSequence,
+    Plan,
+    Release,
+    ReleaseCause,
+    Rest,
+    Resume,
+    ToWorker,
+    WorkerCommand,
+)
+from scheduler.events import (
+    Event,
+    PlanEnded,
+    PrefillProgress,
+    SequenceReleased,
+    SequenceRests,
+    StepReported,
+    WorkerAttached,
+)
 from scheduler.simulator.mesh import VirtualMesh
 from tests.mesh.real_worker import Device, RealWorker, Setup
 
@@ -20,6 +39,8 @@ class RealMesh(VirtualMesh):
     def __init__(self, setups: Sequence[Setup], **options: Any) -> None:
         self.timeline: list[str] = []
         self.seen: Counter[str] = Counter()
+        # By link, those that have rested there.
+        self._rest: defaultdict[int, set[int]] = defaultdict(set)
         self.devices = [Device(setup, self.seen) for setup in setups]
         super().__init__([device.info for device in self.devices], **options)
 
@@ -87,6 +108,7 @@ class RealMesh(VirtualMesh):
     def _act(self, action: Action) -> None:
         if isinstance(action, Log):
             self.seen["made room"] += action.event == "preempted" and action.fields["made_room"]
+            self.seen["rested and gave way"] += action.event == "preempted" and action.fields["rested"]
         else:
             self.timeline.append(f"{self.now:.4f}     {action}")
         if isinstance(action, ToWorker):
@@ -102,6 +124,8 @@ class RealMesh(VirtualMesh):
                 if progress.num_cached:
                     self.seen["prefix hit"] += 1
                     self._check_hit(event.link, progress)
+        elif isinstance(event, SequenceRests):
+            self._rest[event.link].add(event.sequence_id)
         elif isinstance(event, SequenceReleased):
             self.seen["swap"] += event.swapped
 
@@ -110,8 +134,12 @@ class RealMesh(VirtualMesh):
             self.seen[f"release to {command.cause.name.lower()}"] += 1
             if link in self.workers and self.workers[link].draining and command.cause is ReleaseCause.PREEMPT:
                 self.seen["moved off a draining worker"] += 1
+        elif isinstance(command, Plan):
+            self.seen["rested and went on"] += not self._rest[link].isdisjoint(command.join)
         elif isinstance(command, Resume):
             self.seen["resume"] += 1
+        elif isinstance(command, Rest):
+            self.seen["rest"] += 1
         elif isinstance(command, NewSequence):
             if link in self.workers:
                 placed = self.core._mesh.fleet.workers[link].sequences[command.sequence_id]

@@ -2,7 +2,7 @@
 
 The real core and real executors (the C++ block pool, models in float32 on the CPU, both codecs) live random lives on a
 virtual clock: requests with shared prefixes and several outputs, plans of any length, arrivals that revoke them,
-cancels, stop strings, deadlines, both kinds of preemption, lost streams, workers that crash or are told to stop, lost
+cancels, stop strings, deadlines, readers that fall behind and catch up, both kinds of preemption, lost streams, workers that crash or are told to stop, lost
 gateways. Each text is compared with that of the sequence on an executor of its own, one step at a time. After every
 event the core's books and the executor's pools are checked.
 
@@ -35,6 +35,9 @@ WALKED = {
     "made room": 4,
     "swap": 4,
     "resume": 4,
+    "rest": 40,
+    "rested and went on": 20,
+    "rested and gave way": 4,
     "forks": 20,
     "copy on write": 20,
     "reconnect": 10,

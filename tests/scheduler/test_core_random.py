@@ -115,7 +115,7 @@ class Story:
             self._fall_behind(gateway, call)
 
     def _fall_behind(self, gateway: VirtualGateway, call: Call) -> None:
-        """Its reader, once or several times; every time it catches up, or is said to have when it has not been behind."""
+        """Its reader, once or several times. In the end it has caught up."""
         rng, mesh = self.rng, self.mesh
         moment = mesh.now
         for _ in range(rng.choice([1, 1, 3])):

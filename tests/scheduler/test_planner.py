@@ -351,9 +351,7 @@ def test_forks_that_wait_have_a_token_of_the_step_each() -> None:
 
 
 def test_a_swapped_one_comes_back_without_a_chunk() -> None:
-    decision = make_plan(
-        columns(decoder(1)), [candidate(2, 20, 30, kept=True)], credits_for(PLENTY, 1), LIMITS, POLICY
-    )
+    decision = make_plan(columns(decoder(1)), [candidate(2, 20, 30, kept=True)], credits_for(PLENTY, 1), LIMITS, POLICY)
     assert (decision.start, decision.join, decision.chunks, decision.num_steps) == ((2,), (2,), (), 8)
     # It needs credit for all that it brings.
     waiting = [candidate(2, 20, 30, kept=True)]
