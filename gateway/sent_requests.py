@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -90,6 +91,8 @@ class SentRequests:
         self._by_key[key] = SentRequest(
             key, submission.request_id, stream, submission.tenant, submission.traffic_class, self._clock()
         )
+        # By its key: by the request, stream and request would wait for the garbage collector.
+        stream.on_reader = partial(self._tell_reader, key)
         self._send(pb.GatewayMessage(submit=to_submit(key, submission)))
         return key
 
@@ -207,6 +210,17 @@ class SentRequests:
                 del self._by_key[request.key]
         failed = request.stream.error is not None and not had_failed
         return request if failed and last.reason is not EndReason.CANCELLED else None
+
+    def _tell_reader(self, key: int) -> None:
+        """A request's client has fallen behind, or caught up; nothing if it has ended or is cancelled."""
+        request = self._by_key.get(key)
+        if request is None or request.ended or request.cause is not None:
+            return
+        if request.stream.behind:
+            self._send(pb.GatewayMessage(pause=pb.Pause(request_key=key)))
+        else:
+            self._send(pb.GatewayMessage(unpause=pb.Unpause(request_key=key)))
+        log.info("reader_behind" if request.stream.behind else "reader_caught_up", request_id=request.request_id)
 
     def _stop(self, sequence: SentSequence) -> None:
         """Tells the scheduler to end one sequence, whose text is complete; nothing if it, or the request, has ended or

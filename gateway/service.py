@@ -28,9 +28,6 @@ from .wire import Malformed, checked, deserializer
 
 log = structlog.get_logger()
 
-# A client may leave one message unread for so many seconds, however few tokens wait behind it.
-WRITE_LIMIT_S = 60.0
-
 Request = TypeVar("Request", bound=Message)
 
 
@@ -131,13 +128,14 @@ class InferenceService:
             late = True
             task.cancel()
 
-        timer = asyncio.get_running_loop().call_later(WRITE_LIMIT_S, give_up)
+        limit_s = self._generations.settings.stream_stall_seconds
+        timer = asyncio.get_running_loop().call_later(limit_s, give_up)
         try:
             await context.write(event)
         except asyncio.CancelledError:
             if not late or stream.error is not None:
                 raise
-            raise _too_slow() from None
+            raise _too_slow(limit_s) from None
         finally:
             timer.cancel()
             stream.interrupt = None
@@ -218,20 +216,23 @@ class OperationsService:
             checked(received)
             async with contextlib.aclosing(self._link.plan_log()) as parts:
                 async for data in parts:
-                    await _write_in_time(context, operations_pb2.PlanLogPart(data=data))
+                    limit_s = self._generations.settings.stream_stall_seconds
+                    await _write_in_time(context, operations_pb2.PlanLogPart(data=data), limit_s)
         except BaseException as error:
             await _end_call(error, context, None)
 
 
-async def _write_in_time(context: grpc.aio.ServicerContext, message: Message) -> None:
+async def _write_in_time(context: grpc.aio.ServicerContext, message: Message, limit_s: float) -> None:
     try:
-        await asyncio.wait_for(context.write(message), WRITE_LIMIT_S)
+        await asyncio.wait_for(context.write(message), limit_s)
     except asyncio.TimeoutError:
-        raise _too_slow() from None
+        raise _too_slow(limit_s) from None
 
 
-def _too_slow() -> errors.SlowConsumerError:
-    return errors.SlowConsumerError(f"the client read nothing for {WRITE_LIMIT_S:g} s")
+def _too_slow(limit_s: float) -> errors.SlowConsumerError:
+    return errors.SlowConsumerError(
+        f"the client read nothing for {limit_s:g} s", metadata={"stream_stall_seconds": f"{limit_s:g}"}
+    )
 
 
 def add_services(

@@ -1,7 +1,8 @@
 """A request's outputs on their way from the scheduler to its client: tokens in, deltas out, one end.
 
 What waits for the client is joined into one delta an output when it next asks, so a client that keeps up gets every
-token at once and one that does not gets fewer, larger deltas. Knows no gRPC.
+token at once and one that does not gets fewer, larger deltas. Of one that is far behind, those who make the tokens are
+told. Knows no gRPC.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from .cancel import CancelCause
 from .output import Finish, Output
 from .sequence_end import Account, EndReason, SequenceEnd
 from .token_logprobs import TokenLogprobs
+
+# Tokens of each output that may be on their way when those who make them are told to pause: many times as many as the
+# plans that a worker has at a time.
+ON_THEIR_WAY = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +42,15 @@ class Stream:
     """The outputs of one request. The link calls `accept`, `push`, `end`, `close_account`; the client's handler the
     coroutines.
 
-    It ends once: when every output has its `finish`, or with `error`. What comes after is dropped. At most
-    `max_tokens_held` tokens wait for the client, those of all outputs together.
+    It ends once: when every output has its `finish`, or with `error`. What comes after is dropped. When more than
+    `max_tokens_held` tokens wait for the client, those of all outputs together, it is `behind`, and has caught up with
+    half of them; `on_reader` is called at either moment. What is on its way by then is taken, too, and no more.
     """
 
     def __init__(self, outputs: Iterable[Output], *, max_tokens_held: int, clock: Callable[[], float]) -> None:
         self._outputs = tuple(outputs)
         self._max_tokens_held = max_tokens_held
+        self._hard_limit = max_tokens_held + ON_THEIR_WAY * len(self._outputs)
         self._clock = clock
         self._wake = asyncio.Event()
         # Outputs with something to read, in the order in which it became so.
@@ -66,6 +73,9 @@ class Stream:
         self._on_account: Callable[[], object] | None = None
         # Set while the handler waits in a place that only this call can get it out of.
         self.interrupt: Callable[[], object] | None = None
+        # Whether the client is far behind, and who wants to know when that changes.
+        self.behind = False
+        self.on_reader: Callable[[], object] | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -119,13 +129,15 @@ class Stream:
             self._note_finish()
             return CancelCause.STOP_STRING
         if self._num_held > self._max_tokens_held:
-            self.fail(
-                SlowConsumerError(
-                    f"the client left more than {self._max_tokens_held} tokens unread",
-                    metadata={"max_stream_tokens": str(self._max_tokens_held)},
+            if self._num_held > self._hard_limit:
+                self.fail(
+                    SlowConsumerError(
+                        f"the client left more than {self._hard_limit} tokens unread, and still more came",
+                        metadata={"max_stream_tokens": str(self._max_tokens_held)},
+                    )
                 )
-            )
-            return CancelCause.SLOW_CONSUMER
+                return CancelCause.SLOW_CONSUMER
+            self._note_reader(behind=True)
         return None
 
     def end(self, index: int, end: SequenceEnd) -> None:
@@ -179,7 +191,9 @@ class Stream:
 
     async def read(self) -> Delta | None:
         """All that is ready of one output, at least one token; None after the last. Raises the error that ended the
-        stream."""
+        stream. Who asks has handed over what it got the time before."""
+        if 2 * self._num_held <= self._max_tokens_held:
+            self._note_reader(behind=False)
         while not self._ready:
             if self.error is not None:
                 raise self.error
@@ -214,6 +228,16 @@ class Stream:
         elif self.first_token_at is None:
             self.first_token_at = now
         self._last_token_at[index] = now
+
+    def _note_reader(self, *, behind: bool) -> None:
+        if behind is not self.behind:
+            self.behind = behind
+            if not behind:
+                # That it waited for its client is no gap of its tokens.
+                now = self._clock()
+                self._last_token_at = [None if last is None else now for last in self._last_token_at]
+            if self.on_reader is not None:
+                self.on_reader()
 
     def _note_ready(self, index: int, output: Output, before: int) -> None:
         """An output that had `before` tokens ready may have more now."""

@@ -89,7 +89,10 @@ class GatewaySettings:
         2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", checks.count(1), in_bytes=True
     )
     max_stream_tokens: int = setting(
-        4096, "tokens kept for a client that does not read before SLOW_CONSUMER", checks.count(1)
+        1024, "unread tokens with which a request is paused until its client has read on", checks.count(1)
+    )
+    stream_stall_seconds: float = setting(
+        60.0, "how long a client may read nothing of what there is before SLOW_CONSUMER", checks.seconds(0.001)
     )
     max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", checks.count(1))
     drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.seconds(0))

@@ -84,6 +84,10 @@ class FakeSequence:
         # Set when its StopSequence came.
         self.stopped = asyncio.Event()
         self.stop_reason: int | None = None
+        # Each Pause (True) and Unpause (False) that came.
+        self.pauses: list[bool] = []
+        self.paused = asyncio.Event()
+        self.unpaused = asyncio.Event()
         self.ended = False
         self._scheduler = scheduler
 
@@ -229,6 +233,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 await self._submit(message.submit)
             elif message.HasField("stop_sequence"):
                 await self._stop(message.stop_sequence)
+            elif message.HasField("pause"):
+                self._pause(message.pause.request_key, True)
+            elif message.HasField("unpause"):
+                self._pause(message.unpause.request_key, False)
             elif message.HasField("tenants"):
                 self.tenants.append(message.tenants)
             elif message.HasField("refusals"):
@@ -265,6 +273,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         output.stopped.set()
         if self.answer_cancels and not output.ended:
             await output.end(sequence_pb2.END_REASON_CANCELLED)
+
+    def _pause(self, request_key: int, paused: bool) -> None:
+        sequence = next(s for s in self.sequences if s.submit.request_key == request_key)
+        sequence.pauses.append(paused)
+        (sequence.paused if paused else sequence.unpaused).set()
 
     async def _cancel(self, cancel: pb.Cancel) -> None:
         sequence = next(s for s in self.sequences if s.submit.request_key == cancel.request_key)

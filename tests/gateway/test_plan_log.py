@@ -68,10 +68,8 @@ async def test_a_reader_that_leaves_ends_the_schedulers_call_too(gateway: Any, s
     assert scheduler.parts_sent < 2_000
 
 
-async def test_a_reader_that_does_not_read_is_cut_off(
-    gateway: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.service.WRITE_LIMIT_S", 0.2)
+async def test_a_reader_that_does_not_read_is_cut_off(scheduler: Any, make_gateway: Any, stop_gateway: Any) -> None:
+    gateway = await make_gateway(scheduler.port, stream_stall_seconds=0.2)
     scheduler.plan_log = [bytes(100_000)] * 2_000
     call = gateway.operations.DumpPlanLog(pb.DumpPlanLogRequest())
     await call.read()
@@ -82,6 +80,7 @@ async def test_a_reader_that_does_not_read_is_cut_off(
         while await call.read() is not grpc.aio.EOF:
             pass
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await stop_gateway(gateway)
 
 
 async def test_unknown_fields_are_refused(gateway: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import structlog
 from google.rpc import error_details_pb2, status_pb2
 
+from gateway.stream import ON_THEIR_WAY
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
@@ -202,7 +203,7 @@ async def test_the_bound_of_unread_tokens_is_the_requests(scheduler: Any, make_g
 
     async def play(sequence: Any) -> None:
         # None of them alone is too much.
-        columns = [each.sequence_id for each in sequence.outputs for _ in range(17)]
+        columns = [each.sequence_id for each in sequence.outputs for _ in range(17 + ON_THEIR_WAY)]
         batch = scheduler_pb2.TokenBatch(sequence_ids=columns, token_ids=[5] * len(columns))
         await scheduler.send(scheduler_pb2.SchedulerMessage(tokens=batch))
         await sequence.cancelled.wait()

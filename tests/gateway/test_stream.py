@@ -15,7 +15,7 @@ from gateway.detokenizer import Detokenizer
 from gateway.output import Finish, Output
 from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stop_matcher import StopMatcher
-from gateway.stream import Delta, Stream
+from gateway.stream import ON_THEIR_WAY, Delta, Stream
 from gateway.token_logprobs import TokenLogprobs
 from tercet.errors import EngineFaultError, RequestCancelledError, SlowConsumerError, WorkerLostError
 
@@ -191,12 +191,22 @@ async def test_it_ends_when_the_last_output_has_ended() -> None:
     assert stream.finishes == (Finish(EndReason.LENGTH),) * 2
 
 
+def told(stream: Stream) -> list[bool]:
+    """Whether the client was behind, each time that something was said of it."""
+    said: list[bool] = []
+    stream.on_reader = lambda: said.append(stream.behind)
+    return said
+
+
 async def test_unread_tokens_of_all_outputs_count_together() -> None:
     stream = make(max_tokens_held=3, n=2)
+    said = told(stream)
     assert [stream.push(index, 0) for index in (0, 1, 0)] == [None] * 3
     await stream.read()
     assert [stream.push(index, 0) for index in (1, 1)] == [None] * 2
-    assert stream.push(0, 0) is CancelCause.SLOW_CONSUMER
+    assert said == []
+    assert stream.push(0, 0) is None
+    assert said == [True]
 
 
 async def test_first_token_goes_at_once_and_later_ones_join() -> None:
@@ -220,10 +230,34 @@ async def test_held_token_comes_with_the_delta_that_completes_it() -> None:
     assert await pending == Delta(1, 0, 1, "abb", (2, 1))
 
 
-async def test_too_many_unread_tokens_end_the_stream() -> None:
+async def test_a_client_that_is_behind_catches_up_and_gets_every_token() -> None:
+    stream = make(max_tokens_held=4)
+    said = told(stream)
+    for _ in range(7):
+        assert stream.push(0, 0) is None
+    assert said == [True]
+    # What is being handed over is unread as long as nobody asks for more.
+    assert (await stream.read()).token_ids == (0,) * 7  # type: ignore[union-attr]
+    for _ in range(3):
+        stream.push(0, 1)
+    assert said == [True]
+    assert (await stream.read()).token_ids == (1,) * 3  # type: ignore[union-attr]
+    waiting = asyncio.ensure_future(stream.read())
+    await asyncio.sleep(0)
+    assert said == [True, False]
+    stream.push(0, 2)
+    assert (await waiting).token_offset == 10  # type: ignore[union-attr]
+    for _ in range(5):
+        stream.push(0, 0)
+    assert said == [True, False, True]
+
+
+async def test_more_unread_tokens_than_can_be_on_their_way_end_the_stream() -> None:
     stream, interrupted = make(max_tokens_held=3), []
     stream.interrupt = lambda: interrupted.append(True)
-    assert [stream.push(0, 0) for _ in range(4)] == [None, None, None, CancelCause.SLOW_CONSUMER]
+    assert [stream.push(0, 0) for _ in range(3 + ON_THEIR_WAY)] == [None] * (3 + ON_THEIR_WAY)
+    assert interrupted == []
+    assert stream.push(0, 0) is CancelCause.SLOW_CONSUMER
     assert interrupted == [True]
     with pytest.raises(SlowConsumerError):
         await stream.read()
