@@ -8,6 +8,7 @@ told. Knows no gRPC.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ class Stream:
         self.interrupt: Callable[[], object] | None = None
         # Whether the client is far behind, and who wants to know when that changes.
         self.behind = False
+        self._caught_up_at = -math.inf
+        self._waited_s = [0.0] * len(self._outputs)
         self.on_reader: Callable[[], object] | None = None
 
     @property
@@ -99,12 +102,13 @@ class Stream:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds from one token to the next on the mean, of the outputs side by side; None before there are two."""
+        """Seconds from one token to the next on the mean, of the outputs side by side, without those in which they waited
+        for the client; None before there are two."""
         steps = max(output.num_tokens for output in self._outputs) - 1
         last = max((at for at in self._last_token_at if at is not None), default=None)
         if steps < 1 or last is None or self.first_token_at is None:
             return None
-        return (last - self.first_token_at) / steps
+        return (last - self.first_token_at - max(self._waited_s)) / steps
 
     def accept(self, queue_position: int, forecast_s: float | None = None, promise: Promise | None = None) -> None:
         """The scheduler admitted the request to a class that promises this, and expects the first token so many seconds
@@ -223,6 +227,10 @@ class Stream:
         """An output gets a token."""
         now, last = self._clock(), self._last_token_at[index]
         if last is not None:
+            if last < self._caught_up_at:
+                # It has waited for the client; that is no gap of its tokens.
+                self._waited_s[index] += self._caught_up_at - last
+                last = self._caught_up_at
             if self.largest_gap_s is None or now - last > self.largest_gap_s:
                 self.largest_gap_s = now - last
         elif self.first_token_at is None:
@@ -233,9 +241,7 @@ class Stream:
         if behind is not self.behind:
             self.behind = behind
             if not behind:
-                # That it waited for its client is no gap of its tokens.
-                now = self._clock()
-                self._last_token_at = [None if last is None else now for last in self._last_token_at]
+                self._caught_up_at = self._clock()
             if self.on_reader is not None:
                 self.on_reader()
 

@@ -317,11 +317,11 @@ class Core:
         if sequence is not None and sequence.request.gateway == event.gateway:
             stop(self._mesh, sequence, event.reason, now)
 
-    def _pause_received(self, event: PauseReceived, _now: float) -> None:
+    def _pause_received(self, event: PauseReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)
         # One that is gone has said so.
         if request is not None:
-            pausing.pause(self._mesh, request)
+            pausing.pause(self._mesh, request, now)
 
     def _unpause_received(self, event: UnpauseReceived, now: float) -> None:
         request = self._mesh.gateways.get(event.gateway, {}).get(event.request_key)

@@ -191,6 +191,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
         preemptions=sum(sequence.preemptions for sequence in request.sequences),
         swaps=sum(sequence.swaps for sequence in request.sequences),
         pauses=request.pauses,
+        paused_ms=round(request.seconds_paused(now) * 1e3, 3),
         moves=sum(sequence.moves for sequence in request.sequences),
         placements=sum(sequence.placements for sequence in request.sequences),
         blocks_used=used,

@@ -12,12 +12,12 @@ from .sequence import Request, Sequence, State
 from .state import MeshState
 
 
-def pause(mesh: MeshState, request: Request) -> None:
+def pause(mesh: MeshState, request: Request, now: float) -> None:
     """The reader is behind; no-op if that is known. A sequence in prefill stops with its next token, one that is to be
     forked with its first."""
     if request.paused:
         return
-    request.paused = True
+    request.paused_at = now
     request.pauses += 1
     mesh.log("paused", request_id=request.submission.request_id)
     resting: dict[int, list[int]] = {}
@@ -46,7 +46,8 @@ def unpause(mesh: MeshState, request: Request, now: float) -> None:
     """The reader has caught up; no-op if it was not behind. What a worker has not yet let rest goes on when it has."""
     if not request.paused:
         return
-    request.paused = False
+    request.paused_s = request.seconds_paused(now)
+    request.paused_at = None
     mesh.log("unpaused", request_id=request.submission.request_id)
     for sequence in request.sequences:
         if sequence.state is State.PAUSED and sequence.link is None:

@@ -91,14 +91,24 @@ class Request:
     sequences: tuple[Sequence, ...] = ()
     # Cancels of the gateway that wait for their answer.
     cancels: int = 0
-    # Its reader is behind; and how often it has been.
-    paused: bool = False
+    # Since when its reader is behind, None while it is not; how often it has been, and for how long before.
+    paused_at: float | None = None
     pauses: int = 0
+    paused_s: float = 0.0
 
     @property
     def key(self) -> tuple[int, int]:
         """Unique while the gateway's stream lives."""
         return self.gateway, self.submission.request_key
+
+    @property
+    def paused(self) -> bool:
+        """Whether its reader is behind."""
+        return self.paused_at is not None
+
+    def seconds_paused(self, now: float) -> float:
+        """For how long it has waited for its reader, all in all."""
+        return self.paused_s + (0.0 if self.paused_at is None else now - self.paused_at)
 
     @property
     def live(self) -> bool:

@@ -229,10 +229,12 @@ def _ttft_kept(request: Request, now: float) -> bool | None:
 
 
 def _gap_kept(request: Request, now: float) -> bool | None:
-    """Whether the tokens after the first came fast enough on the whole; None if nothing was promised, or none came."""
+    """Whether the tokens after the first came fast enough on the whole, but for the time that it waited for its reader;
+    None if nothing was promised, or none came."""
     target = request.traffic_class.gap
     if target is None or request.first_token_at is None:
         return None
     # Outputs of one request run side by side.
     tokens = max(sequence.generated for sequence in request.sequences) - 1
-    return (now - request.first_token_at) / tokens <= target.seconds if tokens > 0 else None
+    took_s = now - request.first_token_at - request.seconds_paused(now)
+    return took_s / tokens <= target.seconds if tokens > 0 else None

@@ -138,7 +138,9 @@ async def test_a_slow_reader_is_paused_and_gets_every_token(
     play_on, scheduler.play = scheduler.play, scheduler.echo
     assert (await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello"))).outputs[0].text == "hello"
     scheduler.play = play_on
-    received = [event async for event in _rest(call)]
+    received = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        received.append(event)
     assert received[-1].HasField("finished")
     assert sum(len(event.delta.token_ids) for event in received) == sent
     assert scheduler.sequences[0].pauses == [True, False]

@@ -2,9 +2,9 @@
 
 The real core and real executors (the C++ block pool, models in float32 on the CPU, both codecs) live random lives on a
 virtual clock: requests with shared prefixes and several outputs, plans of any length, arrivals that revoke them,
-cancels, stop strings, deadlines, readers that fall behind and catch up, both kinds of preemption, lost streams, workers that crash or are told to stop, lost
-gateways. Each text is compared with that of the sequence on an executor of its own, one step at a time. After every
-event the core's books and the executor's pools are checked.
+cancels, stop strings, deadlines, readers that fall behind and catch up, both kinds of preemption, lost streams, workers
+that crash or are told to stop, lost gateways. Each text is compared with that of the sequence on an executor of its
+own, one step at a time. After every event the core's books and the executor's pools are checked.
 
 HYPOTHESIS_PROFILE=long lives for a quarter of an hour instead of a minute. --hypothesis-show-statistics tells in how
 many lives what was seen.
