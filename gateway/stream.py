@@ -102,8 +102,8 @@ class Stream:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds from one token to the next on the mean, of the outputs side by side, without those in which they waited
-        for the client; None before there are two."""
+        """Seconds from one token to the next on the mean, of the outputs side by side, without the waits for the client;
+        None before there are two."""
         steps = max(output.num_tokens for output in self._outputs) - 1
         last = max((at for at in self._last_token_at if at is not None), default=None)
         if steps < 1 or last is None or self.first_token_at is None:

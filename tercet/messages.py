@@ -215,6 +215,8 @@ class FleetInfo:
     workers: tuple[WorkerInfo, ...]
     # Of the preemptions, those that moved blocks to host memory.
     swaps: int = 0
+    # Since their clients do not read.
+    requests_paused: int = 0
 
 
 def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
@@ -379,6 +381,7 @@ def from_fleet(fleet: operations_pb2.Fleet) -> FleetInfo:
         preemptions=fleet.preemptions,
         workers=workers,
         swaps=fleet.swaps,
+        requests_paused=fleet.requests_paused,
     )
 
 

@@ -80,6 +80,7 @@ def _summary(moment: Moment, rates: Rates | None) -> Text:
     words += [
         f"{amount(fleet.requests_running)} running",
         f"{amount(fleet.requests_waiting)} waiting",
+        *([f"{amount(fleet.requests_paused)} paused"] if fleet.requests_paused else []),
         f"{amount(fleet.requests_finished)} ended",
         f"{amount(fleet.preemptions)} preempted",
     ]
