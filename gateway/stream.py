@@ -102,7 +102,7 @@ class Stream:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds from one token to the next on the mean, of the outputs side by side, without the waits for the client;
+        """Seconds from one token to the next on the mean, of the outputs side by side, without waits for the client;
         None before there are two."""
         steps = max(output.num_tokens for output in self._outputs) - 1
         last = max((at for at in self._last_token_at if at is not None), default=None)
@@ -196,8 +196,7 @@ class Stream:
     async def read(self) -> Delta | None:
         """All that is ready of one output, at least one token; None after the last. Raises the error that ended the
         stream. Who asks has handed over what it got the time before."""
-        if 2 * self._num_held <= self._max_tokens_held:
-            self._note_reader(behind=False)
+        self._note_read()
         while not self._ready:
             if self.error is not None:
                 raise self.error
@@ -236,6 +235,10 @@ class Stream:
         elif self.first_token_at is None:
             self.first_token_at = now
         self._last_token_at[index] = now
+
+    def _note_read(self) -> None:
+        if 2 * self._num_held <= self._max_tokens_held:
+            self._note_reader(behind=False)
 
     def _note_reader(self, *, behind: bool) -> None:
         if behind is not self.behind:

@@ -51,10 +51,11 @@ async def stalled(mesh: Mesh, request: pb.GenerateRequest) -> AsyncIterator[Any]
 async def read_on(call: Any) -> list[list[int]]:
     """All tokens that come, by output. Raises the error that ends it."""
     tokens: list[list[int]] = [[] for _ in range(OUTPUTS)]
-    while (event := await call.read()) is not grpc.aio.EOF:
-        tokens[event.delta.output_index] += event.delta.token_ids
-    if await call.code() is not grpc.StatusCode.OK:
-        raise rpc.typed_error(await call.trailing_metadata()) or AssertionError(await call.code())
+    try:
+        while (event := await call.read()) is not grpc.aio.EOF:
+            tokens[event.delta.output_index] += event.delta.token_ids
+    except grpc.aio.AioRpcError as error:
+        raise rpc.typed_error(error.trailing_metadata()) or error from None
     return tokens
 
 

@@ -25,8 +25,9 @@ class Ask:
     max_tokens: int = 2
     n: int = 1
     stop_strings: tuple[str, ...] = ()
-    # It never reads, and so many tokens may wait for it.
+    # It reads only now and then, and so many tokens may wait for it; `deaf`: it never does.
     unread: int | None = None
+    deaf: bool = False
 
 
 @dataclass(slots=True)
@@ -98,10 +99,15 @@ def end_of(stream: Stream) -> str | None:
     return "finished" if stream.ended else None
 
 
+def wants_to_read(stream: Stream) -> bool:
+    """Whether there is something to read, or its client has read and not asked for more."""
+    return stream.error is None and bool(stream._ready or stream.behind)
+
+
 def read_all(client: Client) -> None:
     """All that is ready."""
     stream = client.stream
-    while client.ask.unread is None and stream._ready:
+    while stream._ready:
         delta = _at_once(stream)
         client.texts[delta.output_index] += delta.text
 

@@ -21,8 +21,10 @@ from scheduler.events import (
     Event,
     GatewayAttached,
     GatewayLost,
+    PauseReceived,
     SequenceStopped,
     Submitted,
+    UnpauseReceived,
     WorkerAttached,
 )
 from scheduler.planner import Policy
@@ -32,7 +34,7 @@ from scheduler.wire import enum_value
 from tercet import errors
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
-from .clients import INFO, Ask, Client, end_of, open_stream, read_all, submission_of, text_alone
+from .clients import INFO, Ask, Client, end_of, open_stream, read_all, submission_of, text_alone, wants_to_read
 from .explorer import Move
 from .wired_link import WiredLink, standing_still
 
@@ -96,7 +98,8 @@ class GatewayWorld:
         getattr(self, f"_{name}")(*arguments)
         self._carry()
         for client in self.clients:
-            read_all(client)
+            if client.ask.unread is None:
+                read_all(client)
 
     @property
     def at_rest(self) -> bool:
@@ -115,7 +118,7 @@ class GatewayWorld:
     def check_rest(self) -> None:
         for client in self.clients:
             assert client.end is not None, "a request without an end"
-            if client.end == "finished" and client.ask.unread is None:
+            if client.end == "finished" and not client.ask.deaf:
                 texts = [text_alone(client.ask, index) for index in range(client.ask.n)]
                 assert client.texts == texts, "an end before the text is complete"
             else:
@@ -139,6 +142,11 @@ class GatewayWorld:
             due += [("up",)] if self.wire.up else []
             due += [("down",)] if self.wire.down else []
         due += [("hear_of_loss", wire.number) for wire in self._known_wires() if wire.broken]
+        for index, client in enumerate(self.clients):
+            if client.ask.deaf and client.stream.behind and not client.stream.ended:
+                due.append(("give_up", index))
+            elif client.ask.unread is not None and not client.ask.deaf and wants_to_read(client.stream):
+                due.append(("read", index))
         if self.worker.busy or self.worker._plans or self.worker._mailbox:
             due.append(("step",))
         if self.stopping and self.core.idle:
@@ -223,6 +231,18 @@ class GatewayWorld:
         self.link.cancel(client.key, CancelCause.CLIENT)
         client.stream.fail(errors.RequestCancelledError("the client went away"))
 
+    def _give_up(self, index: int) -> None:
+        """As the handler of a call whose client has read nothing for too long."""
+        client = self.clients[index]
+        self.link.cancel(client.key, CancelCause.SLOW_CONSUMER)
+        client.stream.fail(errors.SlowConsumerError("the client read nothing"))
+
+    def _read(self, index: int) -> None:
+        client = self.clients[index]
+        read_all(client)
+        # Who has handed over all that there was asks for more.
+        client.stream._note_read()
+
     def _cut(self) -> None:
         self.left["cuts"] -= 1
         break_wire(self._wire)
@@ -282,6 +302,10 @@ class GatewayWorld:
         elif kind == "cancel":
             reason = enum_value(CancelReason, message.cancel.reason)
             self._tell(CancelReceived(wire.number, message.cancel.request_key, reason))
+        elif kind == "pause":
+            self._tell(PauseReceived(wire.number, message.pause.request_key))
+        elif kind == "unpause":
+            self._tell(UnpauseReceived(wire.number, message.unpause.request_key))
         else:
             assert kind == "stop_sequence", kind
             reason = enum_value(CancelReason, message.stop_sequence.reason)
@@ -304,7 +328,8 @@ class GatewayWorld:
 
     def _endings(self, client: Client) -> set[str]:
         endings = {"REQUEST_CANCELLED"} if client.gone else set()
-        if client.ask.unread is not None:
+        if client.ask.deaf:
+            # It may be that all it asked for was on its way.
             endings |= {"SLOW_CONSUMER", "finished"}
         if self.story.stops:
             endings.add("DRAINING")

@@ -37,6 +37,12 @@ STORIES: Mapping[str, Story] = {
     "it breaks again": Story((_ROOMY,), (_ask(1),), cuts=2),
     "a worker dies twice": Story((_ROOMY,), (_ask(1),), kills=2),
     "a worker dies on a stream that breaks": Story((_ROOMY,), (_ask(1),), kills=1, cuts=1),
+    "a reader falls behind": Story((_ROOMY,), (_ask(1, 3),), stalls=1),
+    "a reader falls behind, twice": Story((_ROOMY,), (_ask(1, 4),), stalls=2, cancels=1),
+    "a reader falls behind, and the stream breaks": Story((_ROOMY,), (_ask(1, 3),), stalls=1, cuts=1, late=True),
+    "a reader of two outputs falls behind": Story((_ROOMY,), (_ask(1, 3, n=2),), stalls=1, stops=1),
+    "a reader falls behind where there is not room for both": Story((_TIGHT,), _crowd(2, 6), stalls=1, cancels=1),
+    "a reader falls behind, and the worker stops": Story((_ROOMY, _ROOMY), (_ask(1, 3),), stalls=1, drains=1),
     "two outputs, of which one is enough": Story((_ROOMY,), (_ask(1, n=2),), cancels=1, stops=1),
     "two outputs on a stream that breaks": Story((_ROOMY,), (_ask(1, n=2),), cuts=1, late=True),
     "two requests": Story((_ROOMY,), (_ask(1), _ask(2)), cancels=1),
@@ -71,5 +77,6 @@ GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
     "a stop string ends one of them": gateway_world.Story(
         (replace(_LONG, stop_strings=(text_alone(_LONG, 0)[1],)),), cancels=1, cuts=1
     ),
-    "a client does not read": gateway_world.Story((Ask(4, unread=1), Ask()), cuts=1),
+    "a client never reads": gateway_world.Story((Ask(4, unread=1, deaf=True), Ask()), cuts=1),
+    "a client reads now and then": gateway_world.Story((Ask(4, unread=1),), cuts=1, cancels=1),
 }

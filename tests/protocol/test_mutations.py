@@ -10,11 +10,11 @@ import pytest
 import scheduler.core
 from gateway.sent_requests import SentRequests
 from gateway.stream import Stream
-from scheduler import ending, membership, reports
-from scheduler.actions import CancelDone, NewSequence, Release, ToWorker
+from scheduler import ending, membership, pausing, reports
+from scheduler.actions import CancelDone, NewSequence, Release, Rest, ToWorker
 from scheduler.credits import CreditLedger
 from scheduler.events import BlockCounts
-from scheduler.sequence import Sequence
+from scheduler.sequence import Sequence, State
 from scheduler.simulator.worker import SimulatedWorker
 from tercet.mesh.v1 import scheduler_pb2
 
@@ -118,7 +118,41 @@ def a_sequence_is_sent_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerWorld, "_act", mutant)
 
 
+def a_rest_is_not_answered(patch: pytest.MonkeyPatch) -> None:
+    read = SimulatedWorker._read
+
+    def mutant(self: SimulatedWorker, command: Any, events: list[Any]) -> None:
+        read(self, command, [] if isinstance(command, Rest) else events)
+
+    patch.setattr(SimulatedWorker, "_read", mutant)
+
+
+def who_rests_is_off_the_books_at_once(patch: pytest.MonkeyPatch) -> None:
+    pause = pausing.pause
+
+    def mutant(mesh: Any, request: Any, now: float) -> None:
+        pause(mesh, request, now)
+        for each in request.sequences:
+            if each.state is State.PAUSED and each.link is not None:
+                pausing.rest(mesh, mesh.fleet.workers[each.link], each, found=True, now=now)
+
+    patch.setattr(pausing, "pause", mutant)
+
+
+def who_has_caught_up_meanwhile_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    unpause = pausing.unpause
+
+    def mutant(mesh: Any, request: Any, now: float) -> None:
+        if all(each.link is None for each in request.sequences):
+            unpause(mesh, request, now)
+
+    patch.setattr(pausing, "unpause", mutant)
+
+
 WORKER_MUTATIONS: dict[Mutation, str] = {
+    a_rest_is_not_answered: "a reader falls behind",
+    who_rests_is_off_the_books_at_once: "a reader falls behind",
+    who_has_caught_up_meanwhile_is_forgotten: "a reader falls behind",
     a_release_is_not_answered: "a cancel at any moment",
     a_release_is_not_sent: "a cancel at any moment",
     a_worker_keeps_what_the_last_stream_owned: "it breaks again",
@@ -180,7 +214,20 @@ def a_scheduler_ends_its_streams_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GatewayWorld, "_carry", mutant)
 
 
+def who_reads_on_is_not_told_of(patch: pytest.MonkeyPatch) -> None:
+    tell = SentRequests._tell_reader
+
+    # By this name a copy of the world finds it.
+    def _tell_reader(self: SentRequests, key: int) -> None:
+        request = self._by_key.get(key)
+        if request is not None and request.stream.behind:
+            tell(self, key)
+
+    patch.setattr(SentRequests, "_tell_reader", _tell_reader)
+
+
 GATEWAY_MUTATIONS: dict[Mutation, str] = {
+    who_reads_on_is_not_told_of: "a client reads now and then",
     a_request_outlives_its_stream: "two requests on a stream that breaks",
     a_stream_is_not_told_that_it_is_lost: "two requests on a stream that breaks",
     what_was_not_sent_is_sent_on_the_next_stream: "two requests on a stream that breaks",

@@ -24,10 +24,12 @@ from scheduler.events import (
     Event,
     GatewayAttached,
     GatewayLost,
+    PauseReceived,
     SequenceStopped,
     Submission,
     Submitted,
     TimePassed,
+    UnpauseReceived,
     WorkerAttached,
     WorkerDraining,
     WorkerInfo,
@@ -42,7 +44,7 @@ from .explorer import Move
 from .process import Process, Wire
 
 WORKER_GRACE_S = 5.0
-BUDGETS = ("cancels", "stops", "cuts", "kills", "drains", "gateways_lost", "alarms", "ends")
+BUDGETS = ("cancels", "stops", "stalls", "cuts", "kills", "drains", "gateways_lost", "alarms", "ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Story:
     cancels: int = 0
     # Outputs of which the gateway has all that it wants.
     stops: int = 0
+    # Readers that fall behind, and catch up in their own time.
+    stalls: int = 0
     # Streams that break; each end learns of it in its own time.
     cuts: int = 0
     # Workers that die, and start again under a new epoch.
@@ -169,7 +173,7 @@ class WorkerWorld:
     # What happens by itself.
 
     def _due(self) -> list[Move]:
-        due: list[Move] = []
+        due: list[Move] = [("unpause", key) for key, call in self.gateway.calls.items() if call.paused_at is not None]
         for index, (process, wire) in enumerate(zip(self.processes, self.wires, strict=True)):
             if wire is None:
                 # A draining worker is not dialled again for work, but it is dialled.
@@ -238,6 +242,8 @@ class WorkerWorld:
         live = [key for key, call in self.gateway.calls.items() if not call.over and not self.gateway.lost]
         if left["cancels"]:
             possible += [("cancel", key) for key in live]
+        if left["stalls"]:
+            possible += [("pause", key) for key in live if self.gateway.calls[key].paused_at is None]
         if left["stops"]:
             possible += [
                 ("stop", key, index)
@@ -274,6 +280,15 @@ class WorkerWorld:
         self._spend("cancels")
         self.gateway.calls[key].cancels_sent += 1
         self._tell(CancelReceived(1, key, CancelReason.CLIENT))
+
+    def _pause(self, key: int) -> None:
+        self._spend("stalls")
+        self.gateway.calls[key].paused_at = 0.0
+        self._tell(PauseReceived(1, key))
+
+    def _unpause(self, key: int) -> None:
+        self.gateway.calls[key].paused_at = None
+        self._tell(UnpauseReceived(1, key))
 
     def _stop(self, key: int, index: int) -> None:
         self._spend("stops")
