@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.actions import NewSequence, Plan, Release, ReleaseCause, Resume, WorkerCommand
+from scheduler.actions import NewSequence, Plan, Release, ReleaseCause, Rest, Resume, WorkerCommand
 from scheduler.events import (
     BlockCounts,
     Ended,
@@ -10,6 +10,7 @@ from scheduler.events import (
     KvChanged,
     PlanEnded,
     SequenceReleased,
+    SequenceRests,
     StepReported,
     WorkerDraining,
     WorkerInfo,
@@ -41,6 +42,8 @@ def decode_command(message: worker_pb2.WorkerCommand) -> WorkerCommand:
         return Release(tuple(message.release.sequence_ids), ReleaseCause(message.release.cause))
     if kind == "resume":
         return Resume(tuple(message.resume.sequence_ids))
+    if kind == "rest":
+        return Rest(tuple(message.rest.sequence_ids))
     raise ValueError(f"unexpected command {kind}")
 
 
@@ -82,6 +85,11 @@ def encode_event(event: Event) -> worker_pb2.WorkerEvent:
             swapped=event.swapped,
         )
         return worker_pb2.WorkerEvent(released=released)
+    if isinstance(event, SequenceRests):
+        resting = worker_pb2.Resting(
+            sequence_id=event.sequence_id, found=event.found, blocks=_encode_counts(event.blocks)
+        )
+        return worker_pb2.WorkerEvent(resting=resting)
     if isinstance(event, KvChanged):
         return worker_pb2.WorkerEvent(
             kv=worker_pb2.KvEvents(reset=event.reset, removed=event.removed, stored=event.stored)
