@@ -119,6 +119,8 @@ class Pipeline:
         rows = [row for row in rows if row.sequence.spec.sequence_id not in without]
         if not (rows or chunks):
             return False
+        if not chunks and any(row.sequence.needs_host for row in rows):
+            return False  # one that has only to be joined: what the device goes on with by itself it cannot be part of
         work = self._make_run(rows, num_steps) if not chunks else self._make_step([*rows, *chunks])
         if work is None or not work.begin():
             return False
