@@ -21,8 +21,9 @@ async def look(client: Client) -> FleetInfo:
 def to_lines(state: FleetInfo) -> list[str]:
     """A line for the requests, two for each worker, a third for one with room for swapped sequences."""
     lines = [
-        f"requests: {state.requests_waiting} waiting, {state.requests_running} running, {state.requests_paused} paused, "
-        f"{state.requests_finished} finished; {state.preemptions} preemptions, {state.swaps} by swap"
+        f"requests: {state.requests_waiting} waiting, {state.requests_running} running, "
+        f"{state.requests_paused} paused, {state.requests_finished} finished; "
+        f"{state.preemptions} preemptions, {state.swaps} by swap"
     ]
     for worker in state.workers:
         if not worker.live:
