@@ -10,7 +10,7 @@ from command_line import run
 def test_fleet_shows_workers_and_blocks(gateway):
     done = run("fleet", "--address", gateway.address)
     assert done.exit_code == 0
-    assert "0 waiting, 0 running, 0 finished" in done.stdout
+    assert "0 waiting, 0 running, 0 paused, 0 finished" in done.stdout
     assert "worker 127.0.0.1:1: fake on cpu, 0 sequences" in done.stdout
     assert "KV blocks: 0 used, 2 cached, 8 free of 10" in done.stdout
     state = json.loads(run("fleet", "--json", "--address", gateway.address).stdout)
