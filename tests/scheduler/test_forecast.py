@@ -225,8 +225,8 @@ def test_two_workers_share_what_waits(seen: Seen) -> None:
 
 
 # Seeds that were not used to tune anything.
-@pytest.mark.parametrize(("name", "load", "seed"), [("chat", 1.5, 101), ("mix", 2.0, 102)])
-def test_accuracy(seen: Seen, name: str, load: float, seed: int) -> None:
+@pytest.mark.parametrize(("name", "load", "seed", "most_wrong"), [("chat", 1.5, 101, 0.08), ("mix", 2.0, 102, 0.15)])
+def test_accuracy(seen: Seen, name: str, load: float, seed: int, most_wrong: float) -> None:
     case = replace(next(case for case in CASES if case.name == name), requests=900)
     enforced = run(case, load, AdmissionMode.ENFORCE, seed)
     raw = [took / outlook.first_token.seconds for _, outlook, took in seen]
@@ -238,5 +238,5 @@ def test_accuracy(seen: Seen, name: str, load: float, seed: int) -> None:
     assert found["late"] <= 0.05
     assert found["interactive_p95_ms"] < 1000
     # A queue that grows passes once through what is neither sure to be in time nor sure to be late.
-    assert found["wrong_of_all"] < 0.15
+    assert found["wrong_of_all"] < most_wrong
     assert found["qualified"] > found["qualified_shadow"] + 0.1

@@ -56,16 +56,16 @@ def test_beyond_its_capacity_the_mesh_keeps_what_it_does() -> None:
     assert qualified(full) > 1.8 * qualified(below)
     for load in (2.0, 4.0):
         # In requests, and in what it takes to serve them.
-        assert qualified(mixed(load)) >= 0.95 * qualified(full)
-        assert qualified(mixed(load), "tokens_") >= 0.7 * qualified(full, "tokens_")
+        assert qualified(mixed(load)) >= 1.2 * qualified(full)
+        assert qualified(mixed(load), "tokens_") >= 0.9 * qualified(full, "tokens_")
 
 
 @pytest.mark.parametrize("load", [2.0, 4.0])
 def test_who_is_let_in_has_what_was_promised_and_who_is_not_knows_when_to_come_again(load: float) -> None:
     chat, retrieval, summaries = mixed(load).values()
-    assert chat["ttft_ms"]["p95"] <= 1.1 * 1000
-    assert chat["qualified"] >= 0.9 * chat["accepted"]
-    assert retrieval["qualified"] >= 0.7 * retrieval["accepted"]
+    assert chat["ttft_ms"]["p95"] <= 1000
+    assert chat["qualified"] >= 0.95 * chat["accepted"]
+    assert retrieval["qualified"] >= 0.85 * retrieval["accepted"]
     refused = {flow["traffic_class"]: flow["refused"] for flow in mixed(load).values()}
     assert set(refused["interactive"]) | set(refused["rag"]) == {"SLO_UNREACHABLE"}
     # It promises nothing, so nothing is unreachable.
@@ -78,7 +78,7 @@ def test_who_is_let_in_has_what_was_promised_and_who_is_not_knows_when_to_come_a
 def test_without_admission_everyone_is_late() -> None:
     for load in (2.0, 4.0):
         flows = mixed(load, "off")
-        assert qualified(flows) < 0.25 * qualified(mixed(load))
+        assert qualified(flows) < 0.1 * qualified(mixed(load))
         assert flows["chat"]["ttft_ms"]["p95"] > 5000
 
 
