@@ -58,7 +58,15 @@ class Wire:
         self._call(self._flowing.set)
 
     def _call(self, what: Callable[[], object]) -> None:
-        self._loop.call_soon_threadsafe(what)
+        """Returns when it is done."""
+        done = threading.Event()
+
+        def do() -> None:
+            what()
+            done.set()
+
+        self._loop.call_soon_threadsafe(do)
+        done.wait()
 
     @staticmethod
     def _abort(connection: _Connection) -> None:
