@@ -251,6 +251,9 @@ class Core:
         if problem is None:
             return
         if mode is AdmissionMode.ENFORCE:
+            if problem.retry_after_s is not None:
+                name = request.traffic_class.name
+                problem.retry_after_s = self._mesh.spread(pool, name, problem.retry_after_s, now)
             raise problem
         self._mesh.log(
             "refusal_foreseen",
@@ -285,6 +288,7 @@ class Core:
         self._mesh.set_alarms(request)
         self._mesh.traffic.accepted(request)
         ahead = pool.waiting.add(request.sequences[0])
+        self._mesh.note_waits(pool, request.traffic_class.name, now)
         self._mesh.foresight(pool).queued(request, now)
         self._mesh.touch(pool)
         ids = tuple(sequence.sequence_id for sequence in request.sequences)

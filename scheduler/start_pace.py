@@ -10,6 +10,8 @@ from .mean import Mean
 UNKNOWN_SECONDS = 1.0
 # Nobody shall ask again at once, nor give up for what is a guess after all.
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 60.0
+# Those who were refused are told to come one behind the other, over so many seconds: who does not come leaves a gap.
+SPREAD_SECONDS = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +22,10 @@ class StartPace:
     between: Mean = field(default_factory=Mean)
     # When the last one started, if somebody was still waiting then.
     started_at: float | None = None
+    # When somebody began to wait where nobody did, if none has started since.
+    waits_since: float | None = None
+    # When the one who was refused last was told to come again.
+    expected_at: float = 0.0
 
     def note(self, count: int, waiting: bool, now: float) -> None:
         """That many started; `waiting`: others wait still, so that the time to the next is not the lack of them."""
@@ -27,11 +33,25 @@ class StartPace:
             for _ in range(count):
                 self.between.add((now - self.started_at) / count)
         self.started_at = now if waiting else None
+        self.waits_since = None
+
+    def note_first(self, now: float) -> None:
+        """Somebody waits where nobody did: those before, if any were left, have gone without a start."""
+        self.started_at, self.waits_since = None, now
 
     def seconds_for(self, count: int, now: float) -> float:
         """How long it takes until so many more have started."""
-        if not self.between.count:
-            return UNKNOWN_SECONDS
+        still_since = self.waits_since if self.started_at is None else self.started_at
         # A queue that stands still says more than how it moved before.
-        since = 0.0 if self.started_at is None else now - self.started_at
-        return min(max(max(self.between.value, since) * count, SHORTEST_SECONDS), LONGEST_SECONDS)
+        each = max(self.between.value, 0.0 if still_since is None else now - still_since)
+        shortest = SHORTEST_SECONDS if self.between.count else UNKNOWN_SECONDS
+        return min(max(each * count, shortest), LONGEST_SECONDS)
+
+    def retry_after(self, soonest_s: float, now: float) -> float:
+        """When one who is refused may come again, no sooner than in `soonest_s`: as many in a second as start, so that
+        not all who were refused for the same come in the same moment."""
+        soonest = now + soonest_s
+        after = self.expected_at + self.between.value
+        # Beyond, it starts over: as many come for each place.
+        self.expected_at = after if soonest <= after <= soonest + SPREAD_SECONDS else soonest
+        return min(self.expected_at - now, LONGEST_SECONDS)

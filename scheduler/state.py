@@ -84,14 +84,28 @@ class MeshState:
 
     def note_starts(self, pool: Pool, started: list[str], now: float) -> None:
         """Sequences of these classes, one at least, have gone to workers."""
+        self._kept_pace(pool).note(len(started), len(pool.waiting) > 0, now)
+        for name, count in Counter(started).items():
+            self._kept_pace(pool, name).note(count, pool.waiting.count(name).requests > 0, now)
+
+    def note_waits(self, pool: Pool, traffic_class: str, now: float) -> None:
+        """A sequence of that class has begun to wait."""
+        if len(pool.waiting) == 1:
+            self._kept_pace(pool).note_first(now)
+        if pool.waiting.count(traffic_class).requests == 1:
+            self._kept_pace(pool, traffic_class).note_first(now)
+
+    def spread(self, pool: Pool, traffic_class: str, soonest_s: float, now: float) -> float:
+        """In how many seconds one of that class who is refused may come again, when others have been told the same."""
+        return self._kept_pace(pool, traffic_class).retry_after(soonest_s, now)
+
+    def _kept_pace(self, pool: Pool, traffic_class: str = "") -> StartPace:
         key = pool.model, pool.model_revision
         if (*key, "") not in self.paces:
             # Those of pools that are no more are of no use.
             self.paces = {each: pace for each, pace in self.paces.items() if each[:2] in self.fleet.pools}
-        self.paces.setdefault((*key, ""), StartPace()).note(len(started), len(pool.waiting) > 0, now)
-        for name, count in Counter(started).items():
-            waiting = pool.waiting.count(name).requests > 0
-            self.paces.setdefault((*key, name), StartPace()).note(count, waiting, now)
+            self.paces[(*key, "")] = StartPace()
+        return self.paces.setdefault((*key, traffic_class), StartPace())
 
     def set_alarms(self, request: Request) -> None:
         """For a request that was just accepted."""

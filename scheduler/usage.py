@@ -13,8 +13,8 @@ from .tenant import TenantPlan
 
 # So many outputs have to have ended before their mean length is expected of the next.
 OUTPUTS_KNOWN = 4
-# When a request of the tenant may end, while none has; and the soonest that is said.
-END_RETRY_SECONDS, SHORTEST_RETRY_SECONDS = 1.0, 0.05
+# When a request of the tenant may end, while none has; and the soonest and the latest that is said.
+END_RETRY_SECONDS, SHORTEST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 0.05, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Usage:
     outputs: dict[str, Mean] = field(default_factory=dict)
     # Seconds from acceptance to end.
     seconds: Mean = field(default_factory=Mean)
+    # When one of those that run ended last, or the first of them began.
+    still_since: float = 0.0
 
     def adopt(self, plan: TenantPlan, now: float) -> None:
         """The plan from now on. A bucket whose limit changes is as full as it was, for its size; that of a limit where
@@ -69,10 +71,17 @@ class Usage:
         if self.tokens is not None:
             self._check_tokens(self.tokens, demand, traffic_class, now)
         if self.plan.max_concurrent and self.running >= self.plan.max_concurrent:
-            raise self._refusal("max_concurrent", self.plan.max_concurrent, self._next_end())
+            raise self._refusal(
+                "max_concurrent",
+                self.plan.max_concurrent,
+                # More than one if the limit was lowered.
+                self._next_ends(self.running - self.plan.max_concurrent + 1, now),
+            )
 
     def accept(self, demand: Demand, traffic_class: str, now: float) -> Reservation | None:
         """A request that passed the check is let in. What was taken for it is to be settled at its end."""
+        if not self.running:
+            self.still_since = now
         self.running += 1
         if self.requests is not None:
             self.requests.take(1.0, now)
@@ -83,6 +92,7 @@ class Usage:
     def ended(self, reservation: Reservation | None, used: int, seconds: float, now: float) -> None:
         """A request that was let in is over: it used that many tokens, in so many seconds."""
         self.running -= 1
+        self.still_since = now
         self.seconds.add(seconds)
         if reservation is not None:
             reservation.settle(used, now)
@@ -106,7 +116,7 @@ class Usage:
         wait = bucket.seconds_until(level, now)
         if level > bucket.per_minute:
             # Something under way has to end first.
-            wait = max(wait, self._next_end())
+            wait = max(wait, self._next_ends(1, now))
         if wait:
             raise self._refusal("tokens_per_minute", bucket.per_minute, wait)
 
@@ -117,11 +127,14 @@ class Usage:
             return demand.most
         return demand.prompt + demand.n * min(math.ceil(outputs.value), demand.max_tokens)
 
-    def _next_end(self) -> float:
-        """Seconds until one of its requests ends, by how long they take and how many run."""
-        if not self.seconds.count or not self.running:
+    def _next_ends(self, count: int, now: float) -> float:
+        """Seconds until so many of its requests have ended, by how long they take and how many run."""
+        if not self.running:
             return END_RETRY_SECONDS
-        return max(self.seconds.value / self.running, SHORTEST_RETRY_SECONDS)
+        known = self.seconds.value / self.running if self.seconds.count else END_RETRY_SECONDS
+        # Where none ends, that says more than how it was before.
+        each = max(known, now - self.still_since)
+        return min(max(each * count, SHORTEST_RETRY_SECONDS), LONGEST_RETRY_SECONDS)
 
     def _refusal(self, quota: str, limit: int, retry_after_s: float) -> errors.TenantQuotaError:
         return errors.TenantQuotaError(

@@ -12,7 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
 from scheduler.tenant import TenantPlan
-from scheduler.usage import END_RETRY_SECONDS, OUTPUTS_KNOWN, SHORTEST_RETRY_SECONDS, Demand, Usage, fresh_usage
+from scheduler.usage import (
+    END_RETRY_SECONDS,
+    LONGEST_RETRY_SECONDS,
+    OUTPUTS_KNOWN,
+    SHORTEST_RETRY_SECONDS,
+    Demand,
+    Usage,
+    fresh_usage,
+)
 from tercet import errors
 
 LIMIT = 600
@@ -201,10 +209,12 @@ def test_whoever_waits_for_others_to_end_is_told_when_they_may() -> None:
     for _ in range(OUTPUTS_KNOWN):
         usage.note_output("rag", 0)
     usage.accept(Demand(1, 124, 1), "rag", 0.0)
-    # Full again, and yet too much is at risk.
-    assert refusal_of(usage, Demand(1, 99, 1), 600.0).retry_after_s == END_RETRY_SECONDS
-    usage.seconds.add(8.0)
-    assert refusal_of(usage, Demand(1, 99, 1), 600.0).retry_after_s == 8.0
+    # Full again, and yet too much is at risk, for ten minutes already.
+    assert refusal_of(usage, Demand(1, 99, 1), 600.0).retry_after_s == LONGEST_RETRY_SECONDS
+    usage.accept(Demand(0, 0, 1), "rag", 600.0)
+    usage.ended(None, 0, 16.0, 600.0)
+    assert refusal_of(usage, Demand(1, 99, 1), 600.0).retry_after_s == 16.0
+    assert refusal_of(usage, Demand(1, 99, 1), 640.0).retry_after_s == 40.0
 
 
 def test_requests_by_the_minute() -> None:
@@ -230,6 +240,31 @@ def test_requests_at_a_time() -> None:
     usage.accept(Demand(1, 1, 1), "rag", 6.0)
     # Two run, and each takes six seconds.
     assert refusal_of(usage, Demand(1, 1, 1), 6.0).retry_after_s == 3.0
+
+
+def test_a_limit_that_was_lowered_waits_for_several_to_end() -> None:
+    usage = usage_of(max_concurrent=4)
+    for _ in range(4):
+        usage.accept(Demand(1, 1, 1), "rag", 0.0)
+    usage.adopt(TenantPlan("a", max_concurrent=1), 0.0)
+    assert refusal_of(usage, Demand(1, 1, 1), 0.0).retry_after_s == 4 * END_RETRY_SECONDS
+    usage.ended(None, 2, 6.0, 6.0)
+    # Three run for six seconds each: one ends every two.
+    assert refusal_of(usage, Demand(1, 1, 1), 6.0).retry_after_s == 6.0
+    usage.ended(None, 2, 6.0, 6.0)
+    usage.ended(None, 2, 6.0, 6.0)
+    assert refusal_of(usage, Demand(1, 1, 1), 6.0).retry_after_s == 6.0
+
+
+def test_requests_that_run_on_are_not_expected_to_end_in_a_second() -> None:
+    usage = usage_of(max_concurrent=1)
+    usage.accept(Demand(1, 1, 1), "rag", 100.0)
+    waits = [refusal_of(usage, Demand(1, 1, 1), 100.0 + after).retry_after_s for after in (0.0, 0.5, 30.0, 1000.0)]
+    assert waits == [END_RETRY_SECONDS, END_RETRY_SECONDS, 30.0, LONGEST_RETRY_SECONDS]
+    # What began when nothing ran is not as old as what ended before.
+    usage.ended(None, 2, 0.5, 1000.0)
+    usage.accept(Demand(1, 1, 1), "rag", 2000.0)
+    assert refusal_of(usage, Demand(1, 1, 1), 2000.0).retry_after_s == 0.5
 
 
 def test_nobody_is_told_to_come_again_at_once() -> None:
