@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,10 @@ import structlog
 
 from tercet.config import LedgerSettings
 from tercet.errors import LedgerLostError
-from tercet.ledger.row import Outcome, Promise, RefusalKey, Row, slo_of
+from tercet.ledger.row import Cancellation, Outcome, Promise, RefusalKey, Row, slo_of
 from tercet.ledger.writer import Database, Writer
 
+from .cancel import Cancels
 from .sequence_end import Account
 from .stream import Stream
 from .validate import GenerationRequest
@@ -27,6 +29,8 @@ log = structlog.get_logger()
 
 # A client learns that it was accepted when that is written; of a database that is slower, at once.
 OPEN_WAIT_S = 0.25
+# Cancels that are remembered without a ledger.
+MAX_CANCELLATIONS = 1_000
 _RETRY_AFTER_S = 1.0
 _HOUR_S = 3600.0
 
@@ -57,6 +61,8 @@ class Books:
         self._second = 0
         # By number, those whose open row has not been written.
         self._opening: dict[int, _Opening] = {}
+        # Those that were cancelled lately, the newest last.
+        self._cancelled: deque[tuple[Row, Cancellation]] = deque(maxlen=MAX_CANCELLATIONS)
         # A row has not been written in time: nobody waits until one is again.
         self._behind = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -118,10 +124,15 @@ class Books:
 
     def close(self, row: Row) -> None:
         """Writes the last row of a request, whose place is free then."""
+        self._cancelled.extend((row, cancellation) for cancellation in row.cancellations)
         if self._writer is None:
             self.leave()
         else:
             self._writer.put(row)
+
+    def cancellations(self) -> Iterator[tuple[Row, Cancellation]]:
+        """The latest, of requests that have ended, the newest first."""
+        return reversed(self._cancelled)
 
     def leave(self) -> None:
         """A request has its place no more."""
@@ -177,6 +188,7 @@ class Ending:
     prompt_tokens: int
     # Handed to the client's connection.
     delivered_tokens: int
+    cancels: Cancels
 
 
 # Of what the mesh has never heard of.
@@ -212,7 +224,7 @@ class Entry:
     def close(self, outcome: Outcome, reason: str, stream: Stream | None, ending: Ending) -> None:
         """Its client has nothing more to say. It is written once the mesh has said what it cost; at once if `stream` is
         None: it never was submitted."""
-        if outcome is Outcome.REFUSED:
+        if outcome is Outcome.REFUSED and not any(ending.cancels):
             self._books.refuse(
                 self._tenant, self._request.traffic_class, self._request.model.name, reason, self._request_id
             )
@@ -249,6 +261,25 @@ class Entry:
             gpu_s=None if account is None else account.gpu_s,
             cost=None if account is None else self._books.cost_of(account.gpu_s),
             slo=slo_of(outcome, self._promise, ttft_s, tpot_s),
+            cancellations=self._cancellations(ending, generated - ending.delivered_tokens),
+        )
+
+    def _cancellations(self, ending: Ending, wasted_tokens: int) -> tuple[Cancellation, ...]:
+        return tuple(
+            Cancellation(
+                output_index=cancel.output_index,
+                origin=cancel.cause.value,
+                cancelled_at=self._arrived_at + cancel.seen_at - ending.arrived_at,
+                states=() if cancel.trail is None else cancel.trail.states,
+                release_s=None if cancel.trail is None else cancel.trail.release_s,
+                freed_s=None if cancel.trail is None else cancel.trail.freed_s,
+                done_s=None if cancel.done_at is None else cancel.done_at - cancel.seen_at,
+                blocks_freed=cancel.blocks_freed,
+                # Of one output nobody counts them.
+                wasted_tokens=wasted_tokens if cancel.output_index is None else None,
+                wasted_gpu_s=None if cancel.trail is None else cancel.trail.late_gpu_s,
+            )
+            for cancel in ending.cancels
         )
 
     def _row(self, outcome: Outcome, reason: str, **facts: Any) -> Row:

@@ -15,7 +15,7 @@ from tercet.ledger.row import Outcome
 
 from .books import Books, Ending, Entry
 from .caller import Caller
-from .cancel import CancelCause
+from .cancel import CancelCause, Cancels
 from .link import Link
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
@@ -101,6 +101,7 @@ class Generation:
         self._entry = entry
         self._on_close = on_close
         self._clock = means.clock
+        self._cancels = Cancels(means.clock)
         self._arrived_at = means.clock()
         self._admitted_at: float | None = None
         self._deadline_at = deadline_at
@@ -128,6 +129,7 @@ class Generation:
             (self._output(ids) for _ in range(request.n)),
             max_tokens_held=self._means.settings.max_stream_tokens,
             clock=self._clock,
+            cancels=self._cancels,
         )
         self._key = link.submit(
             Submission(
@@ -200,6 +202,7 @@ class Generation:
         if self.error is not None or (self.stream is not None and self.stream.ended):
             return False
         self.error = error
+        self._cancels.ask(cause)
         if self.stream is not None:
             self.stream.fail(error)
         if self._key is not None:
@@ -225,7 +228,12 @@ class Generation:
             # What the scheduler has refused it has counted.
             kind = RefusalKind(self.caller.tenant, self._request.traffic_class, reason)
             self._means.link.note_refusal(kind)
-        ending = Ending(self._arrived_at, self._clock(), self._prompt_tokens, self.delivered_tokens)
+        if outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
+            # Also what was not submitted yet, or complete but not yet handed over.
+            self._cancels.ask(cause)
+        if self._key is None:
+            self._cancels.answer(None, None)
+        ending = Ending(self._arrived_at, self._clock(), self._prompt_tokens, self.delivered_tokens, self._cancels)
         self._entry.close(outcome, reason, None if self._key is None else stream, ending)
         self._on_close(self)
         self._log(outcome, reason, gone)

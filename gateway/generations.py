@@ -105,7 +105,7 @@ class Generations:
         for generation in list(self._running.values()):
             if generation.caller.key_id not in directory.keys:
                 error = RequestCancelledError("the key of the request was revoked")
-                generation.end(error, CancelCause.OPERATOR)
+                generation.end(error, CancelCause.REVOKED)
 
     def refuse_if_draining(self) -> None:
         """Raises DrainingError once the gateway stops."""

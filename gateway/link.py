@@ -36,6 +36,8 @@ _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
 # What the gateway refused by itself the scheduler knows so many seconds later.
 TELL_S = 1.0
+# Between two comparisons of what runs here with what runs at the scheduler.
+RECONCILE_S = 2.0
 # Between two pieces of the plan log.
 PART_TIMEOUT_S = 10.0
 
@@ -191,6 +193,7 @@ class Link:
         call = self._stub().Attach()
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call, self._outgoing))
+        teller = asyncio.create_task(self._tell_running())
         was_up, reason = False, ""
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -200,13 +203,21 @@ class Link:
             was_up = self.up
             reader.cancel()
             writer.cancel()
+            teller.cancel()
             # Without this the call outlives its scope; grpc does not end it when it is dropped.
             call.cancel()
             if was_up and reason:
                 log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._requests))
             self._lose()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(reader, writer, teller, return_exceptions=True)
         return was_up
+
+    async def _tell_running(self) -> None:
+        """Says again and again what this gateway takes for running."""
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            running = pb.RunningRequests(request_keys=self._requests.keys())
+            self._outgoing.put_nowait(pb.GatewayMessage(running=running))
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> str:
         """Takes what comes until the stream ends. Returns why it ended."""
@@ -261,6 +272,8 @@ class Link:
             self._requests.take_refused(message.refused)
         elif which == "cancel_done":
             self._requests.take_cancel_done(message.cancel_done)
+        elif which == "unknown":
+            self._requests.take_unknown(message.unknown)
         elif which == "pools":
             self.pools, self._complete = to_pools(message.pools), message.pools.complete
             self._on_change()

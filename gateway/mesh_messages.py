@@ -11,7 +11,7 @@ from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 from tercet.tenants.directory import Directory
 
-from .cancel import CancelCause
+from .cancel import CancelCause, CancelTrail
 from .penalties import NO_PENALTIES, Penalties
 from .refusal_counts import RefusalKind
 from .sequence_end import Account, EndReason, SequenceEnd
@@ -60,16 +60,26 @@ CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
     CancelCause.DEADLINE: sequence_pb2.CANCEL_REASON_DEADLINE,
     CancelCause.STOP_STRING: sequence_pb2.CANCEL_REASON_STOP_STRING,
     CancelCause.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
+    CancelCause.REVOKED: sequence_pb2.CANCEL_REASON_OPERATOR,
     CancelCause.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
     CancelCause.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
+    CancelCause.SCHEDULER_LOST: sequence_pb2.CANCEL_REASON_LINK_LOST,
+    CancelCause.ORPHAN: sequence_pb2.CANCEL_REASON_ORPHAN,
     CancelCause.FAULT: sequence_pb2.CANCEL_REASON_FAULT,
 }
+# Back again; of two causes with one reason the first.
+_CAUSES: Mapping[int, CancelCause] = {reason: cause for cause, reason in reversed(list(CANCEL_REASONS.items()))}
 
 _END_REASONS: Mapping[int, EndReason] = {
     sequence_pb2.END_REASON_STOP: EndReason.STOP,
     sequence_pb2.END_REASON_LENGTH: EndReason.LENGTH,
     sequence_pb2.END_REASON_CANCELLED: EndReason.CANCELLED,
     sequence_pb2.END_REASON_FAILED: EndReason.FAILED,
+}
+
+# A state that this version does not know is its number.
+_STATES: Mapping[int, str] = {
+    value.number: value.name.removeprefix("SEQUENCE_STATE_") for value in pb.SequenceState.DESCRIPTOR.values
 }
 
 
@@ -161,6 +171,18 @@ def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
         account=to_account(end.account),
         stop_token_id=end.stop_token_id if reason is EndReason.STOP else None,
         failure=failure_from_proto(end.failure) if end.HasField("failure") else None,
+        trail=to_trail(end.trail) if end.HasField("trail") else None,
+    )
+
+
+def to_trail(trail: pb.CancelTrail) -> CancelTrail:
+    """What became of a cancel."""
+    return CancelTrail(
+        cause=_CAUSES.get(trail.reason, CancelCause.FAULT),
+        states=tuple(_STATES.get(state, str(state)) for state in trail.states),
+        release_s=trail.release_us / 1e6 if trail.HasField("release_us") else None,
+        freed_s=trail.freed_us / 1e6,
+        late_gpu_s=trail.late_gpu_us / 1e6,
     )
 
 

@@ -16,7 +16,7 @@ from tercet import errors
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
-from .cancel import CancelCause
+from .cancel import CancelCause, CancelTrail
 from .known_refusals import KnownRefusals
 from .mesh_messages import (
     CANCEL_REASONS,
@@ -26,6 +26,7 @@ from .mesh_messages import (
     to_sequence_end,
     to_submit,
     to_token_logprobs,
+    to_trail,
 )
 from .sequence_end import EndReason
 from .stream import Stream
@@ -102,6 +103,7 @@ class SentRequests:
         if request is None or request.ended or request.cause is not None:
             return
         request.cause = cause
+        request.stream.cancels.ask(cause)
         # It may be gone before the answer comes, and its client may know that it has left.
         self._stops_running(request)
         self._send(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=CANCEL_REASONS[cause])))
@@ -114,6 +116,8 @@ class SentRequests:
         self._by_sequence.clear()
         for request in lost:
             self._stops_running(request)
+            if not request.stream.ended:
+                request.stream.cancels.ask(CancelCause.SCHEDULER_LOST)
             request.stream.fail(why())
             request.stream.close_account(None)
 
@@ -190,6 +194,8 @@ class SentRequests:
         request = sequence.request
         had_failed = request.stream.error is not None
         last = to_sequence_end(end)
+        if last.trail is not None:
+            _note_cancel(sequence, last.trail, last.account.blocks_freed)
         try:
             request.stream.end(sequence.output_index, last)
         except Exception:
@@ -229,6 +235,7 @@ class SentRequests:
         if request.cause is not None or sequence.sequence_id not in request.sequence_ids:
             return
         sequence.stopped = True
+        request.stream.cancels.ask(CancelCause.STOP_STRING, sequence.output_index)
         reason = CANCEL_REASONS[CancelCause.STOP_STRING]
         self._send(pb.GatewayMessage(stop_sequence=pb.StopSequence(sequence_id=sequence.sequence_id, reason=reason)))
         log.info("stop_sent", request_id=request.request_id, output_index=sequence.output_index)
@@ -247,9 +254,30 @@ class SentRequests:
             blocks_used=account.blocks_used if account else None,
             blocks_freed=account.blocks_freed if account else None,
         )
+        trail = to_trail(done.trail) if done.HasField("trail") else None
+        request.stream.cancels.answer(trail, account.blocks_freed if account else None)
         request.stream.close_account(account)
         # Nothing more will come for it; a stream that waits for more must not wait for ever.
         request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
+
+    def keys(self) -> list[int]:
+        """Of those whose last message has not come."""
+        return list(self._by_key)
+
+    def take_unknown(self, unknown: pb.UnknownRequests) -> None:
+        """Ends requests of which the scheduler knows nothing. What it had said of them before has come before."""
+        for key in unknown.request_keys:
+            request = self._by_key.get(key)
+            # The answer to a cancel is on its way.
+            if request is None or request.cause is not None:
+                continue
+            log.error("orphan_found", request_id=request.request_id)
+            del self._by_key[key]
+            self._forget_sequences(request)
+            self._stops_running(request)
+            request.stream.cancels.ask(CancelCause.ORPHAN)
+            request.stream.fail(errors.SchedulerLostError("the scheduler does not know the request any more"))
+            request.stream.close_account(None)
 
     def _stops_running(self, request: SentRequest) -> None:
         if request.running:
@@ -260,6 +288,14 @@ class SentRequests:
         for sequence_id in request.sequence_ids:
             self._by_sequence.pop(sequence_id, None)
         request.sequence_ids.clear()
+
+
+def _note_cancel(sequence: SentSequence, trail: CancelTrail, blocks_freed: int) -> None:
+    cancels = sequence.request.stream.cancels
+    if sequence.stopped:
+        cancels.answer(trail, blocks_freed, sequence.output_index)
+    else:
+        cancels.note(trail, blocks_freed)
 
 
 def _fault(request: SentRequest) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tercet.errors import RequestError
 
+from .cancel import CancelTrail
+
 
 class EndReason(enum.Enum):
     """How the scheduler says a sequence ended."""
@@ -33,9 +35,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
-    """The scheduler's last word on a sequence. `stop_token_id` is set for STOP, `failure` for FAILED."""
+    """The scheduler's last word on a sequence. `stop_token_id` is set for STOP, `failure` for
+    FAILED, `trail` for CANCELLED."""
 
     reason: EndReason
     account: Account
     stop_token_id: int | None = None
     failure: RequestError | None = None
+    trail: CancelTrail | None = None

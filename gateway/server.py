@@ -91,7 +91,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         guard,
         InferenceService(catalogue, generations, guard),
         ModelsService(catalogue, link),
-        OperationsService(generations, link, guard),
+        OperationsService(generations, books, link, guard),
     )
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
     port = await server.start(

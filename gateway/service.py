@@ -15,7 +15,9 @@ from google.protobuf.message import Message
 from tercet import errors, rpc
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
+from .books import Books
 from .caller import Caller
+from .cancellation_messages import to_cancellations
 from .generation import Generation
 from .generations import Generations
 from .guard import Guard
@@ -177,8 +179,9 @@ class ModelsService:
 class OperationsService:
     """tercet.v1.Operations."""
 
-    def __init__(self, generations: Generations, link: Link, guard: Guard) -> None:
+    def __init__(self, generations: Generations, books: Books, link: Link, guard: Guard) -> None:
         self._generations = generations
+        self._books = books
         self._link = link
         self._guard = guard
 
@@ -189,6 +192,12 @@ class OperationsService:
     async def get_traffic(self, message: operations_pb2.GetTrafficRequest, _caller: Caller) -> operations_pb2.Traffic:
         """What the scheduler says."""
         return await self._link.traffic(message)
+
+    async def list_cancellations(
+        self, message: operations_pb2.ListCancellationsRequest, _caller: Caller
+    ) -> operations_pb2.ListCancellationsResponse:
+        """The latest of this gateway."""
+        return to_cancellations(self._books.cancellations(), message)
 
     async def cancel_generation(
         self, received: operations_pb2.CancelGenerationRequest | Malformed, context: grpc.aio.ServicerContext
@@ -271,6 +280,7 @@ def add_services(
             "GetFleet": _unary(guard.operator, operations.get_fleet, opb.GetFleetRequest),
             "GetTraffic": _unary(guard.operator, operations.get_traffic, opb.GetTrafficRequest),
             "CancelGeneration": cancel,
+            "ListCancellations": _unary(guard.operator, operations.list_cancellations, opb.ListCancellationsRequest),
             "DumpPlanLog": plan_log,
         },
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tercet.errors import EngineFaultError, RequestCancelledError, RequestError, SlowConsumerError
 from tercet.ledger.row import Promise
 
-from .cancel import CancelCause
+from .cancel import CancelCause, Cancels
 from .output import Finish, Output
 from .sequence_end import Account, EndReason, SequenceEnd
 from .token_logprobs import TokenLogprobs
@@ -48,11 +48,19 @@ class Stream:
     half of them; `on_reader` is called at either moment. What is on its way by then is taken, too, and no more.
     """
 
-    def __init__(self, outputs: Iterable[Output], *, max_tokens_held: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        outputs: Iterable[Output],
+        *,
+        max_tokens_held: int,
+        clock: Callable[[], float],
+        cancels: Cancels | None = None,
+    ) -> None:
         self._outputs = tuple(outputs)
         self._max_tokens_held = max_tokens_held
         self._hard_limit = max_tokens_held + ON_THEIR_WAY * len(self._outputs)
         self._clock = clock
+        self.cancels = cancels or Cancels(clock)
         self._wake = asyncio.Event()
         # Outputs with something to read, in the order in which it became so.
         self._ready: deque[int] = deque()

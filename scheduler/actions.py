@@ -12,6 +12,7 @@ from typing import Any
 
 from tercet.errors import RequestError
 
+from .cancel_trail import CancelTrail
 from .events import EndReason, Sampling
 
 
@@ -145,6 +146,8 @@ class SequenceEnd:
     stop_token_id: int
     failure: RequestError | None
     account: Account
+    # Of a cancel, its own or its request's.
+    trail: CancelTrail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +167,21 @@ class CancelDone:
 
     request_key: int
     account: Account | None = None
+    trail: CancelTrail | None = None
 
     @property
     def found(self) -> bool:
         return self.account is not None
 
 
-GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Requests that a gateway takes for running, and that are not."""
+
+    request_keys: tuple[int, ...]
+
+
+GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone | Unknown
 
 
 # What the loop does with them.

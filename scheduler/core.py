@@ -136,6 +136,10 @@ class Core:
         whose, name = (None, "") if tenant is None else self._whose(tenant, traffic_class)
         self._mesh.traffic.refused(whose, name, reason, count)
 
+    def request_keys(self, gateway: int) -> set[int]:
+        """Of a gateway's requests that have not ended."""
+        return set(self._mesh.gateways.get(gateway, ()))
+
     @property
     def workers(self) -> list[Worker]:
         """The live ones; to be looked at only."""

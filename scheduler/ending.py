@@ -8,6 +8,7 @@ from tercet import errors
 
 from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .admission import NO_WORKER_RETRY_SECONDS
+from .cancel_trail import CancelMark, CancelTrail, trail_of
 from .events import CancelReason, EndReason
 from .fleet import Pool
 from .sequence import Request, Sequence, SequenceOutcome, State
@@ -21,6 +22,8 @@ def cancel(
 
     `failure` is what the gateway is told; None if the gateway asked for it, or is gone.
     """
+    if request.cancelled is None:
+        request.cancelled = _mark(request.sequences, reason, now)
     releases: dict[int, list[int]] = {}
     for sequence in request.sequences:
         link = _cancel_sequence(mesh, sequence, reason, failure, now)
@@ -28,18 +31,28 @@ def cancel(
             releases.setdefault(link, []).append(sequence.sequence_id)
     # One for each worker: a leader takes its forks with it, and all have to be named.
     for link, sequence_ids in releases.items():
+        request.cancelled.released_at = now
         mesh.actions.append(ToWorker(link, Release(tuple(sequence_ids), ReleaseCause.CANCEL)))
 
 
 def stop(mesh: MeshState, sequence: Sequence, reason: CancelReason, now: float) -> None:
     """Starts to end one sequence of a request, of which the gateway has all that it wants; its end is the answer."""
+    if sequence.stopped is None and sequence.state is not State.CANCELLING:
+        sequence.stopped = _mark((sequence,), reason, now)
     if sequence.leader is not None or sequence.forks:
         # It cannot leave its group; it ends when that parts.
         sequence.cancel_reason = reason
         return
     link = _cancel_sequence(mesh, sequence, reason, None, now)
     if link is not None:
+        if sequence.stopped is not None:
+            sequence.stopped.released_at = now
         mesh.actions.append(ToWorker(link, Release((sequence.sequence_id,), ReleaseCause.CANCEL)))
+
+
+def _mark(sequences: tuple[Sequence, ...], reason: CancelReason, now: float) -> CancelMark:
+    states = tuple(sequence.state.value for sequence in sequences)
+    return CancelMark(reason, now, states, sum(sequence.gpu_us for sequence in sequences))
 
 
 def _cancel_sequence(
@@ -124,6 +137,9 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
     sequence.become(State.FINISHED)
     sequence.end = outcome
     del mesh.sequences[sequence.sequence_id]
+    trail = _trail(sequence, now) if outcome.reason is EndReason.CANCELLED else None
+    if sequence.stopped is not None and trail is not None:
+        mesh.traffic.cancelled(trail)
     if not sequence.request.live:
         _end_request(mesh, sequence.request, now)
     return SequenceEnd(
@@ -139,6 +155,7 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
             generated_tokens=sequence.generated + sequence.wasted,
             gpu_us=_gpu_us((sequence,)),
         ),
+        trail=trail,
     )
 
 
@@ -165,9 +182,12 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     generated = sum(sequence.generated for sequence in request.sequences)
     wasted = sum(sequence.wasted for sequence in request.sequences)
     gpu_us = _gpu_us(request.sequences)
+    trail = _trail_of_request(request, now)
+    if trail is not None:
+        mesh.traffic.cancelled(trail)
     if request.cancels:
         account = Account(cached, used, freed, round(queue * 1e6), generated + wasted, gpu_us)
-        mesh.send(request.gateway, CancelDone(submission.request_key, account))
+        mesh.send(request.gateway, CancelDone(submission.request_key, account, trail))
         # Each cancel is answered, but only the first found the request running.
         for _ in range(request.cancels - 1):
             mesh.send(request.gateway, CancelDone(submission.request_key))
@@ -203,6 +223,18 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     )
     mesh.forget_alarms()
     request.let_go()
+
+
+def _trail(sequence: Sequence, now: float) -> CancelTrail | None:
+    """Of the cancel that ended a sequence: its own, else that of its request."""
+    if sequence.stopped is not None:
+        return trail_of(sequence.stopped, sequence.gpu_us, now)
+    return _trail_of_request(sequence.request, now)
+
+
+def _trail_of_request(request: Request, now: float) -> CancelTrail | None:
+    mark = request.cancelled
+    return None if mark is None else trail_of(mark, sum(each.gpu_us for each in request.sequences), now)
 
 
 def _gpu_us(sequences: tuple[Sequence, ...]) -> int:

@@ -25,6 +25,7 @@ class CancelReason(IntEnum):
     LINK_LOST = 6
     SHUTDOWN = 7
     FAULT = 8
+    ORPHAN = 9
 
 
 class EndReason(IntEnum):

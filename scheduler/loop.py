@@ -6,16 +6,25 @@ Knows the clock and the log; decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import structlog
 
 from tercet.errors import SwitchedOffError
 
-from .actions import Action, DropWorker, GatewayMessage, Log, ToGateway, WorkerCommand
+from .actions import Action, DropWorker, GatewayMessage, Log, ToGateway, Unknown, WorkerCommand
 from .core import Core
-from .events import DrainExpired, DrainStarted, Event, GatewayLost, TimePassed, WorkerLost
+from .events import (
+    CancelReason,
+    CancelReceived,
+    DrainExpired,
+    DrainStarted,
+    Event,
+    GatewayLost,
+    TimePassed,
+    WorkerLost,
+)
 from .fleet_view import FleetView
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
@@ -37,6 +46,10 @@ class Loop:
         self._recorder = recorder
         self._log = structlog.get_logger()
         self._inbox: list[Event] = []
+        # Events so far, and those of them that have been handled.
+        self._posted = self._handled = 0
+        # Set when the events that are being handled have been; another one for those after.
+        self._round_over = asyncio.Event()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -47,6 +60,7 @@ class Loop:
     def post(self, event: Event) -> None:
         """Hands over an event; it is handled in order of posting."""
         self._inbox.append(event)
+        self._posted += 1
         self._wake.set()
 
     def open_gateway(self) -> tuple[int, Outbox[GatewayMessage]]:
@@ -83,6 +97,21 @@ class Loop:
         """Counts requests that a gateway refused by itself; `tenant` is None for those of nobody it knows."""
         self._core.count_refused(tenant, traffic_class, reason, count)
 
+    async def reconcile(self, gateway: int, keys: Iterable[int]) -> None:
+        """Compares what a gateway takes for running with what is. Nothing that the gateway says next may be posted
+        before this returns."""
+        # What it said before has to have taken effect: then a difference is one, whatever is on its way.
+        until = self._posted
+        while self._handled < until:
+            await self._round_over.wait()
+        theirs, ours = set(keys), self._core.request_keys(gateway)
+        for key in sorted(ours - theirs):
+            self._log.error("orphan_found", gateway=gateway, request_key=key)
+            self.post(CancelReceived(gateway, key, CancelReason.ORPHAN))
+        unknown, outbox = tuple(sorted(theirs - ours)), self._gateways.get(gateway)
+        if unknown and outbox is not None:
+            outbox.put(Unknown(unknown))
+
     @property
     def uptime_s(self) -> float:
         """Seconds since the start."""
@@ -107,6 +136,7 @@ class Loop:
             await self._wake.wait()
             self._wake.clear()
             events, self._inbox = self._inbox, []
+            self._handled += len(events)
             now = self._clock()
             actions = [action for event in events for action in self._core.apply(event, now)]
             actions += self._core.plan(now)
@@ -121,6 +151,8 @@ class Loop:
                 delay = max(0.0, wake_at - self._clock())
                 timer = asyncio.get_running_loop().call_later(delay, self.post, TimePassed())
             self._note_idle()
+            self._round_over.set()
+            self._round_over = asyncio.Event()
 
     async def drain(self, grace_s: float) -> None:
         """Takes no new requests, lets running ones end for `grace_s` seconds, then ends them."""

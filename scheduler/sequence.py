@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from tercet.errors import RequestError
 
+from .cancel_trail import CancelMark
 from .events import CancelReason, EndReason, Sampling, Submission
 from .outlook import Outlook
 from .quota import Reservation
@@ -95,6 +96,8 @@ class Request:
     paused_at: float | None = None
     pauses: int = 0
     paused_s: float = 0.0
+    # The first cancel, whoever's it was.
+    cancelled: CancelMark | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -203,6 +206,8 @@ class Sequence:
     # Why it is being cancelled; None in `cancel_failure` if the gateway asked.
     cancel_reason: CancelReason | None = None
     cancel_failure: RequestError | None = None
+    # When it alone was stopped.
+    stopped: CancelMark | None = None
     end: SequenceOutcome | None = field(default=None, repr=False)
 
     @property

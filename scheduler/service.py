@@ -21,7 +21,18 @@ from tercet.failure import failure_to_proto
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
 from tercet.v1 import operations_pb2
 
-from .actions import Accepted, Account, CancelDone, GatewayMessage, PoolUpdate, Refused, SequenceEnd, TokenBatch
+from .actions import (
+    Accepted,
+    Account,
+    CancelDone,
+    GatewayMessage,
+    PoolUpdate,
+    Refused,
+    SequenceEnd,
+    TokenBatch,
+    Unknown,
+)
+from .cancel_trail import CancelTrail
 from .events import (
     CancelReason,
     CancelReceived,
@@ -130,6 +141,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             elif kind == "stop_sequence":
                 reason = enum_value(CancelReason, message.stop_sequence.reason)
                 self._loop.post(SequenceStopped(gateway, message.stop_sequence.sequence_id, reason))
+            elif kind == "running":
+                await self._loop.reconcile(gateway, message.running.request_keys)
             elif kind == "refusals":
                 for each in message.refusals.counts:
                     # A reason that this version does not know is counted as its clients see it.
@@ -239,8 +252,11 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
             request_key=message.request_key,
             found=message.found,
             account=None if message.account is None else _account_to_proto(message.account),
+            trail=None if message.trail is None else _trail_to_proto(message.trail),
         )
         return scheduler_pb2.SchedulerMessage(cancel_done=done)
+    if isinstance(message, Unknown):
+        return scheduler_pb2.SchedulerMessage(unknown=scheduler_pb2.UnknownRequests(request_keys=message.request_keys))
     assert isinstance(message, PoolUpdate)
     pools = [
         scheduler_pb2.Pool(
@@ -262,6 +278,7 @@ def _end_to_proto(end: SequenceEnd) -> scheduler_pb2.SequenceEnd:
         stop_token_id=end.stop_token_id,
         failure=None if end.failure is None else failure_to_proto(end.failure),
         account=_account_to_proto(end.account),
+        trail=None if end.trail is None else _trail_to_proto(end.trail),
     )
 
 
@@ -273,6 +290,16 @@ def _account_to_proto(account: Account) -> scheduler_pb2.Account:
         queue_us=account.queue_us,
         generated_tokens=account.generated_tokens,
         gpu_us=account.gpu_us,
+    )
+
+
+def _trail_to_proto(trail: CancelTrail) -> scheduler_pb2.CancelTrail:
+    return scheduler_pb2.CancelTrail(
+        reason=sequence_pb2.CancelReason.Name(trail.reason),
+        states=[f"SEQUENCE_STATE_{state}" for state in trail.states],
+        release_us=_to_us(trail.release_s),
+        freed_us=_to_us(trail.freed_s),
+        late_gpu_us=trail.late_gpu_us,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tercet import errors
 
+from .cancel_trail import CancelTrail
 from .events import CancelReason, EndReason
 from .histogram import Histogram
 from .sequence import Request
@@ -24,7 +25,13 @@ RECENT_SPANS = 12
 _SERVED = frozenset({EndReason.STOP.name, EndReason.LENGTH.name, CancelReason.STOP_STRING.name})
 _UNWANTED = frozenset(
     reason.name
-    for reason in (CancelReason.CLIENT, CancelReason.OPERATOR, CancelReason.SLOW_CONSUMER, CancelReason.LINK_LOST)
+    for reason in (
+        CancelReason.CLIENT,
+        CancelReason.OPERATOR,
+        CancelReason.SLOW_CONSUMER,
+        CancelReason.LINK_LOST,
+        CancelReason.ORPHAN,
+    )
 )
 _FAILED_AS = {CancelReason.DEADLINE.name: errors.DeadlineError.reason}
 
@@ -147,6 +154,12 @@ class Traffic:
     tenants: defaultdict[str | None, defaultdict[str, Counts]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(Counts))
     )
+    # From the arrival of each cancel until its blocks were free, by what it was for.
+    cancels: defaultdict[CancelReason, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+
+    def cancelled(self, trail: CancelTrail) -> None:
+        """A cancel has taken effect."""
+        self.cancels[trail.reason].add(trail.freed_s)
 
     def accepted(self, request: Request) -> None:
         for counts in self._counts(request.tenant.tenant, request.traffic_class.name):

@@ -36,6 +36,10 @@ def traffic_to_proto(view: TrafficView, epoch: int, uptime_s: float) -> pb.Traff
         ],
         tenants_omitted=view.tenants_omitted,
         forecasts=[_forecast(model, revision, each) for model, revision, each in view.forecasts],
+        cancels=[
+            pb.CancelTraffic(origin=reason.name.lower(), freed=_spread(each))
+            for reason, each in sorted(view.cancels.items())
+        ],
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
+from .events import CancelReason
 from .foresight import ForecastView
+from .histogram import Histogram
 from .sequence import Request
 from .state import MeshState
 from .traffic import Counts, Service
@@ -75,6 +77,7 @@ class TrafficView:
     tenants_omitted: int
     # By model and revision of the pool.
     forecasts: tuple[tuple[str, str, ForecastView], ...]
+    cancels: Mapping[CancelReason, Histogram]
 
 
 def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, max_tenants: int) -> TrafficView:
@@ -112,6 +115,7 @@ def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, m
         ),
         max(0, len(tenants) - max_tenants),
         tuple((*pool, foresight.view()) for pool, foresight in mesh.foresights.items()),
+        traffic.cancels,
     )
 
 

@@ -19,8 +19,8 @@ from tercet.database import Database
 from tercet.errors import LedgerError
 
 from .migrations import SCHEMA, migrate, version_of
-from .row import GATEWAY_LOST, Outcome, Refusals, Row
-from .tables import gateways, refusals, requests
+from .row import GATEWAY_LOST, Cancellation, Outcome, Refusals, Row
+from .tables import cancellations, gateways, refusals, requests
 
 # A gateway that has not said for so long that it lives does not: its open rows are closed.
 LEASE_S = 15.0
@@ -28,7 +28,7 @@ LEASE_S = 15.0
 FORGET_ROWS = 1_000
 
 _DAY_S = 86_400
-_ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row))
+_ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row) if item.name != "cancellations")
 # How each database says "or else update", which is no standard.
 _INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -47,6 +47,7 @@ class Ledger:
         self._put_gateway = _upsert(insert, gateways, keep=("started_at",))
         self._put_request = _upsert(insert, requests)
         self._put_refusals = _upsert(insert, refusals)
+        self._put_cancellation = _upsert(insert, cancellations)
 
     @property
     def name(self) -> str:
@@ -62,11 +63,14 @@ class Ledger:
         self._database.close()
 
     def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None:
-        """Writes all or nothing. A row takes the place of one of the same number, and so do refusals of the same
-        key."""
+        """Writes all or nothing, rows with their cancellations. A row takes the place of one of the same number, and so
+        do refusals of the same key."""
         with self._database.write() as connection:
             if rows:
                 connection.execute(self._put_request, [_request_columns(instance, row) for row in rows])
+            cancelled = [_cancellation_columns(instance, row, each) for row in rows for each in row.cancellations]
+            if cancelled:
+                connection.execute(self._put_cancellation, cancelled)
             if refused:
                 connection.execute(self._put_refusals, [_refusal_columns(instance, each) for each in refused])
 
@@ -93,6 +97,7 @@ class Ledger:
             old_request = sa.and_(requests.c.arrived_at < before, requests.c.outcome != Outcome.OPEN.value)
             return (
                 self._delete_some(connection, requests, old_request)
+                + self._delete_some(connection, cancellations, cancellations.c.cancelled_at < before)
                 + self._delete_some(connection, refusals, refusals.c.second < before)
                 + self._delete_some(connection, gateways, gateways.c.ended_at < before)
             )
@@ -155,6 +160,19 @@ def _request_columns(instance: str, row: Row) -> dict[str, Any]:
     columns = {name: getattr(row, name) for name in _ROW_FIELDS}
     columns.update(instance=instance, day=day_of(row.arrived_at), outcome=row.outcome.value)
     return columns
+
+
+def _cancellation_columns(instance: str, row: Row, each: Cancellation) -> dict[str, Any]:
+    return {
+        "instance": instance,
+        "number": row.number,
+        "part": 0 if each.output_index is None else each.output_index + 1,
+        "request_id": row.request_id,
+        "tenant": row.tenant,
+        "traffic_class": row.traffic_class,
+        **dataclasses.asdict(each),
+        "states": ",".join(each.states),
+    }
 
 
 def _refusal_columns(instance: str, each: Refusals) -> dict[str, Any]:

@@ -39,6 +39,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
         ' PRIMARY KEY (instance, "second", tenant, traffic_class, model, reason))',
         'CREATE INDEX refusals_by_second ON refusals ("second")',
     ),
+    (
+        "CREATE TABLE cancellations (instance TEXT NOT NULL, number BIGINT NOT NULL, part BIGINT NOT NULL,"
+        " request_id TEXT NOT NULL, tenant TEXT NOT NULL, traffic_class TEXT NOT NULL, output_index BIGINT,"
+        " origin TEXT NOT NULL, cancelled_at DOUBLE PRECISION NOT NULL, states TEXT NOT NULL,"
+        " release_s DOUBLE PRECISION, freed_s DOUBLE PRECISION, done_s DOUBLE PRECISION, blocks_freed BIGINT,"
+        " wasted_tokens BIGINT, wasted_gpu_s DOUBLE PRECISION, PRIMARY KEY (instance, number, part))",
+        "CREATE INDEX cancellations_by_time ON cancellations (cancelled_at)",
+    ),
 )
 
 # What this version of tercet writes.

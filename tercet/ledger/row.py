@@ -23,6 +23,32 @@ GATEWAY_LOST = "GATEWAY_LOST"
 
 
 @dataclass(frozen=True, slots=True)
+class Cancellation:
+    """A cancel of a request, or of one of its outputs, and what became of it. None is what nobody knows, or what did
+    not happen; durations are seconds."""
+
+    # None: the whole request.
+    output_index: int | None
+    # Who or what cancelled.
+    origin: str
+    # When the gateway saw that, in seconds since the epoch.
+    cancelled_at: float
+    # Where the sequences were when it came to the scheduler, by output index.
+    states: tuple[str, ...] = ()
+    # On the scheduler's clock, from there until the worker was told, and until the last block was free.
+    release_s: float | None = None
+    freed_s: float | None = None
+    # On the gateway's clock, from `cancelled_at` until it knew that.
+    done_s: float | None = None
+    # That went back to the pool.
+    blocks_freed: int | None = None
+    # Generated and not delivered, of the whole request.
+    wasted_tokens: int | None = None
+    # Time of steps that were spent on it after the cancel had come to the scheduler.
+    wasted_gpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A request, as it stands in the ledger until a later row of the same `number` takes its place. Numbers are a
     gateway's own; times are seconds, `arrived_at` those since the epoch. None is what nobody knows."""
@@ -57,6 +83,8 @@ class Row:
     cost: float | None = None
     # What became of the promise of its class: see `slo_of`.
     slo: str | None = None
+    # Of its last row.
+    cancellations: tuple[Cancellation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ gateways = sa.Table(
     sa.Column("ended_at", sa.Double),
 )
 
-# The columns after `instance` are the fields of Row, and `day`, that of its arrival in UTC, 2026-11-30.
+# The columns after `instance` are the fields of Row but the last, and `day`, that of its arrival in UTC, 2026-11-30.
 requests = sa.Table(
     "requests",
     metadata,
@@ -70,4 +70,29 @@ refusals = sa.Table(
     sa.Column("day", sa.Text, nullable=False),
     sa.Column("count", sa.BigInteger, nullable=False),
     sa.Column("request_id", sa.Text, nullable=False),
+)
+
+# A cancel of a request, which is in `requests` as well: the first columns are those of its row, the others the fields
+# of Cancellation.
+cancellations = sa.Table(
+    "cancellations",
+    metadata,
+    sa.Column("instance", sa.Text, primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True),
+    # 0 is the whole request, others are output indexes plus one: a key is never NULL.
+    sa.Column("part", sa.BigInteger, primary_key=True),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("traffic_class", sa.Text, nullable=False),
+    sa.Column("output_index", sa.BigInteger),
+    sa.Column("origin", sa.Text, nullable=False),
+    sa.Column("cancelled_at", sa.Double, nullable=False),
+    # Separated by commas.
+    sa.Column("states", sa.Text, nullable=False),
+    sa.Column("release_s", sa.Double),
+    sa.Column("freed_s", sa.Double),
+    sa.Column("done_s", sa.Double),
+    sa.Column("blocks_freed", sa.BigInteger),
+    sa.Column("wasted_tokens", sa.BigInteger),
+    sa.Column("wasted_gpu_s", sa.Double),
 )

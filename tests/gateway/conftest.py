@@ -140,6 +140,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.dump: Callable[[Any, Any], AsyncIterator[operations_pb2.PlanLogPart]] = self.send_plan_log
         self.tenants: list[pb.TenantUpdate] = []
         self.refusals: list[pb.RefusalCount] = []
+        # What the gateway said was running, each time.
+        self.running: list[list[int]] = []
         self.sequences: list[FakeSequence] = []
         self.submitted = asyncio.Event()
         self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
@@ -241,6 +243,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.tenants.append(message.tenants)
             elif message.HasField("refusals"):
                 self.refusals += message.refusals.counts
+            elif message.HasField("running"):
+                self.running.append(list(message.running.request_keys))
             else:
                 await self._cancel(message.cancel)
 
