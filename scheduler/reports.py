@@ -68,9 +68,11 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     held, block_size = worker.ledger.held_blocks, worker.ledger.block_size
     pool = mesh.fleet.pool_of(worker)
     charge = pool.waiting.charge_tokens
+    orphans: list[int] = []
     for sequence_id, token_id in zip(event.sequence_ids, event.token_ids, strict=True):
         sequence = sequences.get(sequence_id)
         if sequence is None:
+            orphans.append(sequence_id)
             continue
         sequence.gpu_us += token_us
         token_ids = sequence.token_ids
@@ -88,6 +90,10 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
             column_ids, column_tokens, _ = columns.setdefault(gateway, ([], [], []))
         column_ids.append(sequence_id)
         column_tokens.append(token_id)
+    if orphans:
+        # Nobody here knows them, so nobody else will ever end them.
+        mesh.log("orphans_found", address=worker.address, sequence_ids=orphans)
+        mesh.actions.append(ToWorker(worker.link, Release(tuple(orphans), ReleaseCause.CANCEL)))
     if event.ended:
         _note_ends(mesh, pool, worker, event, columns, now)
     elif worker.window.plans_ahead < PLANS_AHEAD:

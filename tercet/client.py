@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 
 from tercet import errors, setting_check
+from tercet.ledger.row import Cancelled
 from tercet.messages import (
     Accepted,
     Answer,
@@ -37,6 +38,7 @@ from tercet.messages import (
     OutputEnd,
     Prompt,
     TokenLogprobs,
+    from_cancellation,
     from_event,
     from_fleet,
     from_model,
@@ -271,6 +273,15 @@ class Client:
         request = operations_pb2.CancelGenerationRequest(request_id=request_id, tenant=tenant)
         result = await self._ask(stub.CancelGeneration, request, timeout_s)
         return bool(result.found)
+
+    async def cancellations(
+        self, *, limit: int = 100, origin: str = "", tenant: str = "", timeout_s: float | None = None
+    ) -> tuple[Cancelled, ...]:
+        """The latest cancels of the gateway's requests, the newest first; of one origin, or one tenant, if given."""
+        stub = operations_pb2_grpc.OperationsStub(self._live())
+        request = operations_pb2.ListCancellationsRequest(max_cancellations=limit, origin=origin, tenant=tenant)
+        answer = await self._ask(stub.ListCancellations, request, timeout_s)
+        return tuple(map(from_cancellation, answer.cancellations))
 
     async def dump_plan_log(self, *, timeout_s: float | None = None) -> AsyncGenerator[bytes, None]:
         """The scheduler's plan log: the file for `tercet replay-plans`, piece by piece."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tercet.errors import InvalidFieldError
+from tercet.ledger.row import Cancellation, Cancelled
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
 
@@ -350,6 +351,27 @@ def from_model(model: models_pb2.Model) -> ModelInfo:
         vocab_size=model.vocab_size,
         ready=model.ready,
         chat=model.chat,
+    )
+
+
+def from_cancellation(each: operations_pb2.Cancellation) -> Cancelled:
+    """A cancel."""
+    return Cancelled(
+        each.request_id,
+        each.tenant,
+        each.traffic_class,
+        Cancellation(
+            output_index=each.output_index if each.HasField("output_index") else None,
+            origin=each.origin,
+            cancelled_at=each.cancelled_at,
+            states=tuple(each.states),
+            release_s=each.release_seconds if each.HasField("release_seconds") else None,
+            freed_s=each.freed_seconds if each.HasField("freed_seconds") else None,
+            done_s=each.done_seconds if each.HasField("done_seconds") else None,
+            blocks_freed=each.blocks_freed if each.HasField("blocks_freed") else None,
+            wasted_tokens=each.wasted_tokens if each.HasField("wasted_tokens") else None,
+            wasted_gpu_s=each.wasted_gpu_seconds if each.HasField("wasted_gpu_seconds") else None,
+        ),
     )
 
 

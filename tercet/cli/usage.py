@@ -109,8 +109,12 @@ def write_table(rows: Sequence[Usage], by: Sequence[str]) -> None:
         table.add_column(_COLUMNS[name], justify="right")
     for row in rows:
         table.add_row(*(value or "-" for value in row.group), *(_amount(getattr(row, name)) for name in shown))
+    print_whole(table)
+
+
+def print_whole(table: Table) -> None:
+    """However narrow the terminal is: a number that is cut is none."""
     console = Console(highlight=False)
-    # A number that is cut is none.
     wide = console.options.update(width=_MAX_WIDTH)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)

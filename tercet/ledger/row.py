@@ -49,6 +49,16 @@ class Cancellation:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A cancel, and whose request it was of."""
+
+    request_id: str
+    tenant: str
+    traffic_class: str
+    cancellation: Cancellation
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A request, as it stands in the ledger until a later row of the same `number` takes its place. Numbers are a
     gateway's own; times are seconds, `arrived_at` those since the epoch. None is what nobody knows."""

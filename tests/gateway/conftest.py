@@ -113,6 +113,11 @@ def sequence_end(reason: int, **fields: Any) -> pb.SequenceEnd:
     return pb.SequenceEnd(reason=reason, account=account, **fields)
 
 
+def cancel_trail(reason: int) -> pb.CancelTrail:
+    states = [pb.SEQUENCE_STATE_DECODE]
+    return pb.CancelTrail(reason=reason, states=states, release_us=1_000, freed_us=250_000, late_gpu_us=500_000)
+
+
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     """A real gRPC server that speaks tercet.mesh.v1.Scheduler; `play` scripts each admitted request."""
 
@@ -276,7 +281,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         output.stop_reason = stop.reason
         output.stopped.set()
         if self.answer_cancels and not output.ended:
-            await output.end(sequence_pb2.END_REASON_CANCELLED)
+            await output.end(sequence_pb2.END_REASON_CANCELLED, trail=cancel_trail(stop.reason))
 
     def _pause(self, request_key: int, paused: bool) -> None:
         sequence = next(s for s in self.sequences if s.submit.request_key == request_key)
@@ -291,6 +296,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             done = pb.CancelDone(request_key=cancel.request_key, found=not sequence.ended)
             if done.found:
                 done.account.CopyFrom(pb.Account(blocks_used=9, blocks_freed=8, cached_tokens=7))
+                done.trail.CopyFrom(cancel_trail(cancel.reason))
             await self.send(pb.SchedulerMessage(cancel_done=done))
 
 

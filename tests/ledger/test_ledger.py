@@ -31,7 +31,7 @@ FULL = row(
 
 def stored(ledger: Ledger) -> dict[tuple[str, int], Row]:
     """All rows, by instance and number."""
-    names = [field.name for field in dataclasses.fields(Row)]
+    names = [field.name for field in dataclasses.fields(Row) if field.name != "cancellations"]
     found = {}
     for each in ledger.read(sa.select(tables.requests)):
         values = {name: getattr(each, name) for name in names}

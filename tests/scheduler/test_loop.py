@@ -12,10 +12,10 @@ import pytest
 import structlog
 
 from scheduler import loop as loop_module
-from scheduler.actions import Accepted, NewSequence, Plan, PoolUpdate, Refused, Release, TokenBatch
+from scheduler.actions import Accepted, CancelDone, NewSequence, Plan, PoolUpdate, Refused, Release, TokenBatch, Unknown
 from scheduler.admission import QueueBounds
 from scheduler.core import Core, CoreSettings
-from scheduler.events import Event, GatewayAttached, Submitted, WorkerAttached
+from scheduler.events import CancelReason, Event, GatewayAttached, Submitted, WorkerAttached
 from scheduler.loop import Loop
 from scheduler.outbox import Outbox, OutboxClosedError
 from scheduler.planner import Policy
@@ -140,3 +140,26 @@ async def test_drain_does_not_wait_for_a_worker_that_hangs(monkeypatch: pytest.M
         sent = [await commands.take() for _ in range(4)]
         assert isinstance(sent[-1], Release)
         assert loop.view().requests_running == 1
+
+
+async def test_what_a_gateway_does_not_know_is_cancelled_and_what_is_not_there_is_said() -> None:
+    async with running() as loop:
+        gateway, messages = loop.open_gateway()
+        link, _ = loop.open_worker()
+        loop.post(WorkerAttached(link, "host:1", worker_info(max_num_seqs=1)))
+        loop.post(GatewayAttached(gateway, "gateway-1"))
+        for key in (1, 2, 3):
+            loop.post(Submitted(gateway, submission(key)))
+        # Nobody has looked at these yet, and all the same they are known.
+        await asyncio.wait_for(loop.reconcile(gateway, [1, 2, 3]), 10)
+        for _ in range(4):
+            assert isinstance(await messages.take(), PoolUpdate | Accepted)
+        await asyncio.wait_for(loop.reconcile(gateway, [1, 2, 8, 9]), 10)
+        assert await messages.take() == Unknown((8, 9))
+        done = await asyncio.wait_for(messages.take(), 10)
+        assert isinstance(done, CancelDone)
+        assert done.request_key == 3
+        assert done.trail is not None
+        assert done.trail.reason is CancelReason.ORPHAN
+        loop.close_gateway(gateway)
+        await asyncio.wait_for(loop.reconcile(gateway, [1]), 10)
