@@ -23,7 +23,7 @@ from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import operations_pb2
 
 from .conftest import Gateway, config_for, start_gateway, stop_gateway
-from .guarded_gateway import bearer
+from .guarded_gateway import GuardedGateway
 
 TRAIL = CancelTrail(CancelCause.DEADLINE, ("DECODE",), 0.0, 0.25, 0.5)
 
@@ -183,22 +183,26 @@ async def test_a_deadline_that_the_scheduler_sees(kept: Kept, scheduler: Any) ->
     assert cancel.blocks_freed == 4
 
 
-async def test_a_stop_string_is_of_one_output(kept: Kept, scheduler: Any) -> None:
-    async def hello(sequence: Any) -> None:
-        for output in sequence.outputs:
-            await output.tokens(*b"hello ")
-        await sequence.outputs[0].tokens(*b"world")
-        await sequence.outputs[0].end(sequence_pb2.END_REASON_LENGTH)
+async def test_a_stop_string_is_of_one_output(kept: Kept, scheduler: Any, model: Any) -> None:
+    async def play(sequence: Any) -> None:
+        first, second = sequence.outputs
+        await second.tokens(*model.tokenizer.encode("one END two", add_bos=False))
+        await second.stopped.wait()
+        await first.tokens(*model.tokenizer.encode("on and on", add_bos=False))
+        await first.end(sequence_pb2.END_REASON_LENGTH)
 
-    scheduler.play = hello
-    call = ask(kept, "enough", n=2, stop=pb.StopConditions(strings=["lo "]))
+    scheduler.play = play
+    sampling = pb.SamplingParams(n=2, seed=5)
+    call = ask(kept, "enough", sampling=sampling, stop=pb.StopConditions(strings=["END"]))
     while await call.read() is not grpc.aio.EOF:
         pass
-    found = await kept.of("enough")
-    assert {(each.cancellation.origin, each.cancellation.output_index) for each in found} == {
-        ("stop_string", 0),
-        ("stop_string", 1),
-    }
+    (found,) = await kept.of("enough")
+    cancel = found.cancellation
+    assert (cancel.origin, cancel.output_index, cancel.states) == ("stop_string", 1, ("DECODE",))
+    assert cancel.blocks_freed == 4
+    assert cancel.done_s is not None
+    # The request as a whole was served.
+    assert cancel.wasted_tokens is None
 
 
 async def test_a_scheduler_that_is_lost(kept: Kept, scheduler: Any) -> None:
@@ -237,16 +241,16 @@ async def test_they_are_listed_the_newest_first(kept: Kept, scheduler: Any) -> N
     assert (newest.freed_seconds, newest.HasField("output_index")) == (0.25, False)
 
 
-async def test_only_operators_see_them(guarded: Any) -> None:
+async def test_only_operators_see_them(guarded: GuardedGateway) -> None:
     request = operations_pb2.ListCancellationsRequest()
-    for key, code in ((None, "UNAUTHENTICATED"), (guarded.keys["alice"], "PERMISSION_DENIED")):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await guarded.gateway.operations.ListCancellations(request, metadata=bearer(key) if key else None)
-        assert caught.value.code().name == code
+    refused = await guarded.refused("Operations/ListCancellations", "alice", request)
+    assert refused.code is grpc.StatusCode.PERMISSION_DENIED
+    (answer,) = await guarded.call("Operations/ListCancellations", "boss", request)
+    assert not answer.cancellations
 
 
 async def test_what_the_scheduler_does_not_know_ends(
-    kept: Kept, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, scheduler: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler.play = silence
     monkeypatch.setattr(link_module, "RECONCILE_S", 0.02)
@@ -259,15 +263,20 @@ async def test_what_the_scheduler_does_not_know_ends(
     for call in (forgotten, known):
         await call.read()
     first, second = (sequence.submit.request_key for sequence in scheduler.sequences)
-    while [first, second] not in scheduler.running:
-        await asyncio.sleep(0.01)
+
+    async def told() -> bool:
+        return [first, second] in scheduler.running
+
+    async def forgot() -> bool:
+        return bool(scheduler.running[-1] == [second])
+
+    await until(told)
     keys = [first, 4_711]
     await scheduler.send(scheduler_pb2.SchedulerMessage(unknown=scheduler_pb2.UnknownRequests(request_keys=keys)))
     await until_error(forgotten)
     assert await forgotten.code() is grpc.StatusCode.UNAVAILABLE
     (found,) = await kept.of("forgotten")
     assert found.cancellation.origin == "orphan"
-    while scheduler.running[-1] != [second]:
-        await asyncio.sleep(0.01)
+    await until(forgot)
     assert not known.done()
     known.cancel()
