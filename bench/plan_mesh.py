@@ -77,7 +77,7 @@ async def plan_mesh(
 ) -> AsyncIterator[PlanMesh]:
     """Starts a mesh with settings, logs going nowhere. `scheduler_core`: that core is the scheduler's alone."""
     loaded = load_config(flags=flags)
-    config = dataclasses.replace(private(loaded), tenants=loaded.tenants)
+    config = dataclasses.replace(private(loaded), tenants=loaded.tenants, ledger=loaded.ledger)
     others = sorted(os.sched_getaffinity(0) - {scheduler_core})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

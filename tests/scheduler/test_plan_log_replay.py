@@ -198,10 +198,14 @@ def test_a_report_of_a_sequence_that_was_not_sent_is_strange() -> None:
             event, sequence_ids=(*event.sequence_ids, 99), token_ids=(*event.token_ids, 0)
         )
     )
-    assert outcome.difference is None
     assert outcome.strange == 1
     assert outcome.first_strange is not None
     assert outcome.first_strange.problem == "link 1 reported of sequence 99, which it has not"
+    # It would have been told to drop it.
+    assert outcome.difference is not None
+    assert outcome.difference.made == {
+        "link": 1, "is": "Release", "sequence_ids": [99], "cause": {"enum": "ReleaseCause.CANCEL"},
+    }  # fmt: skip
     assert not outcome.equal
 
 
