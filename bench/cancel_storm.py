@@ -30,7 +30,7 @@ import grpc.aio
 import uvloop
 
 from bench.figures import gaps
-from bench.plan_mesh import Simulated, fixed, plan_mesh
+from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.refusal_load import GENERATE, LEAD_S, in_ms, started
 from tercet import rpc
 from tercet.cancel_times import times_by_origin
@@ -143,7 +143,7 @@ async def measure(num_requests: int, num_streams: int, seconds: float) -> Figure
         flags |= {"ledger.database": database, "scheduler.max_queued_tokens": 2 * num_requests * MAX_TOKENS}
         began = time.time()
         async with plan_mesh(flags, STEP) as mesh:
-            figures = await _beside(mesh.gateway, num_requests, num_streams, seconds)
+            figures = await _beside(mesh, num_requests, num_streams, seconds)
         ledger = Ledger(database, time.time)
         found = read_cancellations(ledger, began, time.time(), limit=2 * num_requests)
         ledger.close()
@@ -159,7 +159,8 @@ async def measure(num_requests: int, num_streams: int, seconds: float) -> Figure
     return figures | {"states": states}
 
 
-async def _beside(address: str, num_requests: int, num_streams: int, seconds: float) -> Figures:
+async def _beside(mesh: PlanMesh, num_requests: int, num_streams: int, seconds: float) -> Figures:
+    address = mesh.gateway
     context, loop = multiprocessing.get_context("spawn"), asyncio.get_running_loop()
     with ProcessPoolExecutor(2, mp_context=context) as clients:
         await asyncio.gather(*(loop.run_in_executor(clients, started) for _ in range(2)))
@@ -170,6 +171,8 @@ async def _beside(address: str, num_requests: int, num_streams: int, seconds: fl
         async with Client(address) as client:
             looks = Looks()
             looking = asyncio.create_task(look(client, looks))
+            spent_alone = await _spent(mesh, alone, seconds)
+            spent = await _spent(mesh, at, seconds)
             moments, (accepted, took) = await streams, await storming
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
@@ -187,9 +190,18 @@ async def _beside(address: str, num_requests: int, num_streams: int, seconds: fl
         "gaps_alone": gaps_from(alone),
         "gaps_beside": gaps_from(at - seconds),
         "gaps_storm": gaps_from(at),
+        "us_each": {name: (spent[name] - spent_alone[name]) / num_requests * 1e6 for name in spent},
         "fleet": in_ms(answered, 50, 99),
         "blocks_left": used,
     }
+
+
+async def _spent(mesh: PlanMesh, begin: float, seconds: float) -> dict[str, float]:
+    """Seconds of a core that services have from that moment on."""
+    await asyncio.sleep(begin - time.monotonic())
+    before = {name: mesh.cpu_seconds(name) for name in ("gateway", "scheduler")}
+    await asyncio.sleep(begin + seconds - time.monotonic())
+    return {name: mesh.cpu_seconds(name) - had for name, had in before.items()}
 
 
 async def _blocks_left(client: Client) -> int:
