@@ -62,9 +62,10 @@ class Looks:
     # (asked, answered, requests that wait or run)
     answers: list[tuple[float, float, int]] = field(default_factory=list)
 
-    def gone_at(self, since: float, left: int) -> float:
-        """The first answer after `since` by which no more than `left` were there. Raises StopIteration."""
-        return next(answered for asked, answered, there in self.answers if asked >= since and there <= left)
+    def gone_after(self, since: float, left: int) -> float | None:
+        """Milliseconds from `since` to the first answer by which at most `left` were there; None if there is none."""
+        gone = (answered for asked, answered, there in self.answers if asked >= since and there <= left)
+        return next(((answered - since) * 1e3 for answered in gone), None)
 
 
 def steady(address: str, count: int, until: float) -> list[list[float]]:
@@ -186,7 +187,7 @@ async def _beside(mesh: PlanMesh, num_requests: int, num_streams: int, seconds: 
     return {
         "accepted": accepted,
         "cancelled_in_ms": took * 1e3,
-        "gone_in_ms": (looks.gone_at(at, num_streams) - at) * 1e3,
+        "gone_in_ms": looks.gone_after(at, num_streams),
         "gaps_alone": gaps_from(alone),
         "gaps_beside": gaps_from(at - seconds),
         "gaps_storm": gaps_from(at),

@@ -104,7 +104,8 @@ async def serve_one(books: Books, number: int, waits: list[float], runs_s: float
     for token_id in range(TOKENS):
         stream.push(0, token_id)
     stream.end(0, END)
-    entry.close(Outcome.COMPLETED, "length", stream, Ending(arrived_at, time.monotonic(), 100, TOKENS))
+    ending = Ending(arrived_at, time.monotonic(), 100, TOKENS, stream.cancels)
+    entry.close(Outcome.COMPLETED, "length", stream, ending)
 
 
 async def offer(books: Books, rate: float, seconds: float) -> tuple[float, float, list[float]]:
