@@ -60,8 +60,7 @@ def test_what_is_asked_for(ledger: Ledger, asked: dict[str, Any], expected: list
         for number, origin, tenant in zip((1, 2, 3), origins, tenants, strict=True)
     ]
     ledger.write("one", rows, [])
-    since, until = asked.pop("since", 0.0), asked.pop("until", 100.0)
-    found = read_cancellations(ledger, since, until, **asked)
+    found = read_cancellations(ledger, **{"since": 0.0, "until": 100.0, **asked})
     assert [int(each.request_id.removeprefix("request-")) for each in found] == expected
 
 
