@@ -130,6 +130,14 @@ class ForecastQuality:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelTraffic:
+    """Cancels of one origin; `freed`: from their arrival at the scheduler until their blocks were free."""
+
+    origin: str
+    freed: Spread
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficInfo:
     """What classes and tenants ask for and get. Two of one epoch make rates."""
 
@@ -141,6 +149,8 @@ class TrafficInfo:
     # Tenants that are left out.
     tenants_omitted: int
     forecasts: tuple[ForecastQuality, ...] = ()
+    # Since the start of the scheduler.
+    cancels: tuple[CancelTraffic, ...] = ()
 
 
 def from_traffic(traffic: pb.Traffic) -> TrafficInfo:
@@ -182,6 +192,7 @@ def from_traffic(traffic: pb.Traffic) -> TrafficInfo:
             )
             for each in traffic.forecasts
         ),
+        cancels=tuple(CancelTraffic(each.origin, _spread(each.freed)) for each in traffic.cancels),
     )
 
 

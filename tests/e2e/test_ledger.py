@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from tercet.client import Client
 from tercet.errors import LedgerError, RequestError
+from tercet.ledger.cancellations import ORIGIN_GATEWAY_LOST, read_cancellations
 from tercet.ledger.ledger import LEASE_S, Ledger
 from tercet.ledger.tables import requests
 from tercet.ledger.usage import Usage, usage
@@ -132,6 +133,18 @@ async def test_sums_are_what_clients_received_and_what_the_scheduler_counted(boo
     assert all(each.gpu_s > 0 for each in rows if each.generated_tokens)
     assert total.cost == pytest.approx(total.gpu_s)
     assert total.gpu_s <= max(each.arrived_at + each.total_s for each in rows) - min(each.arrived_at for each in rows)
+    # Each that ended before its end has a row of its cancel, which was acknowledged, and no other has.
+    found = read_cancellations(books.ledger, 0.0, 1e12, limit=REQUESTS)
+    cancelled = {each.request_id: each.cancellation for each in found}
+    assert cancelled.keys() == {each.request_id for each in rows if each.outcome in ("cancelled", "expired")}
+    # A client whose deadline has passed may leave before the gateway sees it.
+    origins = {"leaves": {"client"}, "cancelled": {"operator"}, "late": {"deadline", "client"}}
+    for name, cancel in cancelled.items():
+        assert cancel.origin in origins[name.partition("-")[0]]
+        assert cancel.states
+        assert cancel.freed_s is not None
+        assert cancel.done_s is not None or cancel.origin == "deadline"
+    assert sum(each.freed.count for each in traffic.cancels) == len(cancelled)
     shown = await asyncio.to_thread(books.shown, "--by", "outcome", "--format", "json")
     by_outcome = {each["outcome"]: each["requests"] for each in map(json.loads, shown.splitlines())}
     assert sum(by_outcome.values()) == REQUESTS
@@ -169,6 +182,9 @@ async def test_a_gateway_that_is_killed_leaves_books_that_close(books: Books) ->
     for name, outcome in left.items():
         if outcome == "open":
             assert outcomes[name] == ("lost", "GATEWAY_LOST")
+    lost = {name for name, outcome in left.items() if outcome == "open"}
+    found = read_cancellations(books.ledger, 0.0, 1e12, origin=ORIGIN_GATEWAY_LOST)
+    assert {each.request_id for each in found} == lost
     assert outcomes["after"] == ("completed", "length")
     assert books.mesh.records("gateway", "ledger_rows_closed")
 
