@@ -81,6 +81,20 @@ def test_one_that_gives_way_has_been_told_to_go() -> None:
     assert trail(call).freed_s > 0
 
 
+def test_one_whose_reader_is_behind_costs_nothing_more() -> None:
+    mesh, gateway = prepared()
+    call = mesh.submit(gateway, submission(1, max_tokens=30))
+    mesh.run(until=0.1)
+    mesh.pause(gateway, call)
+    mesh.run(until=0.2)
+    mesh.cancel(gateway, call)
+    settle(mesh)
+    assert trail(call).states == ("PAUSED",)
+    assert trail(call).release_s == 0.0
+    assert 0 < trail(call).freed_s <= 2 * STEP_S
+    assert trail(call).late_gpu_us == 0
+
+
 def test_a_deadline_leaves_its_trail_at_the_end_of_each_output() -> None:
     mesh, gateway = prepared()
     call = mesh.submit(gateway, submission(1, max_tokens=100, n=2, deadline_s=0.1))
