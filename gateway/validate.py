@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tercet.errors import InvalidFieldError, PromptTooLongError
+from tercet.tenants.plan import MAX_PRIORITY
 from tercet.v1 import inference_pb2 as pb
 
 from .penalties import Penalties, read_penalties
@@ -23,7 +24,6 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 10_000
 MAX_OUTPUTS = 128
 MAX_TRAFFIC_CLASS_CHARS = 64
-MAX_PRIORITY = 100
 MAX_CACHE_SALT_CHARS = 128
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from tercet import errors
+from tercet.tenants.plan import MAX_PRIORITY
 
 from .events import Submission
 from .fleet import Fleet, Pool
@@ -21,8 +22,6 @@ from .waiting import NOBODY, ClassQueue, Line, Waiting, WaitingQueue
 NO_WORKER_RETRY_SECONDS = 1.0
 # Names in a message that lists what is served.
 MAX_MODELS_LISTED = 16
-# Priorities go from minus to plus this.
-MAX_PRIORITY = 100
 # A seed is a number below this.
 SEEDS = 2**64
 # Sequences that may wait for each request that may: a request for n outputs is n sequences.

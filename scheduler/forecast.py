@@ -17,6 +17,7 @@ from .output_length import LeaveRate
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
 from .planner import LEAST_PREFILL_TOKENS, Policy, prefill_cap
 from .room import KEPT
+from .surroundings import Surroundings
 
 # Moves of the fluid; the first ones are single steps, since there it is none yet.
 MAX_MOVES = 40
@@ -38,26 +39,6 @@ class Newcomer:
     members: int
     urgency: tuple[float, int]
     computed: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What waits and is served before the newcomer, and what comes after it. Tokens are those of prompts."""
-
-    sequences: float = 0.0
-    tokens: float = 0.0
-    # What comes in a second and passes it, and how much of that at most.
-    overtaking: float = 0.0
-    overtaking_most: float = 0.0
-    # What comes in a second.
-    inflow: float = 0.0
-    # The part of prompts that is in no prefix cache. Plans take room for the rest, too; steps are shorter for it.
-    fresh: float = 1.0
-    # Something is owed to the newcomer: it passes the prompts at hand of those to whom nothing is.
-    on_credit: bool = False
-    # Nothing is, and one to whom something is waits, or is likely to come: a part of the places is kept for him, and a
-    # step has at most half of the prompts at hand.
-    paced: bool = False
 
 
 @dataclass(slots=True)

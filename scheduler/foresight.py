@@ -14,7 +14,7 @@ from tercet import errors
 from .calibration import Errors, ForecastError, Ratios
 from .events import CancelReason
 from .fleet import Pool, Worker
-from .forecast import Newcomer, Surroundings, forecast
+from .forecast import Newcomer, forecast
 from .inflow import Inflow
 from .outlook import Kind, Outlook
 from .output_length import LeaveRate, OutputLengths
@@ -22,7 +22,7 @@ from .placement import CachedTokens
 from .planner import Policy
 from .promise import aim, booked
 from .sequence import Request, Sequence
-from .surroundings import surroundings
+from .surroundings import Surroundings, surroundings
 from .traffic_class import Target
 from .verdict import chance_within, misses_deadline, misses_target
 

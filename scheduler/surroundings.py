@@ -8,12 +8,32 @@ tenant that waits, not for each sequence: those of a class are taken to have com
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from .fair_order import work_ahead
-from .forecast import Surroundings
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
 from .waiting import ClassQueue, WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What waits and is served before the newcomer, and what comes after it. Tokens are those of prompts."""
+
+    sequences: float = 0.0
+    tokens: float = 0.0
+    # What comes in a second and passes it, and how much of that at most.
+    overtaking: float = 0.0
+    overtaking_most: float = 0.0
+    # What comes in a second.
+    inflow: float = 0.0
+    # The part of prompts that is in no prefix cache. Plans take room for the rest, too; steps are shorter for it.
+    fresh: float = 1.0
+    # Something is owed to the newcomer: it passes the prompts at hand of those to whom nothing is.
+    on_credit: bool = False
+    # Nothing is, and one to whom something is waits, or is likely to come: a part of the places is kept for him, and a
+    # step has at most half of the prompts at hand.
+    paced: bool = False
 
 
 def surroundings(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tercet.tenants.plan import MOST_URGENT
+
 # No weight is less: nobody is divided by nothing.
 LEAST_WEIGHT = 1e-3
 
@@ -28,7 +30,7 @@ class TenantPlan:
     # Longest prompt + output.
     max_context: int = 0
     # The most urgent priority it may ask for.
-    min_priority: int = -100
+    min_priority: int = MOST_URGENT
 
 
 # Whoever asks where nobody keeps tenants: without limits.

@@ -10,7 +10,9 @@ from tercet.errors import TenantError
 
 # Written in logs and shown in tables, so nothing that could pass for something else there.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MOST_URGENT = -100
+# Priorities of requests go from minus to plus this; lower is more urgent.
+MAX_PRIORITY = 100
+MOST_URGENT = -MAX_PRIORITY
 # Counts of the contract: 32 bits, and for tokens what every language's integers hold.
 MAX_COUNT = 2**32 - 1
 MAX_TOKENS = 2**53

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from sequences import sequence_of
 
-from scheduler.forecast import Surroundings
 from scheduler.sequence import Request
 from scheduler.simulator.small import submission
-from scheduler.surroundings import surroundings
+from scheduler.surroundings import Surroundings, surroundings
 from scheduler.tenant import ANYONE, TenantPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 from scheduler.waiting import WaitingQueue
