@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tercet.errors import ConfigError
 
 # How long a writer waits for another one, in seconds. Readers of a WAL wait for nobody.
 _BUSY_S = 5.0
+# How long it takes at most until a file that is being made has something in it, and how often it is looked for.
+_MAKING_S, _MAKING_LOOKS = 1.0, 20
 # What makes a driver give up a server that cannot be reached, or that is gone in the middle.
 _TIMEOUTS: dict[str, dict[str, int]] = {
     "psycopg": {"connect_timeout": 5, "tcp_user_timeout": 5_000},
@@ -70,12 +73,24 @@ class Database:
             if self._file is not None:
                 # For its owner alone: whoever can read it can find others' prefixes. Its journal takes after it.
                 os.close(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600))
-            with self.write() as connection:
+            with self._current(self._writer, may_be_empty=True).begin() as connection:
                 fill(connection)
             if self._file is not None:
                 with contextlib.closing(self._engine.raw_connection()) as raw:
                     # Outside of a transaction, as SQLite wants it; the file remembers.
                     raw.cursor().execute("PRAGMA journal_mode=WAL")
+
+    def is_empty(self) -> bool:
+        """Whether there is a file with nothing in it. One that somebody is making is waited for."""
+        if self._file is None:
+            return False
+        for _ in range(_MAKING_LOOKS):
+            with contextlib.suppress(OSError):
+                if not self._file.stat().st_size:
+                    time.sleep(_MAKING_S / _MAKING_LOOKS)
+                    continue
+            return False
+        return True
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -105,13 +120,15 @@ class Database:
         """Gives the connections back. The next transaction opens new ones."""
         self._engine.dispose()
 
-    def _current(self, engine: sa.Engine) -> sa.Engine:
+    def _current(self, engine: sa.Engine, *, may_be_empty: bool = False) -> sa.Engine:
         """`engine`, whose connections are to the file that is there now."""
         if self._file is not None:
             try:
                 found = self._file.stat()
             except FileNotFoundError:
                 raise self._fault(f"{self.name} is not there; {self._made_by} makes it") from None
+            if not found.st_size and not may_be_empty:
+                raise self._fault(f"{self.name} is an empty file")
             if self._opened != (found.st_dev, found.st_ino):
                 self._engine.dispose()
                 self._opened = (found.st_dev, found.st_ino)

@@ -29,7 +29,8 @@ def keys_pressed(on_key: Callable[[str], None]) -> Iterator[None]:
             on_key(key)
 
     before = termios.tcgetattr(fd)
-    tty.setcbreak(fd)
+    # What was pressed before is not lost.
+    tty.setcbreak(fd, termios.TCSADRAIN)
     loop.add_reader(fd, read)
     try:
         yield

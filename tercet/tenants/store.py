@@ -67,7 +67,11 @@ class Store:
         return self._database.name
 
     def create(self) -> None:
-        """Makes it, unless it is there."""
+        """Makes it, unless it is there. A file with nothing in it was another store, or will be: it stays as it is."""
+        if self._database.is_empty():
+            raise StoreError(
+                f"{self.name} is an empty file: put back the store that was there, or remove the file to begin another"
+            )
         self._database.create(self._fill)
 
     def close(self) -> None:

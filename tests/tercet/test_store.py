@@ -323,6 +323,20 @@ def test_what_is_no_store_is_refused(tmp_path):
         Store(str(other), Clock()).read()
 
 
+def test_a_file_that_was_emptied_stays_so(store, path):
+    store.add("alice", TenantPlan(), operator=False)
+    store.close()
+    path.write_bytes(b"")
+    again = Store(str(path), Clock())
+    for ask in (again.create, again.read, again.entries, lambda: again.add("bob", TenantPlan(), operator=False)):
+        with pytest.raises(StoreError, match="is an empty file"):
+            ask()
+    assert path.read_bytes() == b""
+    path.unlink()
+    again.create()
+    assert again.entries() == ()
+
+
 def test_a_newer_schema_is_refused(store, path):
     store.add("alice", TenantPlan(), operator=False)
     with sqlite3.connect(path) as connection:
