@@ -12,6 +12,7 @@ import structlog
 from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
 from tercet.ledger.row import Outcome
+from tercet.refusal_lines import RefusalLines
 
 from .books import Books, Ending, Entry
 from .caller import Caller
@@ -31,6 +32,7 @@ from .tokenizing import Tokenizing
 from .validate import GenerationRequest
 
 log = structlog.get_logger()
+_refusals = RefusalLines(log, "requests_refused")
 
 # After a stop string the client has its text; Finished waits this long for the mesh to say what became free.
 ACCOUNT_WAIT_S = 1.0
@@ -258,7 +260,8 @@ class Generation:
         stream, now = self.stream, self._clock()
         account = stream.account if stream is not None else None
         first = stream.first_token_at if stream is not None else None
-        log.info(
+        tell = _refusals.tell if outcome is Outcome.REFUSED else log.info
+        tell(
             "request_ended",
             request_id=self.request_id,
             tenant=self.caller.tenant,

@@ -13,6 +13,7 @@ import structlog
 from google.protobuf.message import Message
 
 from tercet import errors, rpc
+from tercet.refusal_lines import RefusalLines
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
 from .books import Books
@@ -29,6 +30,7 @@ from .validate import validate_detokenize, validate_generate, validate_tokenize
 from .wire import Malformed, checked, deserializer
 
 log = structlog.get_logger()
+_refusals = RefusalLines(log, "calls_refused")
 
 Request = TypeVar("Request", bound=Message)
 
@@ -326,5 +328,5 @@ async def _end_call(error: BaseException, context: grpc.aio.ServicerContext, gen
         # Before the status goes out: to a client that does not read, that can take for ever.
         generation.close(error)
     else:
-        log.info("call_refused", reason=error.reason, field=error.metadata.get("field"))
+        _refusals.tell("call_refused", reason=error.reason, field=error.metadata.get("field"))
     await rpc.abort(context, error)

@@ -211,6 +211,10 @@ class DropWorker:
     why: str
 
 
+# The event of a request that is refused, of which there may be many.
+REQUEST_REFUSED = "request_refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Log:
     """A fact for the log."""

@@ -13,7 +13,7 @@ from typing import Any
 from tercet import errors
 
 from . import membership, pausing, reports
-from .actions import Accepted, Action, CancelDone, NewSequence, Refused, ToWorker
+from .actions import REQUEST_REFUSED, Accepted, Action, CancelDone, NewSequence, Refused, ToWorker
 from .admission import (
     AdmissionMode,
     QueueBounds,
@@ -191,7 +191,7 @@ class Core:
         tenant, traffic_class = self._whose(submission.tenant, submission.traffic_class)
         self._mesh.traffic.refused(tenant, traffic_class, error.reason)
         self._mesh.log(
-            "request_refused",
+            REQUEST_REFUSED,
             request_id=submission.request_id,
             model=submission.model,
             tenant=tenant,

@@ -12,8 +12,9 @@ from functools import partial
 import structlog
 
 from tercet.errors import SwitchedOffError
+from tercet.refusal_lines import RefusalLines
 
-from .actions import Action, DropWorker, GatewayMessage, Log, ToGateway, Unknown, WorkerCommand
+from .actions import REQUEST_REFUSED, Action, DropWorker, GatewayMessage, Log, ToGateway, Unknown, WorkerCommand
 from .core import Core
 from .events import (
     CancelReason,
@@ -45,6 +46,7 @@ class Loop:
         self._started_at = clock()
         self._recorder = recorder
         self._log = structlog.get_logger()
+        self._refusals = RefusalLines(self._log, "requests_refused")
         self._inbox: list[Event] = []
         # Events so far, and those of them that have been handled.
         self._posted = self._handled = 0
@@ -186,7 +188,8 @@ class Loop:
                     self._log.warning("gateway_too_slow", gateway=action.gateway, messages=MAX_OUTBOX_MESSAGES)
             elif isinstance(action, Log):
                 # In the loop's next round, behind the writers that the messages before it have woken.
-                asyncio.get_running_loop().call_soon(partial(self._log.info, action.event, **action.fields))
+                tell = self._refusals.tell if action.event == REQUEST_REFUSED else self._log.info
+                asyncio.get_running_loop().call_soon(partial(tell, action.event, **action.fields))
             elif isinstance(action, DropWorker):
                 if action.link in self._workers:
                     self._workers[action.link].close()

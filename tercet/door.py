@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import structlog
 
 from tercet import errors
 from tercet.call_status import abort
+from tercet.refusal_lines import RefusalLines
 
 log = structlog.get_logger()
 
@@ -66,8 +66,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._open_request_s = open_request_s
         self._calls = 0
         self._open_calls = 0
-        # By reason, since they were last told; None while there is none to tell of.
-        self._refusals: Counter[str] | None = None
+        self._refusals = RefusalLines(log, "calls_refused", lines=1, seconds=TELL_SECONDS)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[grpc.RpcMethodHandler | None]], details: grpc.HandlerCallDetails
@@ -109,24 +108,8 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             ):
                 raise errors.QueueFullError("too many calls are open here", retry_after_s=RETRY_AFTER_S)
         except errors.RequestError as error:
-            self._note(error.reason, method)
+            self._refusals.tell("call_refused", reason=error.reason, method=method)
             await abort(context, error)
-
-    def _note(self, reason: str, method: str) -> None:
-        if self._refusals is None:
-            log.info("call_refused", reason=reason, method=method)
-            self._refusals = Counter()
-            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
-        else:
-            self._refusals[reason] += 1
-
-    def _tell(self) -> None:
-        if self._refusals:
-            log.info("calls_refused", seconds=TELL_SECONDS, **self._refusals)
-            self._refusals = Counter()
-            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
-        else:
-            self._refusals = None
 
 
 async def _one(context: grpc.aio.ServicerContext, limit_s: float) -> Any:

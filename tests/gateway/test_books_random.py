@@ -13,10 +13,12 @@ import grpc.aio
 import pytest
 import structlog
 
+from gateway import generation, service
 from tercet.errors import EngineFaultError, QueueFullError
 from tercet.failure import failure_to_proto
 from tercet.ledger.usage import usage
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.refusal_lines import RefusalLines
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import operations_pb2
 
@@ -98,11 +100,14 @@ class Clients:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_sums_are_what_clients_received(books: Kept, seed: int) -> None:
+async def test_sums_are_what_clients_received(books: Kept, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     books.scheduler.play = play = Play(rng)
     clients = Clients(books, play, rng)
     submit = books.scheduler._submit
+    # Each refusal has its line.
+    for where in (generation, service):
+        monkeypatch.setattr(where, "_refusals", RefusalLines(where.log, "refused", lines=REQUESTS))
 
     async def refuse_some(message: Any) -> None:
         refused = message.request_id.startswith("refused")
