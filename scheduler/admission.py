@@ -122,17 +122,22 @@ def find_class(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], 
     found = next((each for each in classes if each.name == name), None)
     if found is None:
         whose = ", which the tenant's plan names" if name in (*plan.classes, plan.default_class) else ""
-        # What others may use is not told, unless the plan includes nothing that there is.
-        offered = [each for each in allowed if each in known] or known
         raise errors.InvalidFieldError(
-            f"there is no traffic class {name!r}{whose}; the classes are {', '.join(offered)}", field="traffic_class"
+            f"there is no traffic class {name!r}{whose}; {_offer('the classes are', allowed, known)}",
+            field="traffic_class",
         )
     if name not in allowed:
         raise errors.PermissionDeniedError(
-            f"the plan does not include traffic class {name!r}; it includes {', '.join(allowed)}",
+            f"the plan does not include traffic class {name!r}; {_offer('it includes', allowed, known)}",
             metadata={"traffic_class": name},
         )
     return found
+
+
+def _offer(words: str, allowed: tuple[str, ...], known: tuple[str, ...]) -> str:
+    """Says which classes a tenant may use, and not what others may."""
+    offered = [each for each in allowed if each in known]
+    return f"{words} {', '.join(offered)}" if offered else "the plan includes none that there is"
 
 
 def clamp_priority(submission: Submission, plan: TenantPlan) -> Submission:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -128,6 +128,7 @@ def add(config: MeshConfig, name: str, plan: dict[str, Any], operator: bool) -> 
     """
     with opened(config, create=True) as store:
         show_key(store.add(name, TenantPlan(**plan), operator=operator), f"tenant {name} is added to {store.name}")
+    warn_of_classes(config, plan)
 
 
 @tenant.command("list", cls=SettingsCommand)
@@ -164,6 +165,7 @@ def set_(config: MeshConfig, name: str, plan: dict[str, Any], all_classes: bool)
     with opened(config) as store:
         changed = store.change(name, **plan)
     click.echo(f"tenant {name}: {', '.join(to_words(changed)) or 'no limits'}")
+    warn_of_classes(config, plan)
 
 
 @tenant.command(cls=SettingsCommand)
@@ -213,6 +215,18 @@ def show_key(key: ApiKey, what: str) -> None:
     """The key alone on standard output, for scripts; the words beside it."""
     click.echo(f"{what}; its key, which nobody can show again:", err=True)
     click.echo(key.text)
+
+
+def warn_of_classes(config: MeshConfig, plan: Mapping[str, Any]) -> None:
+    """Says which classes of a plan are none of the settings at hand; those of the mesh may be others."""
+    named = dict.fromkeys([*plan.get("classes", ()), *filter(None, [plan.get("default_class")])])
+    unknown = [each for each in named if each not in config.classes]
+    if unknown:
+        click.echo(
+            f"warning: {', '.join(unknown)}: no traffic class of the settings here, which are"
+            f" {', '.join(config.classes)}; the mesh's may be others (give its --config)",
+            err=True,
+        )
 
 
 def to_words(plan: TenantPlan) -> list[str]:

@@ -93,14 +93,18 @@ def test_a_plan_says_which_classes_there_are() -> None:
 
 
 def test_a_plan_that_names_a_class_that_there_is_not_is_said_to() -> None:
-    said = r"'bulk', which the tenant's plan names; the classes are"
-    with pytest.raises(errors.InvalidFieldError, match=rf"{said} interactive, rag, batch$"):
+    said = r"'bulk', which the tenant's plan names; the"
+    with pytest.raises(errors.InvalidFieldError, match=rf"{said} classes are interactive, rag, batch$"):
         class_of("", TenantPlan("a", default_class="bulk"))
     for asked in ("", "bulk"):
-        with pytest.raises(errors.InvalidFieldError, match=rf"{said} batch$"):
+        with pytest.raises(errors.InvalidFieldError, match=rf"{said} classes are batch$"):
             class_of(asked, TenantPlan("a", classes=("bulk", "batch")))
-        with pytest.raises(errors.InvalidFieldError, match=rf"{said} interactive, rag, batch$"):
+        with pytest.raises(errors.InvalidFieldError, match=rf"{said} plan includes none that there is$"):
             class_of(asked, TenantPlan("a", classes=("bulk",)))
+    with pytest.raises(errors.PermissionDeniedError, match=r"'rag'; the plan includes none that there is$"):
+        class_of("rag", TenantPlan("a", classes=("bulk",)))
+    with pytest.raises(errors.PermissionDeniedError, match=r"'rag'; it includes batch$"):
+        class_of("rag", TenantPlan("a", classes=("bulk", "batch")))
     with pytest.raises(errors.InvalidFieldError, match=r"'none'; the classes are batch$"):
         class_of("none", TenantPlan("a", classes=("bulk", "batch")))
 

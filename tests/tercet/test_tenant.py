@@ -76,6 +76,22 @@ def test_set_changes_what_is_named(tenant, path):
     assert (both.exit_code, "exclude each other" in both.output) == (2, True)
 
 
+def test_a_class_that_the_settings_do_not_have_is_warned_of(tenant, tmp_path):
+    done = tenant("add", "alice", "--class", "rag", "--class", "nosuch", "--default-class", "nosuch")
+    assert done.exit_code == 0
+    assert "warning: nosuch: no traffic class of the settings here, which are interactive, rag, batch" in done.stderr
+    assert "nosuch" not in done.stdout
+    assert "warning: other: " in tenant("set", "alice", "--all-classes", "--default-class", "other").stderr
+    assert "warning" not in tenant("set", "alice", "--class", "rag", "--default-class", "rag").stderr
+    # Those of the file are the settings at hand.
+    config = tmp_path / "mesh.toml"
+    config.write_text("[classes.nosuch]\nrank = 3\n")
+    assert (
+        "warning"
+        not in tenant("set", "alice", "--class", "nosuch", "--default-class", "nosuch", "--config", str(config)).stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
