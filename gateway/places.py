@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tercet.errors import QueueFullError, TenantQuotaError
+from tercet.retry import bounded_retry
 
 from .caller import Caller
 from .link import RETRY_AFTER_S
@@ -18,8 +19,6 @@ TIMES_FREE = 3
 TIMES_CONCURRENT = 2
 # How long a place is held is a mean in which the last one counts for one in so many.
 HELD_MEMORY = 64
-# Nobody shall ask again at once, nor give up for what is a guess after all.
-SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.05, 60.0
 
 
 class Places:
@@ -81,4 +80,4 @@ class Places:
         self._pass()
         # Where nobody leaves, that says more than how it was before.
         held_s = max(self._mean_held_s, self._held_s)
-        return min(max(ends * held_s / held, SHORTEST_RETRY_S), LONGEST_RETRY_S)
+        return bounded_retry(ends * held_s / held)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tercet.retry import LONGEST_RETRY_SECONDS, bounded_retry
+
 from .mean import Mean
 
 # While nothing is known: long enough not to hammer, short enough to find a gap.
 UNKNOWN_SECONDS = 1.0
-# Nobody shall ask again at once, nor give up for what is a guess after all.
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 60.0
 # Those who were refused are told to come one behind the other, over so many seconds: who does not come leaves a gap.
 SPREAD_SECONDS = 10.0
 
@@ -44,8 +44,8 @@ class StartPace:
         still_since = self.waits_since if self.started_at is None else self.started_at
         # A queue that stands still says more than how it moved before.
         each = max(self.between.value, 0.0 if still_since is None else now - still_since)
-        shortest = SHORTEST_SECONDS if self.between.count else UNKNOWN_SECONDS
-        return min(max(each * count, shortest), LONGEST_SECONDS)
+        shortest = 0.0 if self.between.count else UNKNOWN_SECONDS
+        return bounded_retry(max(each * count, shortest))
 
     def retry_after(self, soonest_s: float, now: float) -> float:
         """When one who is refused may come again, no sooner than in `soonest_s`: as many in a second as start, so that
@@ -54,4 +54,4 @@ class StartPace:
         after = self.expected_at + self.between.value
         # Beyond, it starts over: as many come for each place.
         self.expected_at = after if soonest <= after <= soonest + SPREAD_SECONDS else soonest
-        return min(self.expected_at - now, LONGEST_SECONDS)
+        return min(self.expected_at - now, LONGEST_RETRY_SECONDS)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from tercet import errors
+from tercet.retry import bounded_retry
 
 from .mean import Mean
 from .quota import Bucket, Reservation, TokenBucket
@@ -13,8 +14,8 @@ from .tenant import TenantPlan
 
 # So many outputs have to have ended before their mean length is expected of the next.
 OUTPUTS_KNOWN = 4
-# When a request of the tenant may end, while none has; and the soonest and the latest that is said.
-END_RETRY_SECONDS, SHORTEST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 0.05, 60.0
+# When a request of the tenant may end, while none has.
+END_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Usage:
         known = self.seconds.value / self.running if self.seconds.count else END_RETRY_SECONDS
         # Where none ends, that says more than how it was before.
         each = max(known, now - self.still_since)
-        return min(max(each * count, SHORTEST_RETRY_SECONDS), LONGEST_RETRY_SECONDS)
+        return bounded_retry(each * count)
 
     def _refusal(self, quota: str, limit: int, retry_after_s: float) -> errors.TenantQuotaError:
         return errors.TenantQuotaError(

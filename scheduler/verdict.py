@@ -6,6 +6,7 @@ Docs: docs/adr/0020-refused-for-a-forecast.md has who is never refused, and why;
 from __future__ import annotations
 
 from tercet import errors
+from tercet.retry import bounded_retry
 
 from .calibration import Ratios
 from .outlook import FirstToken, Regime
@@ -14,8 +15,6 @@ from .traffic_class import TrafficClass
 
 # A deadline that only so few requests would meet cannot be met.
 HOPELESS_CHANCE = 0.05
-# Bounds of what is said about when to ask again.
-SHORTEST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.05, 60.0
 
 
 def chance_within(seconds: float, first_token: FirstToken, ratios: Ratios) -> float:
@@ -73,5 +72,5 @@ def misses_target(
             "chance": f"{chance:.3f}",
             "needed_chance": f"{needed:.3f}",
         },
-        retry_after_s=min(max(retry_s, SHORTEST_RETRY_SECONDS), LONGEST_RETRY_SECONDS),
+        retry_after_s=bounded_retry(retry_s),
     )

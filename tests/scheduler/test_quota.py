@@ -14,14 +14,13 @@ from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
 from scheduler.tenant import TenantPlan
 from scheduler.usage import (
     END_RETRY_SECONDS,
-    LONGEST_RETRY_SECONDS,
     OUTPUTS_KNOWN,
-    SHORTEST_RETRY_SECONDS,
     Demand,
     Usage,
     fresh_usage,
 )
 from tercet import errors
+from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS
 
 LIMIT = 600
 RATE = LIMIT / MINUTE_S

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.start_pace import LONGEST_SECONDS, SHORTEST_SECONDS, SPREAD_SECONDS, UNKNOWN_SECONDS, StartPace
+from scheduler.start_pace import SPREAD_SECONDS, UNKNOWN_SECONDS, StartPace
+from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS
 
 
 def moving(between: float, now: float) -> StartPace:
@@ -24,7 +25,7 @@ def test_a_queue_of_which_nothing_is_known() -> None:
 def test_a_queue_in_which_nothing_has_started_yet() -> None:
     pace = StartPace()
     pace.note_first(100.0)
-    assert [pace.seconds_for(1, 100.0 + after) for after in (0.0, 30.0, 90.0)] == [1.0, 30.0, LONGEST_SECONDS]
+    assert [pace.seconds_for(1, 100.0 + after) for after in (0.0, 30.0, 90.0)] == [1.0, 30.0, LONGEST_RETRY_SECONDS]
     assert pace.seconds_for(3, 110.0) == 30.0
     # The first one of several has started, and since then nothing.
     pace = StartPace()
@@ -55,14 +56,18 @@ def test_who_was_refused_comes_behind_the_one_before() -> None:
 
 @given(
     st.floats(0.001, 100.0),
-    st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(SHORTEST_SECONDS, LONGEST_SECONDS)), min_size=1, max_size=50),
+    st.lists(
+        st.tuples(st.floats(0.0, 5.0), st.floats(SHORTEST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)),
+        min_size=1,
+        max_size=50,
+    ),
 )
 def test_nobody_comes_too_soon_or_never(between: float, refused: list[tuple[float, float]]) -> None:
     now, pace = 1000.0, moving(between, 1000.0)
     for later, soonest in refused:
         now += later
         told = pace.retry_after(soonest, now)
-        assert soonest - 1e-6 <= told <= min(soonest + SPREAD_SECONDS, LONGEST_SECONDS) + 1e-6
+        assert soonest - 1e-6 <= told <= min(soonest + SPREAD_SECONDS, LONGEST_RETRY_SECONDS) + 1e-6
 
 
 def test_a_thousand_refusals_are_spread_evenly() -> None:

@@ -10,7 +10,8 @@ from scheduler.calibration import SPACING_SECONDS, Ratios
 from scheduler.outlook import FirstToken, Regime
 from scheduler.promise import needed_chance
 from scheduler.traffic_class import CLASSES, Target
-from scheduler.verdict import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS, misses_deadline, misses_target
+from scheduler.verdict import misses_deadline, misses_target
+from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS
 
 # Misses to spare: as many as an account holds.
 MUCH = 100.0

@@ -11,6 +11,7 @@ from worker.ops.dtypes import KERNELS_BUILT
 needs_cuda = pytest.mark.skipif(
     not (KERNELS_BUILT and torch.cuda.is_available()), reason="needs a CUDA device and worker._kernels"
 )
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.cuda import DTYPES, assert_close, needs_cuda, poison
+from tests.worker.cuda import DTYPES, assert_close, needs_cuda, needs_two_gpus, poison
 from worker.model.config import RopeConfig
 from worker.model.rope import cos_sin_table
 from worker.ops.activation import silu_mul, silu_mul_reference
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_refused() -> None:
         write_kv(step.k, step.v, step.k_cache.cpu(), step.v_cache, step.slots)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_work_goes_to_the_gpu_of_its_tensors() -> None:
     for device in (torch.device("cuda:1"), torch.device("cuda:0"), torch.device("cuda:1")):
         x, weight = torch.randn(20, 4096, device=device), torch.randn(4096, device=device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.worker.cuda import needs_cuda
+from tests.worker.cuda import needs_cuda, needs_two_gpus
 from tests.worker.stepped_executor import ended_of, tokens_of
 from worker.executor import Executor
 from worker.graph_steps import GraphSteps, capture_steps
@@ -311,7 +311,7 @@ def test_narrow_dtypes_come_to_an_end(dtype: torch.dtype) -> None:
     assert device.kv_cache.counts().used == 0
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@needs_two_gpus
 def test_a_worker_on_another_gpu_says_the_same(device: Device) -> None:
     other = make_device(torch.float32, torch.device("cuda:1"))
     executor = Executor(other.graphs, other.kv_cache, other.swap_space)
