@@ -78,6 +78,21 @@ class Books:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.stop)
 
+    @property
+    def lost(self) -> bool:
+        """Whether rows cannot be written."""
+        return self._writer is not None and self._writer.lost
+
+    @property
+    def full(self) -> bool:
+        """Whether no request can be taken in before a row is written."""
+        return self._writer is not None and self._free <= 0
+
+    @property
+    def dead(self) -> bool:
+        """Whether a bug has ended what writes."""
+        return self._writer is not None and self._writer.dead
+
     def enter(self, request: GenerationRequest, request_id: str, tenant: str) -> Entry:
         """An entry for a new request. Whoever has it must `close` it. Raises LedgerLostError if too many rows wait."""
         if not self._free and self._writer is not None:

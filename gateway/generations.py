@@ -53,6 +53,11 @@ class Generations:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def num_turned_away(self) -> int:
+        """Requests so far for which the gateway had no place."""
+        return self._places.num_turned_away
+
     def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
         """Takes a request in. `time_left_s` is the time to the client's deadline.
 

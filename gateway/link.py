@@ -15,6 +15,8 @@ import structlog
 
 from tercet import errors, rpc
 from tercet.dialer import Dialer
+from tercet.health import Conditions
+from tercet.health_client import ask
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.tenants.directory import Directory
@@ -34,6 +36,7 @@ RETRY_AFTER_S = 1.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
+_HEALTH_TIMEOUT_S = 2.0
 # What the gateway refused by itself the scheduler knows so many seconds later.
 TELL_S = 1.0
 # Between two comparisons of what runs here with what runs at the scheduler.
@@ -154,6 +157,20 @@ class Link:
         except grpc.aio.AioRpcError as error:
             raise self._refused(error.code(), error.trailing_metadata()) from error
         return fleet
+
+    async def scheduler_health(self, names: Iterable[str]) -> Conditions:
+        """What the scheduler says of these health names. Raises SchedulerLostError."""
+        asking = asyncio.create_task(ask(self._dialer.channel, names, _HEALTH_TIMEOUT_S))
+        try:
+            await asyncio.wait({asking})
+            # As calls are when their channel is closed for another one.
+            if asking.cancelled():
+                raise self._lost("the connection to the scheduler was closed")
+            return asking.result()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            raise self._lost("the scheduler does not answer") from error
+        finally:
+            asking.cancel()
 
     async def traffic(self, request: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
         """The scheduler's view of the traffic. Raises as `fleet` does."""

@@ -23,11 +23,13 @@ HELD_MEMORY = 64
 
 class Places:
     """At most `limit` requests at a time. A tenant that has several never takes the last of them: who comes next finds
-    one, however many the others want. Where nobody keeps tenants whoever comes takes any. `clock` gives seconds."""
+    one, however many the others want. Where nobody keeps tenants whoever comes takes any. `num_turned_away` counts
+    those for whom there was none. `clock` gives seconds."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._taken: Counter[str] = Counter()
         self._limit = self._free = limit
+        self.num_turned_away = 0
         self._clock = clock
         # Seconds for which all places together were held since one was left, up to the last change; and the mean of
         # that from one leaving to the next, which is how long a place is held. None: none was left yet.
@@ -45,6 +47,7 @@ class Places:
                 retry_after_s=self._retry_after(1 + mine - TIMES_CONCURRENT * most, mine),
             )
         if not self._free or (caller.tenant and mine >= TIMES_FREE * self._free):
+            self.num_turned_away += 1
             short = mine // TIMES_FREE + 1 - self._free if caller.tenant else 1
             raise QueueFullError(
                 "the gateway has as many requests as it takes (gateway.max_concurrent_requests)",

@@ -22,6 +22,7 @@ from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 from .books import Books
 from .generations import Generations
 from .guard import Guard
+from .health import Health
 from .link import Link
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
@@ -99,10 +100,12 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     )
     # These answer with or without a mesh behind them; Inference waits for a live worker.
     for name in ("tercet.v1.Models", "tercet.v1.Operations"):
-        await server.set_serving(name, True)
-    background = [
+        server.set_serving(name, True)
+    health = Health(server, INFERENCE, link, catalogue, generations, books, tenants, identity, changed)
+    background: list[asyncio.Task[object]] = [
         asyncio.create_task(link.run(), name="link"),
-        asyncio.create_task(_publish_health(server, catalogue, link, changed), name="health"),
+        asyncio.create_task(health.run(), name="health"),
+        asyncio.create_task(health.ask(), name="scheduler_health"),
         asyncio.create_task(server.crash(), name="server"),
     ]
     if tenants is not None:
@@ -116,9 +119,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         for task in done - {stopped}:
             task.result()  # neither ends by itself: this raises what broke it
         log.info("gateway_draining", requests=len(generations))
-        background[1].cancel()
-        await server.set_serving(INFERENCE, False)
-        await server.set_serving("", False)
+        health.stop()
         await generations.drain(settings.drain_seconds)
     finally:
         await server.stop(0.5)
@@ -151,12 +152,3 @@ def _ledger(settings: LedgerSettings) -> Ledger | None:
     from tercet.ledger.ledger import Ledger
 
     return Ledger(settings.database, time.time)
-
-
-async def _publish_health(server: rpc.Server, catalogue: Catalogue, link: Link, changed: asyncio.Event) -> None:
-    """Inference is SERVING while some model has a live worker."""
-    while True:
-        serving = any(link.ready(model.name, model.revision) for model in catalogue.models)
-        await server.set_serving(INFERENCE, serving)
-        await changed.wait()
-        changed.clear()

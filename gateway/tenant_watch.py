@@ -60,6 +60,11 @@ class TenantWatch:
         return self._directory
 
     @property
+    def lost(self) -> bool:
+        """Whether the last attempt to read the store has failed."""
+        return self._lost
+
+    @property
     def stale(self) -> bool:
         """Whether the store has been out of reach for too long, be it that it fails or that it does not answer."""
         return self._clock() - self._read_at > self._stale_s

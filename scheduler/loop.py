@@ -6,12 +6,13 @@ Knows the clock and the log; decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import structlog
 
-from tercet.errors import SwitchedOffError
+from tercet.errors import QueueFullError, SloUnreachableError, SwitchedOffError
 from tercet.refusal_lines import RefusalLines
 
 from .actions import REQUEST_REFUSED, Action, DropWorker, GatewayMessage, Log, ToGateway, Unknown, WorkerCommand
@@ -35,6 +36,8 @@ from .traffic_view import TrafficView
 MAX_OUTBOX_MESSAGES = 8192
 # A release is answered within a step; a worker that does not answer must not keep us from stopping.
 RELEASE_SECONDS = 2.0
+# Why requests are refused that would be served if there were fewer others.
+_FOR_ROOM = frozenset({QueueFullError.reason, SloUnreachableError.reason})
 
 
 class Loop:
@@ -47,6 +50,7 @@ class Loop:
         self._recorder = recorder
         self._log = structlog.get_logger()
         self._refusals = RefusalLines(self._log, "requests_refused")
+        self._refused_for_room: Counter[str] = Counter()
         self._inbox: list[Event] = []
         # Events so far, and those of them that have been handled.
         self._posted = self._handled = 0
@@ -113,6 +117,21 @@ class Loop:
         unknown, outbox = tuple(sorted(theirs - ours)), self._gateways.get(gateway)
         if unknown and outbox is not None:
             outbox.put(Unknown(unknown))
+
+    @property
+    def num_handled(self) -> int:
+        """Events that have been handled."""
+        return self._handled
+
+    @property
+    def num_unhandled(self) -> int:
+        """Those that have not."""
+        return self._posted - self._handled
+
+    @property
+    def refused_for_room(self) -> Mapping[str, int]:
+        """Requests refused since the start for want of room, by their class."""
+        return self._refused_for_room
 
     @property
     def uptime_s(self) -> float:
@@ -187,6 +206,8 @@ class Loop:
                 if gateway is not None and not gateway.put(action.message):
                     self._log.warning("gateway_too_slow", gateway=action.gateway, messages=MAX_OUTBOX_MESSAGES)
             elif isinstance(action, Log):
+                if action.event == REQUEST_REFUSED and action.fields["reason"] in _FOR_ROOM:
+                    self._refused_for_room[action.fields["traffic_class"]] += 1
                 # In the loop's next round, behind the writers that the messages before it have woken.
                 tell = self._refusals.tell if action.event == REQUEST_REFUSED else self._log.info
                 asyncio.get_running_loop().call_soon(partial(tell, action.event, **action.fields))

@@ -19,6 +19,7 @@ from tercet.tls.mesh import mesh_identity
 from .admission import AdmissionMode, QueueBounds
 from .core import CoreSettings
 from .discovery import Discovery
+from .health import Health
 from .links import Links
 from .loop import Loop
 from .plan_log.recorder import recorded_core
@@ -48,25 +49,26 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     service = SchedulerService(loop, epoch)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
     port = await server.start(settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
+    health = Health(server, SERVICE, loop, identity)
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
         discovery = Discovery(settings.workers, settings.resolve_seconds)
         links = asyncio.create_task(Links(discovery, loop, epoch, identity).run())
+        telling = asyncio.create_task(health.run())
         try:
             log.info("scheduler_ready", host=settings.host, port=port, workers=settings.workers)
             if ready is not None:
                 ready(port)
-            await _first(runner, links, server.crash(), signals.get())
+            await _first(runner, links, telling, server.crash(), signals.get())
             log.info("scheduler_draining", seconds=settings.drain_seconds)
-            for name in ("", SERVICE):
-                await server.set_serving(name, False)
+            health.stop()
             await _first(runner, loop.drain(settings.drain_seconds), signals.get())
             loop.close()
             await server.stop(CLOSE_SECONDS)
             log.info("scheduler_stopped")
         finally:
             await server.stop(0)
-            await _cancel([links, runner])
+            await _cancel([links, runner, telling])
 
 
 def core_settings(config: MeshConfig) -> CoreSettings:

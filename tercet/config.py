@@ -187,6 +187,10 @@ class WorkerSettings:
         in_bytes=True,
     )  # fmt: skip
     drain_seconds: float = setting(10.0, "grace for running sequences at shutdown", checks.seconds(0))
+    hung_seconds: float = setting(
+        300.0, "how long one step may take before the worker says that it is not live; after a tenth it is not ready",
+        checks.seconds(1),
+    )  # fmt: skip
     num_threads: int = setting(0, "CPU threads; 0: all cores", checks.count(0, 1024))
 
 

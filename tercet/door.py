@@ -35,8 +35,8 @@ RETRY_AFTER_S = 1.0
 TELL_SECONDS = 10.0
 
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
-# Has an answer while everything else is full. It ends with that, or after OPEN_REQUEST_SECONDS.
-_PROBE = "/grpc.health.v1.Health/Check"
+# Have an answer while everything else is full. They end with that, or after OPEN_REQUEST_SECONDS.
+_PROBES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List"})
 _SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -47,7 +47,8 @@ def anyone(_: grpc.aio.ServicerContext) -> None:
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """`admit` raises errors.RequestError for those who may not come in; health and reflection are open to all.
 
-    Whoever is refused has had nothing of a request received.
+    Whoever is refused has had nothing of a request received. `num_turned_away` counts those who might have come in, and
+    for whom there was no room.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._open_request_s = open_request_s
         self._calls = 0
         self._open_calls = 0
+        self.num_turned_away = 0
         self._refusals = RefusalLines(log, "calls_refused", lines=1, seconds=TELL_SECONDS)
 
     async def intercept_service(
@@ -103,9 +105,10 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             if not is_open:
                 self._admit(context)
-            if method != _PROBE and (
+            if method not in _PROBES and (
                 self._calls > self._max_calls or (is_open and self._open_calls > self._max_open_calls)
             ):
+                self.num_turned_away += not is_open
                 raise errors.QueueFullError("too many calls are open here", retry_after_s=RETRY_AFTER_S)
         except errors.RequestError as error:
             self._refusals.tell("call_refused", reason=error.reason, method=method)

@@ -10,7 +10,6 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from tercet import errors
@@ -18,6 +17,8 @@ from tercet.aio_server import make_server
 from tercet.call_status import abort as abort
 from tercet.call_status import typed_error as typed_error
 from tercet.door import MAX_CALLS, Admit, Door, anyone
+from tercet.health import NAMES, READY, Conditions
+from tercet.health_service import HealthService
 from tercet.open_files import max_connections
 from tercet.ports import check_port_free
 
@@ -109,8 +110,9 @@ class Server:
     """A gRPC server with health and reflection. Services are added to `grpc_server`, then `start` binds.
 
     `options` None are those of `server_options`. Without `tls` it speaks plain text. `admit` raises errors.RequestError
-    for callers who may not come in; without it `tls` says who may. Health names are "" (the process) and every full
-    service name passed to `start`; all are SERVING after `start` unless `set_serving` says otherwise.
+    for callers who may not come in; without it `tls` says who may. Health names are "" (the process), those of
+    tercet.health and every full service name passed to `start`; all are SERVING after `start` unless `tell` or
+    `set_serving` says otherwise.
     """
 
     def __init__(
@@ -121,9 +123,9 @@ class Server:
         admit: Admit | None = None,
     ) -> None:
         self._tls = tls
-        door = Door(admit or (anyone if tls is None else tls.admit))
-        self.grpc_server = make_server(options or server_options(), [door])
-        self._health = HealthServicer()
+        self._door = Door(admit or (anyone if tls is None else tls.admit))
+        self.grpc_server = make_server(options or server_options(), [self._door])
+        self._health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
 
     async def start(
@@ -138,7 +140,7 @@ class Server:
     ) -> int:
         """Binds ``host:port`` (0 picks a free port), registers reflection for the services in `files`, serves.
 
-        With `serving` False only the process ("") is healthy until `set_serving` says more. `shared_port` is bound as
+        With `serving` False the services are not, and nothing is `ready`, until more is said. `shared_port` is bound as
         well, together with other servers of this host: the kernel gives each connection to one of them. Returns the
         bound port. Raises errors.ConfigError naming `key` if a port cannot be bound.
         """
@@ -151,9 +153,8 @@ class Server:
         bound = self._bind(host, port, key)
         if shared_port:
             self._bind(host, shared_port, key)
-        await self.set_serving("", True)
-        for name in names:
-            await self.set_serving(name, serving)
+        starting = () if serving else ("it starts",)
+        self.tell(dict.fromkeys(("", *NAMES), ()) | dict.fromkeys((READY, *names), starting))
         await self.grpc_server.start()
         return bound
 
@@ -168,10 +169,23 @@ class Server:
                 key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
             ) from error
 
-    async def set_serving(self, name: str, serving: bool) -> None:
-        """Publishes the health of a service name."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set(name, status)
+    def tell(self, conditions: Conditions) -> None:
+        """Publishes what holds of these health names. Nothing after `stop`."""
+        self._health.tell(conditions)
+
+    def set_serving(self, name: str, serving: bool) -> None:
+        """Publishes the health of one name."""
+        self.tell({name: () if serving else ("it does not serve",)})
+
+    @property
+    def num_turned_away(self) -> int:
+        """Calls so far for which there was no room."""
+        return self._door.num_turned_away
+
+    @property
+    def certificate_problem(self) -> str:
+        """What is wrong with the certificate that it shows, if anything."""
+        return "" if self._tls is None else self._tls.watch.problem
 
     async def crash(self) -> NoReturn:
         """Waits until the server has ended; raises EngineFaultError. If nobody has stopped it that is a bug of gRPC,
@@ -181,8 +195,8 @@ class Server:
         raise errors.EngineFaultError("the gRPC server ended by itself")
 
     async def stop(self, grace_s: float) -> None:
-        """Says NOT_SERVING everywhere, refuses new calls, cancels running ones after `grace_s` seconds."""
-        await self._health.enter_graceful_shutdown()
+        """Says NOT_SERVING of all but `live`, refuses new calls, cancels running ones after `grace_s` seconds."""
+        self._health.end()
         await self.grpc_server.stop(grace_s)
 
 

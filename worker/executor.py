@@ -75,6 +75,9 @@ class Executor:
         self._announced: Command | None = None
         self._may_grow = False  # the run, since plans came that only go on
         self._has_returned = False  # a sequence from host memory, which the run does not have
+        # Of the thread: whether it waits for commands, and how often it has waited or come to the end of a step.
+        self._waits = True
+        self._num_turns = 0
         self._outbox = Outbox()
         self._reports = Reports(self._outbox, self._plans, self._sequences, kv_cache, self._works, clock)
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
@@ -83,6 +86,16 @@ class Executor:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def num_turns(self) -> int:
+        """A number that grows while the device comes back from its steps. May be read from any thread, as `busy`."""
+        return self._num_turns
+
+    @property
+    def busy(self) -> bool:
+        """Whether `num_turns` is to grow: there is something to compute or to obey."""
+        return not self._waits
 
     @property
     def num_sequences(self) -> int:
@@ -146,9 +159,12 @@ class Executor:
 
     def _wait(self) -> None:
         self._outbox.flush()
+        self._waits = True
         if not self._mailbox.wait(_IDLE_CHECK_S):
             self._check_pool()
             self._mailbox.wait(None)
+        self._num_turns += 1
+        self._waits = False
 
     def _obey_all(self) -> None:
         while not self._stopped and (command := self._mailbox.first()) is not None:
@@ -304,6 +320,7 @@ class Executor:
         self._works.end_head()
 
     def _report(self, outcome: Outcome) -> None:
+        self._num_turns += 1
         if self._check_every_step:
             self._sequences.check()
         self._reports.step(outcome)

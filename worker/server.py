@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -18,7 +18,9 @@ from tercet.tls.mesh import mesh_identity
 
 from .engine import build_executor, warm_up
 from .executor import Executor
+from .health import Health
 from .layout import Layout, plan_layout
+from .ops.dtypes import KERNELS_BUILT
 from .service import WorkerService
 from .swap_space import SwapSpace
 
@@ -41,6 +43,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     identity = mesh_identity(config.tls, "worker")
     server = rpc.Server(tls=None if identity is None else identity.listening_to("scheduler"))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server.grpc_server)
+    health = Health(server, _SERVICE, config.worker.hung_seconds)
     loop = asyncio.get_running_loop()
     stopping, hurrying, died = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -53,6 +56,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     port = await server.start(
         config.worker.host, config.worker.port, [worker_pb2.DESCRIPTOR], key="worker.port", serving=False
     )
+    telling = asyncio.create_task(health.run())
     executor: Executor | None = None
 
     def on_death() -> None:
@@ -62,14 +66,14 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         loaded, layout = await asyncio.to_thread(_load, layout, source, config, stopping.is_set, on_death)
         executor = loaded
         service.open(loaded, _hello(config, source, layout, loaded.swap_space))
-        await server.set_serving(_SERVICE, True)
+        health.loaded(loaded, without_kernels=layout.device.type == "cuda" and not KERNELS_BUILT)
         log.info("worker_ready", host=config.worker.host, port=port)
         if ready is not None:
             ready(port)
-        await _first(stopping.wait(), died.wait(), server.crash())
+        await _first(stopping.wait(), died.wait(), server.crash(), _end_of(telling))
         if not died.is_set():
             log.info("worker_draining", sequences=loaded.num_sequences, seconds=config.worker.drain_seconds)
-            await server.set_serving(_SERVICE, False)
+            health.stop()
             await _first(service.drain(), hurrying.wait(), died.wait(), timeout_s=config.worker.drain_seconds)
         if died.is_set():
             raise EngineFaultError("the executor ended by a bug; the log tells where")
@@ -77,9 +81,10 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     except _LoadStoppedError:
         log.info("worker_stopped_while_loading")
     finally:
-        await server.set_serving(_SERVICE, False)
         service.close()
+        telling.cancel()
         await server.stop(1.0)
+        await asyncio.gather(telling, return_exceptions=True)
         if executor is not None:
             await asyncio.to_thread(executor.stop)
 
@@ -129,6 +134,11 @@ async def _first(*waits: Coroutine[Any, Any, object], timeout_s: float | None = 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _end_of(task: asyncio.Task[NoReturn]) -> None:
+    """Waits for what only a bug ends. Raises that."""
+    await asyncio.shield(task)
 
 
 def budget_lines(config: MeshConfig) -> list[str]:

@@ -111,6 +111,16 @@ class Writer:
                 counted = self._refusals[key] = _Counted(request_id)
             counted.count += 1
 
+    @property
+    def lost(self) -> bool:
+        """Whether the last attempt to write has failed."""
+        return self._lost
+
+    @property
+    def dead(self) -> bool:
+        """Whether the thread has ended though nobody has stopped it."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
+
     def stop(self) -> int:
         """Writes what is left, for LAST_S at most, and ends. Returns how many rows could not be written."""
         self._stopping.set()

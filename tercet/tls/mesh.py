@@ -21,6 +21,11 @@ class MeshIdentity:
         """How it listens: only `service` may call."""
         return ServerTls(self._watch, name_of(service))
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with its certificate; empty if nothing is."""
+        return self._watch.problem
+
     def dialling(self, service: str) -> ClientTls:
         """How it dials a `service` now; equal until the certificates change."""
         certificate = self._watch.latest()

@@ -34,6 +34,7 @@ class CertificateWatch:
         self._lock = threading.Lock()
         self._stamp = stamp(files)
         self._certificate = read_certificate(files, end)
+        self._renewed = True
         self._warn_at = 0.0
 
     def latest(self) -> Certificate:
@@ -46,12 +47,22 @@ class CertificateWatch:
             self._warn()
             return self._certificate
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the files now, or with the certificate that is used instead; empty if nothing is. Names
+        neither: the log does."""
+        if self.latest().ends_at <= self._clock():
+            return "its certificate has expired"
+        return "" if self._renewed else "its certificate files cannot be used"
+
     def _renew(self, seen: tuple[object, ...]) -> None:
         try:
             found = read_certificate(self._files, self._end)
         except ConfigError as error:
+            self._renewed = False
             log.error("certificate_not_renewed", problem=str(error))
             return
+        self._renewed = True
         if stamp(self._files) == seen:
             self._certificate = found
             self._warn_at = 0.0

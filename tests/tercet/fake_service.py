@@ -34,7 +34,7 @@ async def serve(name: str, behaviour: str) -> None:
     shared_port = settings.shared_port if service == "gateway" else 0
     server = Server(server_options(shares=bool(shared_port)))
     await server.start(settings.host, settings.port, [], key=f"{service}.port", shared_port=shared_port)
-    await server.set_serving(HEALTH[service], behaviour != "mute")
+    server.set_serving(HEALTH[service], behaviour != "mute")
     sys.stderr.write(f"{name} {config.gateway.scheduler} {','.join(config.scheduler.workers)}\n")
     await stop.wait()
     await server.stop(0)

@@ -73,7 +73,7 @@ async def test_health_follows_the_service(running):
 
     assert await status("") == health_pb2.HealthCheckResponse.SERVING
     assert await status("tercet.v1.Models") == health_pb2.HealthCheckResponse.SERVING
-    await server.set_serving("tercet.v1.Models", False)
+    server.set_serving("tercet.v1.Models", False)
     assert await status("tercet.v1.Models") == health_pb2.HealthCheckResponse.NOT_SERVING
     assert await status("") == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -198,7 +198,7 @@ async def test_servers_that_share_a_port_share_connections():
     try:
         for index, server in enumerate(servers):
             await server.start("127.0.0.1", 0, [], key="gateway.port", shared_port=shared)
-            await server.set_serving(f"number-{index}", True)
+            server.set_serving(f"number-{index}", True)
         seen = set()
         for _ in range(64):
             async with open_channel(f"127.0.0.1:{shared}") as channel:

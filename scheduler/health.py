@@ -1,0 +1,113 @@
+"""What a scheduler says of its health: a table from what is seen of it to names, and who looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tercet import rpc
+from tercet.health import (
+    HAS_ROOM,
+    INTACT,
+    LIVE,
+    READY,
+    Conditions,
+    Pressure,
+    Reasons,
+    Stillness,
+    high,
+    look_at_room,
+    told,
+)
+from tercet.health_service import keep_telling
+from tercet.tls.mesh import MeshIdentity
+
+from .fleet_view import WorkerView
+from .loop import Loop
+
+# Events are handled in milliseconds; who has left some lie for so long has stopped to handle any.
+STUCK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """One look at a scheduler. `stuck_s`: for how long no event was handled though there were some."""
+
+    stopping: bool
+    stuck_s: float
+    # All that are configured.
+    workers: tuple[WorkerView, ...]
+    certificate: str
+    # What there was no room for.
+    crowded: Reasons
+
+
+def conditions(facts: SchedulerFacts, service: str) -> Conditions:
+    """All names of a scheduler; `service` is that of tercet.mesh.v1, which answers with or without workers."""
+    workers, total = facts.workers, len(facts.workers)
+    away = sum(not worker.live for worker in workers)
+    leaving = sum(worker.draining for worker in workers)
+    live = told((facts.stuck_s >= STUCK_SECONDS, f"no event was handled for {facts.stuck_s:.0f} s"))
+    stopping = told((facts.stopping, "it stops"))
+    return {
+        "": live + stopping,
+        LIVE: live,
+        service: live + stopping,
+        READY: live + stopping + told((away + leaving == total, "no worker is there")),
+        INTACT: told(
+            (total == 0, "no address of a worker is known"),
+            (away > 0, f"{away} of {total} workers not connected"),
+            (leaving > 0, f"{leaving} of {total} workers about to stop"),
+            (bool(facts.certificate), facts.certificate),
+        ),
+        HAS_ROOM: facts.crowded,
+    }
+
+
+class Health:
+    """Looks at a scheduler's process, and tells its `server`. `clock` gives seconds."""
+
+    def __init__(
+        self,
+        server: rpc.Server,
+        service: str,
+        loop: Loop,
+        identity: MeshIdentity | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server = server
+        self._service = service
+        self._loop = loop
+        self._identity = identity
+        self._clock = clock
+        self._stopping = False
+        self._stillness = Stillness()
+        self._pressures: dict[str, Pressure] = {}
+        self._changed = asyncio.Event()
+
+    def stop(self) -> None:
+        """The scheduler takes nothing new."""
+        self._stopping = True
+        self._server.tell(self.look())
+
+    async def run(self) -> NoReturn:
+        """Tells, again and again."""
+        await keep_telling(self._server.tell, self.look, self._changed)
+
+    def look(self) -> Conditions:
+        """All names now."""
+        now, loop = self._clock(), self._loop
+        self._stillness = self._stillness.after(loop.num_handled, loop.num_unhandled > 0, now)
+        counts = {f"class {name}": count for name, count in loop.refused_for_room.items()}
+        self._pressures = look_at_room(self._pressures, {"calls": self._server.num_turned_away, **counts}, now)
+        facts = SchedulerFacts(
+            stopping=self._stopping,
+            stuck_s=self._stillness.still_s,
+            workers=loop.view().workers,
+            certificate="" if self._identity is None else self._identity.problem,
+            crowded=tuple(f"no room for {kind}" for kind in high(self._pressures)),
+        )
+        return conditions(facts, self._service)
