@@ -48,8 +48,11 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     epoch = ids.new_epoch()
     service = SchedulerService(loop, epoch)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
-    port = await server.start(settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
     health = Health(server, SERVICE, loop, identity)
+    port = await server.start(
+        settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port", serving=False
+    )
+    server.tell(health.look())
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
         discovery = Discovery(settings.workers, settings.resolve_seconds)

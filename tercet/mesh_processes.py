@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tercet
 from tercet.config import (
@@ -31,6 +30,8 @@ from tercet.config import (
     to_environment,
 )
 from tercet.errors import StartupError
+from tercet.health import Reasons
+from tercet.health_client import ask
 from tercet.mesh_layout import SERVICES, Member, check_ports, layout, service_of
 from tercet.rpc import open_channel
 from tercet.telemetry import level_of
@@ -194,8 +195,9 @@ class MeshProcesses:
         self._tell(name, "starting")
 
     async def _until_ready(self) -> None:
+        heard: dict[str, Reasons] = {}
         probes = {
-            asyncio.create_task(_until_serving(member, _HEALTH_NAMES[member.service])): name
+            asyncio.create_task(_until_serving(member, _HEALTH_NAMES[member.service], heard)): name
             for name, member in self._members.items()
         }
         deadline = time.monotonic() + self._start_timeout_s
@@ -212,7 +214,8 @@ class MeshProcesses:
                         raise ServiceFailedError(self._report_exit(name))
                 if not done:
                     name = min(probes[probe] for probe in waiting)
-                    detail = f"not ready after {self._start_timeout_s:g} s; {self._log_hint(name)}"
+                    why = "".join(f"; {reason}" for reason in heard.get(name, ()))
+                    detail = f"not ready after {self._start_timeout_s:g} s{why}; {self._log_hint(name)}"
                     raise ServiceFailedError(self._tell(name, "failed", detail=detail))
                 for probe in waiting & done:
                     probe.result()
@@ -288,8 +291,9 @@ def _environment(member: Member, base: Mapping[str, str]) -> dict[str, str]:
     return out
 
 
-async def _until_serving(member: Member, health_name: str) -> None:
-    """Returns once a member says that `health_name` is serving. Raises ConfigError for certificates of no use."""
+async def _until_serving(member: Member, health_name: str, heard: dict[str, Reasons]) -> None:
+    """Returns once a member says that `health_name` is serving; `heard` has what it said last. Raises ConfigError for
+    certificates of no use."""
     address = member.address
     tls = probe_tls(member.config.tls, member.service)
     host, _, port = address.rpartition(":")
@@ -302,12 +306,12 @@ async def _until_serving(member: Member, health_name: str) -> None:
             continue
         writer.close()
         async with open_channel(address, tls) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
             try:
                 while True:
-                    reply = await stub.Check(health_pb2.HealthCheckRequest(service=health_name), timeout=_PROBE_S)
-                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    reasons = (await ask(channel, [health_name], _PROBE_S)).get(health_name)
+                    if reasons == ():
                         return
+                    heard[member.name] = reasons or ()
                     await asyncio.sleep(_POLL_S)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(_POLL_S)

@@ -37,6 +37,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "tokenize": ("tokenize", "Show the token ids of a text."),
     },
     "Look": {
+        "health": ("health", "Show whether each process lives, is ready, lacks something or is full."),
         "fleet": ("fleet", "Show workers, KV blocks and requests of a running mesh."),
         "top": ("top", "Show live what a mesh is asked for, and how it keeps its promises."),
         "usage": ("usage", "Show what requests have used, as the ledger has it."),
