@@ -54,9 +54,10 @@ from .events import (
 )
 from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView
-from .overdue import end_overdue, next_moment
+from .overdue import end_overdue, give_up_hung, next_moment
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
+from .progress import HUNG_SECONDS
 from .sequence import Request
 from .sizes import check_sizes, check_vocabulary, fit_to_plan
 from .state import MeshState
@@ -74,6 +75,8 @@ class CoreSettings:
     bounds: QueueBounds
     # How long a sequence waits, in seconds, for a worker that can run it: a restart loads the weights anew.
     worker_grace_s: float = 30.0
+    # How long a worker may owe a report, in seconds, where steps are short and others could go on with what it has.
+    hung_s: float = HUNG_SECONDS
     classes: tuple[TrafficClass, ...] = tuple(CLASSES.values())
     default_class: str = DEFAULT_CLASS.name
     admission_mode: AdmissionMode = AdmissionMode.ENFORCE
@@ -105,6 +108,7 @@ class Core:
 
     def plan(self, now: float) -> list[Action]:
         """Ends what is overdue, then plans wherever something changed."""
+        give_up_hung(self._mesh, self._settings.hung_s, now)
         end_overdue(self._mesh, self._settings.worker_grace_s, now)
         self._plan(now)
         return self._take_actions()

@@ -138,7 +138,7 @@ def _send(
     *,
     revoke: bool,
 ) -> None:
-    if not worker.busy:
+    if not worker.window:
         worker.heard_at = now
     # Every plan in flight may run to its end. This is what `reserve` would find, from numbers that are at hand.
     steps, ledger = decision.num_steps, worker.ledger

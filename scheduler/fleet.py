@@ -16,6 +16,7 @@ from .output_length import LeaveRate
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
+from .progress import Owed, Progress
 from .sequence import LEAVING, RUNNING, Sequence, State
 from .step_time import StepTimes
 from .waiting import WaitingQueue
@@ -33,8 +34,11 @@ class Worker:
     link: int
     address: str
     info: WorkerInfo
-    # When it last reported, or got work after having had none; seconds on the scheduler's clock.
+    # Since when it could have reported: when it last did, or got work after having had none; seconds on the scheduler's
+    # clock, without those in which the scheduler did not look.
     heard_at: float = 0.0
+    # As of the last look.
+    progress: Progress = Progress.MOVING
     limits: Limits = field(init=False)
     ledger: CreditLedger = field(init=False)
     window: PlanWindow = field(default_factory=PlanWindow)
@@ -87,6 +91,18 @@ class Worker:
         if self.window or self.sequences:
             return True
         return any(sequence.state is State.CANCELLING for sequence in self.kept.values())
+
+    def owed(self, now: float) -> Owed:
+        """What it owes next, and for how long."""
+        times, tokens = self.step_times, self.window.prefill_ahead + len(self.sequences)
+        forecast = times.predict(tokens, self.context_tokens)
+        return Owed(
+            silent_s=now - self.heard_at if self.busy else 0.0,
+            # Where steps have become slower, what is forecast follows but slowly.
+            step_s=None if forecast is None else max(forecast, times.slowest),
+            foreseen=times.knows(tokens),
+            swap_s=self.info.num_swap_blocks * self.info.swap_block_ns * 1e-9,
+        )
 
     @property
     def usable(self) -> bool:
@@ -347,11 +363,15 @@ class Fleet:
     workers: dict[int, Worker] = field(default_factory=dict)
     # What each address said last.
     known: dict[str, WorkerInfo] = field(default_factory=dict)
+    # Addresses of workers that were given up because they hung, and have not come back: since when, in seconds on the
+    # scheduler's clock.
+    hung: dict[str, float] = field(default_factory=dict)
 
     def look_at(self, addresses: tuple[str, ...]) -> None:
         """The addresses that are dialled from now on; what others said is forgotten."""
         self.addresses = addresses
         self.known = {address: info for address, info in self.known.items() if address in addresses}
+        self.hung = {address: since for address, since in self.hung.items() if address in addresses}
 
     def pool_of(self, worker: Worker) -> Pool:
         return self.pools[worker.info.model, worker.info.model_revision]
@@ -368,6 +388,7 @@ class Fleet:
         """A worker came. Pools of other revisions of its model that have nothing left are forgotten."""
         info = worker.info
         self.known[worker.address] = info
+        self.hung.pop(worker.address, None)
         pool = self.pools.setdefault((info.model, info.model_revision), Pool(info.model, info.model_revision))
         pool.workers[worker.link] = self.workers[worker.link] = worker
         pool.note_size()

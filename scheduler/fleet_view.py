@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .events import BlockCounts, WorkerInfo
 from .fleet import Fleet, Worker
+from .progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,12 @@ class WorkerView:
     swap_blocks_total: int
     swap_blocks_used: int
     draining: bool
+    # It owes a report for longer than it should; and it was given up because it did, and has not come back.
+    late: bool = False
+    hung: bool = False
 
     @classmethod
-    def of(cls, address: str, worker: Worker | None, known: WorkerInfo | None) -> WorkerView:
+    def of(cls, address: str, worker: Worker | None, known: WorkerInfo | None, *, hung: bool) -> WorkerView:
         return cls(
             address=address,
             live=worker is not None,
@@ -40,6 +44,8 @@ class WorkerView:
             swap_blocks_total=worker.info.num_swap_blocks if worker else 0,
             swap_blocks_used=worker.swap_blocks_used if worker else 0,
             draining=worker is not None and worker.draining,
+            late=worker is not None and worker.progress is not Progress.MOVING,
+            hung=hung,
         )
 
 
@@ -61,4 +67,7 @@ class FleetView:
 def views_of(fleet: Fleet) -> tuple[WorkerView, ...]:
     """Every configured worker, live or not, in the order of configuration."""
     live = {worker.address: worker for worker in fleet.workers.values()}
-    return tuple(WorkerView.of(address, live.get(address), fleet.known.get(address)) for address in fleet.addresses)
+    return tuple(
+        WorkerView.of(address, live.get(address), fleet.known.get(address), hung=address in fleet.hung)
+        for address in fleet.addresses
+    )

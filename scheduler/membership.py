@@ -51,8 +51,20 @@ def worker_draining(mesh: MeshState, event: WorkerDraining, now: float) -> None:
 def worker_lost(mesh: MeshState, event: WorkerLost, now: float) -> None:
     """A worker is gone: what it had goes back to the queue with all tokens so far, MAX_LOSSES times."""
     worker = mesh.fleet.workers.get(event.link)
-    if worker is None:
-        return
+    # One that hung is gone already.
+    if worker is not None:
+        _leave(mesh, worker, now)
+
+
+def give_up(mesh: MeshState, worker: Worker, silent_s: float, now: float) -> None:
+    """A worker hangs. It is gone at once: nobody waits for it to hear that, and whatever it still says on that stream
+    is nobody's."""
+    mesh.drop(worker, f"said nothing for {silent_s:.1f} s though it has work")
+    mesh.fleet.hung[worker.address] = now
+    _leave(mesh, worker, now)
+
+
+def _leave(mesh: MeshState, worker: Worker, now: float) -> None:
     pool = mesh.fleet.remove(worker)
     mesh.log("worker_lost", address=worker.address, sequences=len(worker.sequences), kept=len(worker.kept))
     leaders: dict[Sequence, None] = {}

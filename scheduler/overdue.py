@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from tercet import errors
 
+from . import membership
 from .ending import cancel, fail_waiting
 from .events import CancelReason
+from .fleet import Worker
+from .placement import late
+from .progress import Progress, progress_of
 from .sequence import Request
 from .state import MeshState
 
-# A worker that owes a report for so long hangs: its stream is started afresh, and its sequences go on elsewhere. Far
-# above the longest step: a full chunk of a large model on a CPU takes about a minute.
-STALL_SECONDS = 300.0
+# How often it is looked whether workers that have work move.
+LOOK_SECONDS = 1.0
 
 
 def next_moment(mesh: MeshState, worker_grace_s: float) -> float | None:
@@ -20,17 +23,20 @@ def next_moment(mesh: MeshState, worker_grace_s: float) -> float | None:
     moments = [
         next(iter(pool.stranded.values())) + worker_grace_s for pool in mesh.fleet.pools.values() if pool.stranded
     ]
-    moments += [
-        worker.heard_at + STALL_SECONDS for worker in mesh.fleet.workers.values() if worker.busy and not worker.dropped
-    ]
+    if any(map(_is_watched, mesh.fleet.workers.values())):
+        moments.append(mesh.looked_at + LOOK_SECONDS)
     alarm = mesh.next_alarm()
     if alarm is not None:
         moments.append(alarm)
     return min(moments, default=None)
 
 
+def _is_watched(worker: Worker) -> bool:
+    return not worker.dropped and (worker.busy or worker.progress is not Progress.MOVING)
+
+
 def end_overdue(mesh: MeshState, worker_grace_s: float, now: float) -> None:
-    """Ends what is overdue."""
+    """Ends requests that are overdue."""
     for request in mesh.take_overdue(now):
         failure = errors.DeadlineError("the deadline passed before the request ended")
         cancel(mesh, request, CancelReason.DEADLINE, failure, now)
@@ -43,10 +49,46 @@ def end_overdue(mesh: MeshState, worker_grace_s: float, now: float) -> None:
             if now < since + worker_grace_s:
                 break
             fail_waiting(mesh, pool, mesh.sequences[sequence_id], now)
+
+
+def give_up_hung(mesh: MeshState, hung_s: float, now: float) -> None:
+    """Looks whether workers that have work move, once in LOOK_SECONDS. The stream of one that hangs is started afresh,
+    and what it has goes on elsewhere."""
+    due = mesh.looked_at + LOOK_SECONDS
+    if now < due:
+        return
+    mesh.looked_at = now
+    # Who did not look, because it was stopped or too busy, has not read either what the workers said meanwhile.
+    missed_s = now - due
     for worker in mesh.fleet.workers.values():
-        # The time first: this is asked after every event.
-        if now >= worker.heard_at + STALL_SECONDS and worker.busy:
-            mesh.drop(worker, f"said nothing for {STALL_SECONDS:g} s though it has work")
+        worker.heard_at = min(now, worker.heard_at + missed_s) if worker.busy else now
+    for worker in list(mesh.fleet.workers.values()):
+        if not worker.dropped:
+            _look_at(mesh, worker, hung_s, now)
+
+
+def _look_at(mesh: MeshState, worker: Worker, hung_s: float, now: float) -> None:
+    owed = worker.owed(now)
+    before, worker.progress = worker.progress, progress_of(owed, hung_s, alone=False)
+    if worker.progress is Progress.HUNG and _is_alone(mesh, worker, now):
+        worker.progress = progress_of(owed, hung_s, alone=True)
+    if worker.progress is Progress.HUNG:
+        membership.give_up(mesh, worker, owed.silent_s, now)
+    elif worker.progress is not before:
+        mesh.log(
+            f"worker_{worker.progress.value}", address=worker.address, silent_s=owed.silent_s, forecast_s=owed.step_s
+        )
+
+
+def _is_alone(mesh: MeshState, worker: Worker, now: float) -> bool:
+    """Whether it has something that no other worker which moves can run."""
+    others = [
+        other
+        for other in mesh.fleet.pool_of(worker).workers.values()
+        if other is not worker and other.usable and not late(other, now)
+    ]
+    leaders = (each for each in worker.sequences.values() if each.leader is None)
+    return not others or not all(any(other.can_ever_take(each) for other in others) for each in leaders)
 
 
 def _queue_expired(mesh: MeshState, request: Request, now: float) -> errors.QueueExpiredError:

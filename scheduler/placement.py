@@ -12,6 +12,7 @@ from .kv_shares import KvShares
 from .planner import Policy
 from .preemption import Holder
 from .prefix_index import cached_run, chain_keys
+from .progress import LATE_SECONDS, late_after
 from .room import Room
 from .sequence import Sequence
 
@@ -20,12 +21,6 @@ from .sequence import Sequence
 COMPUTED_WEIGHT = 2
 # What a sequence on the worker weighs, in prompt tokens: it takes a part of every step.
 SEQUENCE_WEIGHT = 16
-
-# A worker that has work and reports nothing for so many times as long as its step was to take may hang: what others can
-# run is not put there. At least so many seconds; and so many as long as nobody knows what a step takes.
-LATE_STEPS = 10
-LATE_SECONDS = 1.0
-LATE_SECONDS_UNKNOWN = 10.0
 
 # (worker, sequence, keys dealt to that worker just now) -> tokens of the sequence that its prefix cache has, or will
 # have when what was sent there is prefilled.
@@ -63,13 +58,11 @@ def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> 
 
 def late(worker: Worker, now: float) -> bool:
     """Whether the worker owes a report for so long that it may hang."""
-    waited = now - worker.heard_at
     # The time first: this is asked for every worker and plan.
-    if waited <= LATE_SECONDS or not worker.busy:
+    if now - worker.heard_at <= LATE_SECONDS:
         return False
-    tokens = worker.window.prefill_ahead + len(worker.sequences)
-    step_seconds = worker.step_times.predict(tokens, worker.context_tokens)
-    return waited > (LATE_SECONDS_UNKNOWN if step_seconds is None else LATE_STEPS * step_seconds)
+    owed = worker.owed(now)
+    return owed.silent_s > late_after(owed)
 
 
 def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_tokens) -> Deal:

@@ -82,6 +82,7 @@ def core_settings(config: MeshConfig) -> CoreSettings:
         policy=Policy(settings.num_scheduler_steps, settings.max_prefill_tokens, settings.max_mixed_step_ms / 1e3),
         bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),
         worker_grace_s=settings.worker_grace_seconds,
+        hung_s=settings.hung_seconds,
         classes=tuple(class_of(name, each) for name, each in config.classes.items()),
         default_class=settings.default_class,
         admission_mode=AdmissionMode(settings.admission_mode),

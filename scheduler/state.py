@@ -41,6 +41,8 @@ class MeshState:
     dirty: dict[tuple[str, str], Pool] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
     deadlines: Alarms = field(default_factory=Alarms)
+    # When somebody looked last whether the workers move, in seconds on the scheduler's clock.
+    looked_at: float = 0.0
     # When requests that have not started have waited for as long as their class lets them.
     ages: Alarms = field(default_factory=Alarms)
     # When somebody may have to make room for those that wait.

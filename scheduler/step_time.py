@@ -32,7 +32,7 @@ class StepTimes:
     decides.
     """
 
-    __slots__ = ("_coefficients", "_moments", "_most_context", "_steps", "_unsolved", "most_tokens")
+    __slots__ = ("_coefficients", "_moments", "_most_context", "_steps", "_unsolved", "most_tokens", "slowest")
     _coefficients: Coefficients
     # Sums over steps of the products of (1, tokens, context, seconds), each over the expected seconds:
     # 11, 1t, 1c, tt, tc, cc, 1s, ts, cs.
@@ -42,17 +42,22 @@ class StepTimes:
     _most_context: int
     # Most tokens that a step has computed: beyond it a prediction is a guess.
     most_tokens: int
+    # Seconds of the slowest step of late, as they were measured: fades as the others do.
+    slowest: float
 
     def __init__(self) -> None:
         self._coefficients = (0.0, 0.0, 0.0)
         self._moments = [0.0] * 9
         self._steps = self._unsolved = 0
         self._most_context = self.most_tokens = 1
+        self.slowest = 0.0
 
     def observe(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
         """Learns from a step that ran. Steps that claim to have taken no time are ignored."""
         if seconds < LEAST_SECONDS:
             return
+        keep = 1.0 - 1.0 / MEMORY_STEPS
+        self.slowest = max(seconds, keep * self.slowest)
         expected = seconds
         if self._steps >= MIN_STEPS:
             expected = max(self._evaluate(num_tokens, context_tokens), LEAST_SECONDS)
@@ -65,7 +70,6 @@ class StepTimes:
             self._most_context = context_tokens
         one = 1.0 / expected
         tokens, context, seconds = num_tokens * one, context_tokens * one, seconds * one
-        keep = 1.0 - 1.0 / MEMORY_STEPS
         m = self._moments
         m[0] = m[0] * keep + one * one
         m[1] = m[1] * keep + one * tokens
@@ -82,6 +86,10 @@ class StepTimes:
     def predict(self, num_tokens: int, context_tokens: int) -> float | None:
         """Seconds that a step will take; None while too few have been seen."""
         return self._evaluate(num_tokens, context_tokens) if self._steps >= MIN_STEPS else None
+
+    def knows(self, num_tokens: int) -> bool:
+        """Whether steps have been seen that are large enough for `predict` to be more than a guess."""
+        return self._steps >= MIN_STEPS and num_tokens <= 2 * self.most_tokens
 
     def tokens_within(self, seconds: float, context_tokens: int, expected: int = 0) -> int | None:
         """How many tokens a step may compute to take no longer than `seconds`, at least 0; None while unknown.

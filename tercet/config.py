@@ -140,6 +140,11 @@ class SchedulerSettings:
     plan_log_rounds: int = setting(
         20_000, "rounds of planning the flight recorder keeps for tercet dump-plans; 0: off", checks.count(0)
     )
+    hung_seconds: float = setting(
+        10.0,
+        "silence after which a worker with work is taken to hang, at least ten times the forecast of its step",
+        checks.seconds(1),
+    )
     worker_grace_seconds: float = setting(
         30.0, "how long accepted requests wait for a worker that can run them before WORKER_LOST", checks.seconds(0)
     )

@@ -104,6 +104,9 @@ class VirtualMesh:
         self.gateways: dict[int, VirtualGateway] = {}
         self.logs: list[Log] = []
         self.sent: list[ToWorker] = []
+        # By link: at which index it was attached; and those whose device does not answer.
+        self._indices: dict[int, int] = {}
+        self._hung: set[int] = set()
         self._links = 0
         self._agenda: list[tuple[float, int, Callable[[], Any]]] = []
         self._order = 0
@@ -131,6 +134,7 @@ class VirtualMesh:
         self._links += 1
         worker = SimulatedWorker(self._links, self.infos[index], cost=self.costs[index], **self.worker_options)
         self.workers[worker.link] = worker
+        self._indices[worker.link] = index
         self.post(WorkerAttached(worker.link, f"host:{index + 1}", worker.info))
         # What its prefix cache has follows.
         self._boundary(worker)
@@ -147,6 +151,22 @@ class VirtualMesh:
         """A worker goes."""
         if self.workers.pop(worker.link, None):
             self.post(WorkerLost(worker.link))
+
+    def hang_worker(self, worker: SimulatedWorker) -> None:
+        """The device of a worker stands still until `wake_worker`."""
+        self._hung.add(worker.link)
+
+    def wake_worker(self, worker: SimulatedWorker) -> SimulatedWorker:
+        """It goes on where it was, and is returned. One that was given up meanwhile comes back on a new stream, with
+        nothing; what it still has to say on the old one comes behind that."""
+        self._hung.discard(worker.link)
+        if worker.link in self.workers:
+            (self._finish if worker.busy else self._boundary)(worker)
+            return worker
+        back = self.attach_worker(self._indices[worker.link])
+        for event in worker.finish() if worker.busy else worker.begin():
+            self.post(event)
+        return back
 
     def submit(self, gateway: VirtualGateway, submission: Submission) -> Call:
         """A request comes."""
@@ -246,7 +266,8 @@ class VirtualMesh:
             if not gateway.lost:
                 gateway.receive(action.message, self.now)
         elif isinstance(action, DropWorker):
-            raise AssertionError(action.why)
+            assert action.link in self._hung, action.why
+            self.at(self.now, partial(self.lose_worker, self.workers[action.link]))
         else:
             if self.recorded:
                 self.sent.append(action)
@@ -281,14 +302,14 @@ class VirtualMesh:
             self._boundary(worker)
 
     def _boundary(self, worker: SimulatedWorker) -> None:
-        if worker.busy or worker.link not in self.workers:
+        if worker.busy or worker.link not in self.workers or worker.link in self._hung:
             return
         self._report(worker, worker.begin())
         if worker.busy:
             self.at(self.now + worker.step_seconds, lambda: self._finish(worker))
 
     def _finish(self, worker: SimulatedWorker) -> None:
-        if worker.link in self.workers:
+        if worker.link in self.workers and worker.link not in self._hung:
             self._report(worker, worker.finish())
             self._boundary(worker)
 

@@ -11,8 +11,8 @@ from tercet.errors import ConfigError
 
 from ..admission import AdmissionMode, QueueBounds
 from ..events import WorkerInfo
-from ..overdue import STALL_SECONDS
 from ..planner import Policy
+from ..progress import HUNG_SECONDS, HUNG_TIMES_UNKNOWN
 from ..tenant import TenantPlan
 from ..traffic_class import DEFAULT_CLASS
 from .capacity import CapacityMesh, Fleet, simulated_info
@@ -142,12 +142,13 @@ class Study:
             "swap_block_us": self.swap_block_us * 1e-6 * 2 * self.swap_blocks,
             "message_delay_ms": self.message_delay_ms * 1e-3 * 2,
         }
-        if (seconds := sum(parts.values())) >= STALL_SECONDS:
+        longest_s = HUNG_TIMES_UNKNOWN * HUNG_SECONDS
+        if (seconds := sum(parts.values())) >= longest_s:
             longest = max(parts, key=lambda option: parts[option])
             raise ConfigError(
                 flag(longest),
                 f"{getattr(self, longest)} makes a full step take up to {seconds:.0f} s with its messages; "
-                f"a worker that is silent for {STALL_SECONDS:.0f} s is taken for one that hangs",
+                f"a worker that is silent for {longest_s:.0f} s is taken for one that hangs",
             )
 
     def _fleet(self) -> Fleet:

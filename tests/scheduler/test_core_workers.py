@@ -1,4 +1,4 @@
-"""Workers that are too small, lost, broken or hanging, in virtual time."""
+"""Workers that are too small, lost or broken, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from dataclasses import replace
 import pytest
 from outcomes import judge, prepared, releases, settle
 
-from scheduler.actions import Action, DropWorker, Log, ReleaseCause
+from scheduler.actions import DropWorker, Log, ReleaseCause
 from scheduler.admission import QueueBounds
 from scheduler.events import (
     AddressesChanged,
     BlockCounts,
     Ended,
     EndReason,
-    Event,
     PlanEnded,
-    SequenceReleased,
     StepReported,
-    TimePassed,
     WorkerAttached,
     WorkerLost,
 )
-from scheduler.overdue import STALL_SECONDS
 from scheduler.sequence import MAX_LOSSES
-from scheduler.simulator.cost import StepCost
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.worker import SimulatedWorker
@@ -282,33 +277,6 @@ def test_a_worker_of_a_new_revision_replaces_the_pool() -> None:
     assert mesh.submit(gateway, submission(1)).refused == "REVISION_MISMATCH"
 
 
-def test_a_worker_that_hangs_does_not_keep_what_was_cancelled_in_its_host_memory() -> None:
-    info = worker_info(num_blocks=12, num_swap_blocks=64, swap_block_ns=1)
-    mesh, gateway = prepared(infos=[info], costs=[StepCost(0.01, 1e-3)])
-    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 36)) for key in (1, 2, 3)]
-    (worker,) = mesh.core.workers
-    while not worker.kept:
-        mesh.run(until=mesh.now + 0.001)
-        assert mesh.now < 10
-    (key,) = worker.kept
-    (hung,) = mesh.workers.values()
-    report = mesh._report
-
-    def without_answer(worker: SimulatedWorker, events: list[Event]) -> None:
-        report(worker, [each for each in events if not isinstance(each, SequenceReleased) or each.sequence_id != key])
-
-    mesh._report = without_answer  # type: ignore[method-assign]
-    mesh.cancel(gateway, calls[key - 1])
-    mesh.run(until=100)
-    assert [call.over for call in calls].count(True) == 2
-    assert mesh.core.wake_at() == pytest.approx(worker.heard_at + STALL_SECONDS)
-    actions = mesh.core.handle(TimePassed(), worker.heard_at + STALL_SECONDS)
-    assert any(isinstance(action, DropWorker) for action in actions)
-    mesh.lose_worker(hung)
-    assert calls[key - 1].cancelled
-    assert mesh.core.idle
-
-
 def test_gateways_are_told_when_every_worker_is_known() -> None:
     mesh = VirtualMesh([worker_info()] * 2)
     gateway = mesh.attach_gateway()
@@ -323,56 +291,6 @@ def test_gateways_are_told_when_every_worker_is_known() -> None:
         mesh.post(AddressesChanged(addresses))
         told.append(gateway.pools.complete)
     assert told[4:] == [False, True]
-
-
-def test_a_worker_that_hangs_gets_nothing_new() -> None:
-    mesh, gateway = prepared(infos=[worker_info()] * 2, delay=0.0)
-    mesh.attach_worker(1)
-    calls = [mesh.submit(gateway, submission(key, (key, 2, 3), 60)) for key in (1, 2)]
-    mesh.run(until=0.1)
-    assert all(call.tokens for call in calls)
-    hung = mesh.workers[1]
-    mesh._finish = lambda worker: None if worker is hung else VirtualMesh._finish(mesh, worker)  # type: ignore[method-assign]
-    mesh.run(until=2.0)
-    # The other one has more to do than it.
-    later = [mesh.submit(gateway, submission(key, (key, 2, 3), 9)) for key in (3, 4, 5)]
-    mesh.run(until=5.0)
-    assert all(call.over for call in later)
-
-
-def test_a_worker_that_was_idle_for_long_does_not_hang() -> None:
-    mesh, gateway = prepared()
-    mesh.run(until=STALL_SECONDS + 100)
-    # The second one looks at who hangs before the first step is reported.
-    for key in (1, 2):
-        judged = mesh.submit(gateway, submission(key, (key, 2, 3)))
-    settle(mesh)
-    judge(judged)
-
-
-def test_a_worker_that_hangs_is_dropped_and_its_requests_go_on() -> None:
-    mesh, gateway = prepared()
-    call = mesh.submit(gateway, submission(1, max_tokens=30))
-    mesh.run(until=0.1)
-    (hung,) = mesh.workers.values()
-    dropped: list[float] = []
-    act = mesh._act
-
-    def watch(action: Action) -> None:
-        if isinstance(action, DropWorker):
-            dropped.append(mesh.now)
-            mesh.at(mesh.now, lambda: mesh.lose_worker(hung))
-            mesh.at(mesh.now + 1, mesh.attach_worker)
-        else:
-            act(action)
-
-    mesh._act = watch  # type: ignore[method-assign]
-    mesh._finish = lambda worker: None if worker is hung else VirtualMesh._finish(mesh, worker)  # type: ignore[method-assign]
-    settle(mesh)
-    judge(call)
-    assert call.ends[0].reason is EndReason.LENGTH
-    assert len(dropped) == 1
-    assert STALL_SECONDS < dropped[0] < STALL_SECONDS + 1
 
 
 def test_how_fast_queues_move_is_known_of_pools_that_there_are() -> None:

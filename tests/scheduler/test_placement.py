@@ -11,15 +11,13 @@ from scheduler.events import BlockCounts
 from scheduler.fleet import Pool, Worker
 from scheduler.placement import (
     COMPUTED_WEIGHT,
-    LATE_SECONDS,
-    LATE_SECONDS_UNKNOWN,
-    LATE_STEPS,
     SEQUENCE_WEIGHT,
     deal,
     late,
 )
 from scheduler.planner import Policy
 from scheduler.prefix_index import chain_keys
+from scheduler.progress import LATE_SECONDS, LATE_SECONDS_UNKNOWN, LATE_STEPS
 from scheduler.sequence import MAX_LOSSES, Sequence, State
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
@@ -415,7 +413,7 @@ def test_a_long_step_is_not_late_before_it_can_be_over() -> None:
     for tokens in range(1, 20):
         hung.step_times.observe(tokens, 0, 0.1 * tokens)
     hung.window.send(1, {EARLIEST: 18}, revoke=False)
-    assert not late(hung, 18.0)
+    assert not late(hung, LATE_STEPS * 1.9 - 0.5)
     assert late(hung, LATE_STEPS * 1.9 + 1)
 
 
