@@ -76,7 +76,7 @@ async def plan_mesh(
     scheduler_core: int | None = None,
 ) -> AsyncIterator[PlanMesh]:
     """Starts a mesh with settings, logs going nowhere. `scheduler_core`: that core is the scheduler's alone."""
-    loaded = load_config(flags=flags)
+    loaded = load_config(flags={"ledger.database": "none", **flags})
     config = dataclasses.replace(private(loaded), tenants=loaded.tenants, ledger=loaded.ledger)
     others = sorted(os.sched_getaffinity(0) - {scheduler_core})
     with tempfile.TemporaryDirectory() as name:

@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import structlog
 
 from tercet.config import LedgerSettings
 from tercet.errors import LedgerLostError
@@ -25,10 +24,6 @@ from .sequence_end import Account
 from .stream import Stream
 from .validate import GenerationRequest
 
-log = structlog.get_logger()
-
-# A client learns that it was accepted when that is written; of a database that is slower, at once.
-OPEN_WAIT_S = 0.25
 # Cancels that are remembered without a ledger.
 MAX_CANCELLATIONS = 1_000
 _RETRY_AFTER_S = 1.0
@@ -36,15 +31,15 @@ _HOUR_S = 3600.0
 
 
 class Books:
-    """The rows of this gateway, `instance`; without a database nothing is kept. `classes` are the names of those there
-    are: what else clients name is not kept. `clock` gives seconds since the epoch.
+    """The rows of this gateway, `instance`, in a `ledger` with `journals`; without one nothing is kept. `classes` are
+    the names of those there are: what else clients name is not kept. `clock` gives seconds since the epoch.
 
     At most `settings.max_waiting_rows` requests are running or wait to be written.
     """
 
     def __init__(
         self,
-        ledger: Database | None,
+        ledger: tuple[Database, Path] | None,
         settings: LedgerSettings,
         instance: str,
         classes: Collection[str],
@@ -52,19 +47,15 @@ class Books:
     ) -> None:
         self._writer = None
         if ledger is not None:
-            self._writer = Writer(ledger, instance, settings.retention_days, self._on_written)
+            self._writer = Writer(*ledger, instance, settings.retention_days, self._on_written)
         self._price = settings.gpu_hour_price
         self._classes = classes
         self._clock = clock
         self._free = settings.max_waiting_rows
         self._next_number = 0
         self._second = 0
-        # By number, those whose open row has not been written.
-        self._opening: dict[int, _Opening] = {}
         # Those that were cancelled lately, the newest last.
         self._cancelled: deque[tuple[Row, Cancellation]] = deque(maxlen=MAX_CANCELLATIONS)
-        # A row has not been written in time: nobody waits until one is again.
-        self._behind = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -122,20 +113,10 @@ class Books:
         """What so many GPU-seconds cost."""
         return gpu_s / _HOUR_S * self._price
 
-    async def open(self, row: Row) -> None:
-        """Writes an open row and waits until a crash would leave it there, for OPEN_WAIT_S at most."""
-        if self._writer is None:
-            return
-        assert self._loop is not None
-        opening = self._opening[row.number] = _Opening(self._loop.create_future(), self._loop.time())
-        self._writer.put(row)
-        if self._behind:
-            return
-        timer = self._loop.call_later(OPEN_WAIT_S, self._give_up, opening)
-        try:
-            await opening.written
-        finally:
-            timer.cancel()
+    def open(self, row: Row) -> None:
+        """Writes an open row. It is in the ledger, now or later, whatever becomes of this process."""
+        if self._writer is not None:
+            self._writer.put(row)
 
     def close(self, row: Row) -> None:
         """Writes the last row of a request, whose place is free then."""
@@ -149,49 +130,18 @@ class Books:
         """The latest, of requests that have ended, the newest first."""
         return reversed(self._cancelled)
 
-    def leave(self) -> None:
-        """A request has its place no more."""
-        self._free += 1
-
-    def _give_up(self, opening: _Opening) -> None:
-        if not self._behind:
-            log.error("ledger_behind", seconds=OPEN_WAIT_S, rows=len(self._opening))
-        self._behind = True
-        opening.tell()
+    def leave(self, requests: int = 1) -> None:
+        """So many requests have their place no more."""
+        self._free += requests
 
     def _on_written(self, rows: Sequence[Row]) -> None:
-        numbers = [row.number for row in rows]
         closed = sum(row.outcome is not Outcome.OPEN for row in rows)
+        if not closed:
+            return
         assert self._loop is not None
         # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._note_written, numbers, closed)
-
-    def _note_written(self, numbers: Sequence[int], closed: int) -> None:
-        assert self._loop is not None
-        now = self._loop.time()
-        self._free += closed
-        for number in numbers:
-            opening = self._opening.pop(number, None)
-            if opening is None:
-                continue
-            if self._behind and now - opening.put_at <= OPEN_WAIT_S:
-                log.info("ledger_in_time")
-                self._behind = False
-            opening.tell()
-
-
-@dataclass(slots=True, eq=False)
-class _Opening:
-    """A row on its way: who waits for it, and since when, on the loop's clock."""
-
-    written: asyncio.Future[None]
-    put_at: float
-
-    def tell(self) -> None:
-        """Whoever waits waits no longer."""
-        if not self.written.done():
-            self.written.set_result(None)
+            self._loop.call_soon_threadsafe(self.leave, closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +180,11 @@ class Entry:
         self._promise = Promise(books.class_known(request.traffic_class))
         self._prompt_tokens = 0
 
-    async def open(self, prompt_tokens: int, promise: Promise) -> None:
+    def open(self, prompt_tokens: int, promise: Promise) -> None:
         """The scheduler has accepted it, as one of a class that promises this."""
         self._prompt_tokens = prompt_tokens
         self._promise = promise
-        await self._books.open(self._row(Outcome.OPEN, ""))
+        self._books.open(self._row(Outcome.OPEN, ""))
 
     def close(self, outcome: Outcome, reason: str, stream: Stream | None, ending: Ending) -> None:
         """Its client has nothing more to say. It is written once the mesh has said what it cost; at once if `stream` is

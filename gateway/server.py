@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,6 +16,7 @@ from tercet import rpc
 from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.dialer import Dialer
 from tercet.ids import new_epoch, new_process_id
+from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder
 from tercet.tenants.directory import Directory
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.server import edge_tls
@@ -144,11 +147,15 @@ def _store(settings: TenantsSettings) -> Store | None:
     return Store(settings.store, time.time)
 
 
-def _ledger(settings: LedgerSettings) -> Ledger | None:
-    """Where requests are written; None where nobody keeps a ledger. Raises errors.LedgerError."""
-    if not settings.database:
+def _ledger(settings: LedgerSettings) -> tuple[Ledger, Path] | None:
+    """Where requests are written, and what the names of its journals begin with; None where nobody keeps a ledger.
+    Raises errors.LedgerError."""
+    place = ledger_place(settings, os.environ)
+    if place is None:
         return None
     # As above.
     from tercet.ledger.ledger import Ledger
 
-    return Ledger(settings.database, time.time)
+    make_ledger_folder(settings, os.environ)
+    ledger = Ledger(place, time.time)
+    return ledger, journal_prefix(settings, ledger.name, ledger.file, os.environ)

@@ -216,7 +216,15 @@ class TenantsSettings:
 class LedgerSettings:
     """What requests have used. Written by gateways, read by `tercet usage`."""
 
-    database: str = setting("", "the SQLite file, or PostgreSQL URL, of the ledger; empty: none is kept")
+    database: str = setting(
+        "auto",
+        "the SQLite file, or PostgreSQL URL, of the ledger; auto: tercet/ledger.db in XDG_STATE_HOME or "
+        "~/.local/state; none: none is kept",
+    )
+    journal_folder: str = setting(
+        "",
+        "where gateways keep rows until the database has them; empty: beside the SQLite file, for a URL where auto is",
+    )
     gpu_hour_price: float = setting(
         0.0, "what an hour of a GPU costs, in a currency of your own", checks.between(0, 1_000_000)
     )

@@ -45,21 +45,22 @@ class Database:
         self._fault = fault
         self._made_by = made_by
         url = self._url(where)
-        self._file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
+        # That of SQLite; None for a server.
+        self.file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
         # Such as "sqlite" or "postgresql".
         self.kind = url.get_backend_name()
-        self.name = str(self._file) if self._file else url.render_as_string(hide_password=True)
+        self.name = str(self.file) if self.file else url.render_as_string(hide_password=True)
         # Who the file was when it was opened: what is behind an open file that was replaced nobody else sees.
         self._opened: tuple[int, int] | None = None
         with self._typed():
-            if self._file is None:
+            if self.file is None:
                 self._engine = sa.create_engine(url, pool_pre_ping=True, connect_args=_timeouts(url))
                 self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
                 self._writer = self._engine
                 return
             # The mode keeps SQLite from making an empty file where none is.
             address = sa.URL.create(
-                "sqlite", database=f"file:{quote(str(self._file))}", query={"mode": "rw", "uri": "true"}
+                "sqlite", database=f"file:{quote(str(self.file))}", query={"mode": "rw", "uri": "true"}
             )
             self._engine = sa.create_engine(address, connect_args={"timeout": _BUSY_S})
             self._reader = self._engine
@@ -70,23 +71,23 @@ class Database:
     def create(self, fill: Callable[[sa.Connection], None]) -> None:
         """Makes the file, unless it is there, and lets `fill` make what is missing in it."""
         with self._typed():
-            if self._file is not None:
+            if self.file is not None:
                 # For its owner alone: whoever can read it can find others' prefixes. Its journal takes after it.
-                os.close(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600))
+                os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
             with self._current(self._writer, may_be_empty=True).begin() as connection:
                 fill(connection)
-            if self._file is not None:
+            if self.file is not None:
                 with contextlib.closing(self._engine.raw_connection()) as raw:
                     # Outside of a transaction, as SQLite wants it; the file remembers.
                     raw.cursor().execute("PRAGMA journal_mode=WAL")
 
     def is_empty(self) -> bool:
         """Whether there is a file with nothing in it. One that somebody is making is waited for."""
-        if self._file is None:
+        if self.file is None:
             return False
         for _ in range(_MAKING_LOOKS):
             with contextlib.suppress(OSError):
-                if not self._file.stat().st_size:
+                if not self.file.stat().st_size:
                     time.sleep(_MAKING_S / _MAKING_LOOKS)
                     continue
             return False
@@ -108,7 +109,7 @@ class Database:
     def check(self) -> None:
         """Looks whether the file is whole, with new connections: those that have been open for long go by what they
         have read before. Servers look after their files themselves."""
-        if self._file is None:
+        if self.file is None:
             return
         self.close()
         with self.read() as connection:
@@ -122,9 +123,9 @@ class Database:
 
     def _current(self, engine: sa.Engine, *, may_be_empty: bool = False) -> sa.Engine:
         """`engine`, whose connections are to the file that is there now."""
-        if self._file is not None:
+        if self.file is not None:
             try:
-                found = self._file.stat()
+                found = self.file.stat()
             except FileNotFoundError:
                 raise self._fault(f"{self.name} is not there; {self._made_by} makes it") from None
             if not found.st_size and not may_be_empty:

@@ -50,7 +50,7 @@ def private(config: MeshConfig) -> MeshConfig:
     sections: dict[str, Any] = {
         name: dataclasses.replace(getattr(config, name), host="127.0.0.1", port=0) for name in SERVICES
     }
-    sections.update(tenants=TenantsSettings(), ledger=LedgerSettings(), tls=TlsSettings())
+    sections.update(tenants=TenantsSettings(), ledger=LedgerSettings(database="none"), tls=TlsSettings())
     return dataclasses.replace(config, **sections)
 
 

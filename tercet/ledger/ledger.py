@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -45,7 +46,8 @@ class Ledger:
             raise LedgerError(f"{self.name} is of {kind}; the ledger is kept by {' or '.join(_INSERTS)}")
         insert = _INSERTS[kind]
         self._put_gateway = _upsert(insert, gateways, keep=("started_at",))
-        self._put_request = _upsert(insert, requests)
+        # Words of a gateway that come late, or twice, open nothing again.
+        self._put_request = _upsert(insert, requests, unless=("outcome", Outcome.OPEN.value))
         self._put_refusals = _upsert(insert, refusals)
         self._put_cancellation = _upsert(insert, cancellations)
 
@@ -53,6 +55,11 @@ class Ledger:
     def name(self) -> str:
         """Where it is, without a password."""
         return self._database.name
+
+    @property
+    def file(self) -> Path | None:
+        """That of SQLite; None for a server."""
+        return self._database.file
 
     def create(self) -> None:
         """Makes it, unless it is there, and brings one of an older version up to this one."""
@@ -63,8 +70,8 @@ class Ledger:
         self._database.close()
 
     def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None:
-        """Writes all or nothing, rows with their cancellations. A row takes the place of one of the same number, and so
-        do refusals of the same key."""
+        """Writes all or nothing, rows with their cancellations. A row takes the place of one of the same number, but an
+        open one none that is closed; and so do refusals of the same key."""
         with self._database.write() as connection:
             if rows:
                 connection.execute(self._put_request, [_request_columns(instance, row) for row in rows])
@@ -144,8 +151,14 @@ def _name_day(day: int) -> str:
     return datetime.fromtimestamp(day * _DAY_S, timezone.utc).strftime("%Y-%m-%d")
 
 
-def _upsert(insert: Callable[[sa.Table], Any], table: sa.Table, keep: Sequence[str] = ()) -> Any:
-    """An insert that replaces the row of the same key, but for the columns to `keep`."""
+def _upsert(
+    insert: Callable[[sa.Table], Any],
+    table: sa.Table,
+    keep: Sequence[str] = (),
+    unless: tuple[str, str] | None = None,
+) -> Any:
+    """An insert that replaces the row of the same key, but for the columns to `keep`. `unless`: a row that has this
+    column and value replaces none that has another one."""
     statement = insert(table)
     keys = {column.name for column in table.primary_key.columns}
     replaced = {
@@ -153,7 +166,11 @@ def _upsert(insert: Callable[[sa.Table], Any], table: sa.Table, keep: Sequence[s
         for column in table.columns
         if column.name not in keys and column.name not in keep
     }
-    return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=replaced)
+    where = None
+    if unless is not None:
+        name, value = unless
+        where = sa.or_(statement.excluded[name] != value, table.c[name] == value)
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=replaced, where=where)
 
 
 def _request_columns(instance: str, row: Row) -> dict[str, Any]:

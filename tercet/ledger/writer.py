@@ -1,7 +1,7 @@
 """A thread that writes the ledger in batches, so that nobody who serves waits for a database.
 
-Rows wait in memory until they are written: the latest of each number. Whoever puts rows bounds how many numbers wait;
-refusals are counted here, and bounded here. Knows no gateway.
+Rows wait in memory until they are written, the latest of each number, and in the journal, where they outlive this
+process. Whoever puts rows bounds how many numbers wait; refusals are counted here, and bounded here. Knows no gateway.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import structlog
 
 from tercet.errors import LedgerError
 
+from .adopter import MAX_ROWS, adopt
+from .journal import Journal
+from .record import refusals_to_line, row_to_line
+from .refusal_tally import RefusalTally
 from .row import RefusalKey, Refusals, Row
 
 log = structlog.get_logger()
@@ -24,16 +28,12 @@ log = structlog.get_logger()
 BEAT_S = 3.0
 # Between two transactions: what comes meanwhile shares the next one.
 GAP_S = 0.01
-# Rows of one transaction.
-MAX_ROWS = 2_000
 # How long refusals wait to be written: nobody waits for them.
 TELL_S = 1.0
 # Between two attempts while the database fails.
 RETRY_S = 0.5
 # Between two looks at what is too old, once nothing is.
 FORGET_EVERY_S = 3_600.0
-# Kinds of refusals that wait to be written, or may still grow; beyond, refusals are only told in the log.
-MAX_REFUSAL_KEYS = 10_000
 # At the end it is tried for so long to write what is left.
 LAST_S = 5.0
 
@@ -49,28 +49,23 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Counted:
-    """Refusals of one key; `written` of them are in the database."""
-
-    request_id: str
-    count: int = 0
-    written: int = 0
-
-
 class Writer:
-    """Writes for one gateway, `instance`. Days of 0 keep rows for ever. `on_written` gets, in the writer's thread, what
-    has been written for good. What it cannot write it keeps, and tries again."""
+    """Writes for one gateway, `instance`, with a journal whose files begin with `journals`, and what others have left
+    in theirs. Days of 0 keep rows for ever. `on_written` gets, in the writer's thread, what has been written for good.
+    What it cannot write it keeps, and tries again."""
 
     def __init__(
         self,
         ledger: Database,
+        journals: Path,
         instance: str,
         retention_days: float,
         on_written: Callable[[Sequence[Row]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._journals = journals
+        self._journal = Journal(journals, instance)
         self._instance = instance
         self._retention_days = retention_days
         self._on_written = on_written
@@ -78,38 +73,50 @@ class Writer:
         self._lock = threading.Lock()
         self._rows: dict[int, Row] = {}
         # Those that the database is being given.
-        self._in_hand = 0
-        self._refusals: dict[RefusalKey, _Counted] = {}
-        self._uncounted = 0
+        self._in_hand: dict[int, Row] = {}
+        # Numbers of those that the journal had no room for.
+        self._unjournaled: set[int] = set()
+        self._refusals = RefusalTally()
         self._work = threading.Event()
         self._stopping = threading.Event()
-        # The last attempt failed.
-        self._lost = False
-        self._next_beat = self._next_look = clock()
+        # The last attempt failed; the last one to append to the journal did.
+        self._lost = self._journal_lost = False
+        # Journals of others that cannot be had, and why.
+        self._problems: dict[str, str] = {}
+        self._next_beat = self._next_look = self._next_adoption = clock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
     def start(self) -> None:
-        """Begins to write. Raises LedgerError if the database cannot be made or written."""
+        """Begins to write. Raises LedgerError if the database or the journal cannot be made or written."""
         self._ledger.create()
-        self._beat()
+        self._journal.open()
+        try:
+            self._beat()
+        except BaseException:
+            self._journal.close(remove=True)
+            raise
+        # What others have left is there soon.
+        self._work.set()
         self._thread.start()
 
     def put(self, row: Row) -> None:
-        """Writes a row soon. From any thread, as `refuse`."""
+        """Writes a row soon; it is there then also if this process is killed the next moment. From any thread, as
+        `refuse`."""
+        line = row_to_line(row)
         with self._lock:
             self._rows[row.number] = row
+            if self._append(line):
+                self._unjournaled.discard(row.number)
+            else:
+                self._unjournaled.add(row.number)
         self._work.set()
 
     def refuse(self, key: RefusalKey, request_id: str) -> None:
-        """Counts a refusal, to be written TELL_S later. Seconds never go back."""
+        """Counts a refusal, to be written TELL_S later; the journal has those of seconds that are over."""
         with self._lock:
-            counted = self._refusals.get(key)
-            if counted is None:
-                if len(self._refusals) >= MAX_REFUSAL_KEYS:
-                    self._uncounted += 1
-                    return
-                counted = self._refusals[key] = _Counted(request_id)
-            counted.count += 1
+            if key.second > self._refusals.second:
+                self._journal_refusals()
+            self._refusals.count(key, request_id)
 
     @property
     def lost(self) -> bool:
@@ -122,17 +129,24 @@ class Writer:
         return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
 
     def stop(self) -> int:
-        """Writes what is left, for LAST_S at most, and ends. Returns how many rows could not be written."""
+        """Writes what is left, for LAST_S at most, and ends. Returns how many rows the database does not have."""
         self._stopping.set()
         self._work.set()
         self._thread.join(LAST_S + 1.0)
         with self._lock:
-            left = len(self._rows) + self._in_hand
-        if left:
-            log.error("ledger_rows_lost", rows=left)
+            left = {**self._in_hand, **self._rows}
+            again = [row for number, row in left.items() if number in self._unjournaled]
+            lost = [row for row in again if not self._append(row_to_line(row))]
+            self._journal_refusals()
+            written = not left and not self._refusals.unwritten()
+            self._journal.close(remove=written)
+        if lost:
+            log.error("ledger_rows_lost", rows=len(lost))
+        if not written:
+            log.warning("ledger_left_to_journal", rows=len(left) - len(lost))
         if not self._thread.is_alive():
             self._ledger.close()
-        return left
+        return len(left)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -152,13 +166,10 @@ class Writer:
         """Writes what waits; whether that went well."""
         with self._lock:
             rows, self._rows = self._rows, {}
-            self._in_hand = len(rows)
-            refused = [
-                Refusals(key, counted.count, counted.request_id)
-                for key, counted in self._refusals.items()
-                if counted.count > counted.written
-            ]
-            uncounted, self._uncounted = self._uncounted, 0
+            self._journal.turn()
+            self._in_hand = dict(rows)
+            refused = self._refusals.unwritten()
+            uncounted, self._refusals.uncounted = self._refusals.uncounted, 0
         if uncounted:
             log.error("ledger_refusals_uncounted", refusals=uncounted)
         done = 0
@@ -172,12 +183,15 @@ class Writer:
                 batch = waiting[done : done + MAX_ROWS]
                 self._ledger.write(self._instance, batch, refused)
                 done += len(batch)
-                self._settle(refused, len(batch))
+                self._settle(refused, batch)
                 refused = []
                 if batch:
                     self._on_written(batch)
+            self._journal.settle()
             if self._clock() >= self._next_beat:
                 self._beat()
+            if self._clock() >= self._next_adoption:
+                self._adopt()
         except Exception as error:
             self._keep(waiting[done:], error)
             return False
@@ -186,27 +200,58 @@ class Writer:
             self._lost = False
         return True
 
-    def _settle(self, refused: Sequence[Refusals], rows: int) -> None:
-        """These, and so many rows, have been written. Refusals of seconds that are over are done with."""
+    def _settle(self, refused: Sequence[Refusals], rows: Sequence[Row]) -> None:
+        """These have been written. Refusals of seconds that are over are done with."""
         with self._lock:
-            self._in_hand -= rows
-            for each in refused:
-                self._refusals[each.key].written = each.count
-            newest = max((key.second for key in self._refusals), default=0)
-            for key, counted in list(self._refusals.items()):
-                if key.second < newest and counted.count == counted.written:
-                    del self._refusals[key]
+            for row in rows:
+                del self._in_hand[row.number]
+                if row.number not in self._rows:
+                    self._unjournaled.discard(row.number)
+            self._refusals.settle(refused)
 
     def _keep(self, rows: Sequence[Row], error: Exception) -> None:
         """Puts back what could not be written, behind what has come since."""
         with self._lock:
             self._rows = {**{row.number: row for row in rows}, **self._rows}
-            self._in_hand = 0
+            self._in_hand = {}
             waiting = len(self._rows)
         if not self._lost:
             unexpected = None if isinstance(error, LedgerError) else error
             log.error("ledger_lost", problem=str(error), rows=waiting, exc_info=unexpected)
         self._lost = True
+
+    def _append(self, line: bytes) -> bool:
+        """Whether the journal had room for it."""
+        try:
+            self._journal.append(line)
+        except OSError as error:
+            if not self._journal_lost:
+                log.error("ledger_journal_lost", problem=str(error))
+            self._journal_lost = True
+            return False
+        if self._journal_lost:
+            log.info("ledger_journal_found")
+            self._journal_lost = False
+        return True
+
+    def _journal_refusals(self) -> None:
+        """Those that nobody has written yet; with the lock."""
+        self._refusals.journal(lambda refused: self._append(refusals_to_line(refused)))
+
+    def _adopt(self) -> None:
+        """Writes what gateways have left that are no more."""
+        for found in adopt(self._journals, self._ledger):
+            if found.problem:
+                if self._problems.get(found.instance) != found.problem:
+                    log.error("ledger_journal_unreadable", instance=found.instance, problem=found.problem)
+                self._problems[found.instance] = found.problem
+                continue
+            log.info("ledger_journal_adopted", instance=found.instance, rows=found.rows)
+            if found.unreadable:
+                log.warning("ledger_journal_torn", instance=found.instance, lines=found.unreadable)
+            if found.closed:
+                log.warning("ledger_rows_closed", rows=found.closed)
+        self._next_adoption = self._clock() + BEAT_S
 
     def _beat(self) -> None:
         closed = self._ledger.beat(self._instance)

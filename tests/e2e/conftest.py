@@ -65,6 +65,7 @@ class Mesh:
             # A machine that runs tests may be slower than any promise.
             "TERCET_SCHEDULER_ADMISSION_MODE": "off",
             "TERCET_LOG_FORMAT": "json",
+            "TERCET_LEDGER_DATABASE": "none",
             **(settings or {}),
         }
 

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from gateway import server
 from gateway.served_model import ServedModel, load_model
 from tercet import errors, rpc
-from tercet.config import GatewaySettings, MeshConfig, ModelSettings
+from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
@@ -334,6 +334,7 @@ def config_for(model_path: Path, scheduler_port: int, **changes: Any) -> MeshCon
     return MeshConfig(
         model=ModelSettings(model=str(model_path), served_model_name=("bytes", "alias")),
         gateway=GatewaySettings(**settings),
+        ledger=LedgerSettings(database="none"),
     )
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from gateway import server
-from tercet.config import GatewaySettings, MeshConfig, ModelSettings, TenantsSettings
+from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings, TenantsSettings
 from tercet.tenants.api_key import ApiKey
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store
@@ -133,6 +133,7 @@ async def guarded_gateway(scheduler: Any, model_path: Path, path: Path) -> Async
         model=ModelSettings(model=str(model_path), served_model_name=("bytes",)),
         gateway=GatewaySettings(port=0, scheduler=f"127.0.0.1:{scheduler.port}", drain_seconds=1),
         tenants=TenantsSettings(store=str(path)),
+        ledger=LedgerSettings(database="none"),
     )
     stopping = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 import structlog
 
 from tercet.errors import LedgerError
+from tercet.ledger import refusal_tally
 from tercet.ledger import writer as writer_module
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Outcome, RefusalKey, Refusals, Row
@@ -94,14 +95,14 @@ def written() -> list[Row]:
 
 
 @pytest.fixture
-def make_writer(written: list[Row], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Writer]]:
+def make_writer(written: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Writer]]:
     """Starts writers, and stops them behind the test."""
     monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
     monkeypatch.setattr(writer_module, "TELL_S", 0.02)
     made: list[Writer] = []
 
     def make(ledger: Any, retention_days: float = 0.0, **options: Any) -> Writer:
-        writer = Writer(ledger, "one", retention_days, written.extend, **options)
+        writer = Writer(ledger, tmp_path / "books", "one", retention_days, written.extend, **options)
         writer.start()
         made.append(writer)
         return writer
@@ -244,7 +245,7 @@ def test_refusals_are_counted_by_kind_and_second(database: FakeLedger, make_writ
 def test_so_many_kinds_of_refusals_are_counted_and_no_more(
     database: FakeLedger, make_writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "MAX_REFUSAL_KEYS", 3)
+    monkeypatch.setattr(refusal_tally, "MAX_KEYS", 3)
     with structlog.testing.capture_logs() as logs:
         writer = make_writer(database)
         database.gate.clear()
@@ -286,7 +287,7 @@ def test_the_end_does_not_wait_for_ever(
         left = writer.stop()
     # Also those that a transaction which hangs has in its hands.
     assert left == 2
-    assert [each["rows"] for each in logs if each["event"] == "ledger_rows_lost"] == [2]
+    assert [each["rows"] for each in logs if each["event"] == "ledger_left_to_journal"] == [2]
     database.gate.set()
 
 

@@ -1,0 +1,73 @@
+"""Brings into the database what gateways that are no more have left in their journals. Knows no rows but those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .journal import LeftJournal, find_journals, take_left
+from .record import from_line
+from .row import Outcome, RefusalKey, Refusals, Row
+
+# Rows of one transaction.
+MAX_ROWS = 2_000
+
+
+class Database(Protocol):
+    """What an adopter needs of a Ledger."""
+
+    def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None: ...
+    def end(self, instance: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Rows that a gateway left, of which `closed` were open; `unreadable` lines were not whole. `problem`: why its
+    journal cannot be had."""
+
+    instance: str
+    rows: int = 0
+    closed: int = 0
+    unreadable: int = 0
+    problem: str = ""
+
+
+def adopt(prefix: Path, ledger: Database) -> list[Adopted]:
+    """Each journal of the prefix whose process is no more: what was written already is written again, which changes
+    nothing; what is open then is closed. Raises LedgerError; what is not in the database stays."""
+    adopted = []
+    for instance in find_journals(prefix):
+        try:
+            with take_left(prefix, instance) as left:
+                if left is not None:
+                    adopted.append(_adopt(left, ledger))
+        except OSError as error:
+            adopted.append(Adopted(instance, problem=str(error)))
+    return adopted
+
+
+def _adopt(left: LeftJournal, ledger: Database) -> Adopted:
+    rows: dict[int, Row] = {}
+    refused: dict[RefusalKey, Refusals] = {}
+    unreadable = 0
+    for line in left.lines:
+        record = from_line(line)
+        if isinstance(record, Row):
+            # The files do not say which came first.
+            if record.outcome is not Outcome.OPEN or record.number not in rows:
+                rows[record.number] = record
+        elif isinstance(record, Refusals):
+            before = refused.get(record.key)
+            if before is None or before.count < record.count:
+                refused[record.key] = record
+        else:
+            unreadable += 1
+    kept, told = list(rows.values()), list(refused.values())
+    for start in range(0, max(len(kept), len(told)), MAX_ROWS):
+        part = slice(start, start + MAX_ROWS)
+        ledger.write(left.instance, kept[part], told[part])
+    closed = ledger.end(left.instance)
+    left.remove()
+    return Adopted(left.instance, len(kept), closed, unreadable)
