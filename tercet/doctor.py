@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tercet.config import MeshConfig
-from tercet.errors import ConfigError, ModelError
+from tercet.config import LedgerSettings, MeshConfig
+from tercet.errors import ConfigError, LedgerError, ModelError
+from tercet.ledger.place import AUTO, REMEDY, ledger_place
 from tercet.model_source import ModelFormat, ModelSource, resolve_model
 from tercet.ports import check_port_free
 
@@ -45,6 +47,7 @@ def examine(config: MeshConfig, probe: Probe | None = None) -> Iterator[Finding]
     yield check_extension(probe)
     yield check_cuda(probe, needed=config.worker.device.startswith("cuda"))
     yield check_model(config.model.model)
+    yield check_ledger(config.ledger, os.environ)
     for name in ("gateway", "scheduler", "worker"):
         settings = getattr(config, name)
         yield check_port(name, settings.host, settings.port)
@@ -167,6 +170,32 @@ def check_model(model: str) -> Finding:
     except OSError as error:
         return Finding("model", "fail", model, f"cannot be read: {error}")
     return Finding("model", "ok", f"{source.path} ({size / 1e6:.0f} MB)")
+
+
+def check_ledger(settings: LedgerSettings, env: Mapping[str, str]) -> Finding:
+    """Whether a gateway of this user could write it. Makes nothing."""
+    # Here, because SQLAlchemy takes long to import.
+    from tercet.ledger.ledger import Ledger
+
+    try:
+        where = ledger_place(settings, env)
+        if where is None:
+            return Finding("ledger", "ok", "none is kept (ledger.database)")
+        ledger = Ledger(where, time.time)
+        name, file = ledger.name, ledger.file
+        if file is not None and not file.exists():
+            folder = next(each for each in file.parents if each.exists())
+            if settings.database != AUTO and folder != file.parent:
+                return Finding("ledger", "fail", f"{name}: there is no folder {file.parent}", "make it")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return Finding("ledger", "fail", f"{folder} cannot be written", REMEDY)
+            return Finding("ledger", "ok", f"{name}, made by a gateway that starts")
+        version = ledger.version()
+        ledger.close()
+    except LedgerError as error:
+        return Finding("ledger", "fail", str(error).removeprefix("ledger.database: "), REMEDY)
+    size = f", {file.stat().st_size / 1e6:.1f} MB" if file is not None else ""
+    return Finding("ledger", "ok", f"{name}, schema {version}{size}")
 
 
 def check_port(name: str, host: str, port: int) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,19 +13,19 @@ from datetime import datetime, timezone
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from tercet.cancel_times import times_by_origin
 from tercet.cli.asking import CONTROL_TIMEOUT_S, run_async
 from tercet.cli.connection import client_options
-from tercet.cli.settings import SettingsCommand, with_config
+from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.cli.usage import print_whole, to_moment
 from tercet.client import Client
-from tercet.config import MeshConfig
+from tercet.config import LedgerSettings, MeshConfig
+from tercet.ledger.place import AUTO, ledger_place
 from tercet.ledger.row import Cancelled
 
-# Of the gateway, not of this command.
-_OMITTED = ("ledger.gpu_hour_price", "ledger.retention_days", "ledger.max_waiting_rows")
 _MOST = 1_000_000
 
 Line = Mapping[str, Any]
@@ -47,7 +48,7 @@ Line = Mapping[str, Any]
     help="json: one object for each row.",
 )  # fmt: skip
 @client_options
-@with_config(["ledger"], omit=_OMITTED)
+@with_config(["ledger"], omit=LEDGER_OF_GATEWAY)
 def cancellations(
     config: MeshConfig,
     client: Client,
@@ -60,11 +61,13 @@ def cancellations(
 ) -> None:
     """Show cancels: of which request, by whom, where it was, and how long until its blocks were free.
 
-    With a ledger (--ledger-database) all that it has; without one, what the gateway at --address remembers.
+    All that the ledger has: by default that of this user's meshes on this host. If --address is given, or there is no
+    ledger, what that gateway remembers.
     """
     limit = limit or (_MOST if summary else 100)
-    if config.ledger.database:
-        found = _of_ledger(config.ledger.database, since, origin, tenant, limit)
+    where = _ledger_of(config.ledger)
+    if where is not None:
+        found = _of_ledger(where, since, origin, tenant, limit)
     else:
         told = run_async(_ask(client, origin, tenant, limit))
         found = [each for each in told if each.cancellation.cancelled_at >= since]
@@ -73,6 +76,16 @@ def cancellations(
     else:
         lines = [_line(each) for each in found]
     _WRITERS[format](lines)
+
+
+def _ledger_of(settings: LedgerSettings) -> str | None:
+    """The ledger to read; None if a gateway is to be asked. One that nobody has named gives way to a gateway that
+    somebody has."""
+    where = ledger_place(settings, os.environ)
+    if where is None or settings.database != AUTO:
+        return where
+    source = click.get_current_context().get_parameter_source("address")
+    return where if source is ParameterSource.DEFAULT and os.path.exists(where) else None
 
 
 def _of_ledger(database: str, since: float, origin: str, tenant: str, limit: int) -> Sequence[Cancelled]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tercet.cli.root import EXIT_REQUEST
-from tercet.cli.settings import SettingsCommand, with_config
+from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.config import MeshConfig
 from tercet.doctor import Finding, examine, failed
 
@@ -26,9 +26,9 @@ def to_text(finding: Finding) -> Text:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["model", "gateway", "scheduler", "worker"])
+@with_config(["model", "gateway", "scheduler", "worker", "ledger"], omit=LEDGER_OF_GATEWAY)
 def doctor(config: MeshConfig) -> None:
-    """Check Python, torch, compiler, extension, CUDA, model and ports, and say what to do about each problem.
+    """Check Python, torch, compiler, extension, CUDA, model, ledger and ports, and say what to do about each problem.
 
     The exit code is 1 if something that is needed is missing.
     """

@@ -21,6 +21,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # These say what kind of thing they set only together with their section: --log-level, not --level.
 _ALWAYS_PREFIXED = {"ledger", "log", "tenants", "tls"}
 
+# Of the gateway that writes a ledger; no commands that read it need them.
+LEDGER_OF_GATEWAY = (
+    "ledger.journal_folder", "ledger.gpu_hour_price", "ledger.retention_days", "ledger.max_waiting_rows",
+)  # fmt: skip
+
 
 class SettingOption(click.Option):
     """The flag of one setting; `key` is its dotted name."""
@@ -147,4 +152,4 @@ def _flat(value: Any) -> Any:
     return ",".join(value) if isinstance(value, tuple) else value
 
 
-__all__ = ["MeshConfig", "SettingOption", "SettingsCommand", "flag_names", "with_config"]
+__all__ = ["LEDGER_OF_GATEWAY", "MeshConfig", "SettingOption", "SettingsCommand", "flag_names", "with_config"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.config import MeshConfig
+from tercet.ledger.place import ledger_place
 from tercet.mesh_layout import SERVICES, check_ports, layout
 from tercet.mesh_processes import MeshProcesses, ServiceFailedError
 from tercet.public_bind import check_public_bind, is_public, open_doors
@@ -119,6 +121,10 @@ def up(
         if is_public(host := getattr(config, name).host) and (missing := open_doors(name, config)):
             note = f"warning: {name} listens on {host} without {' and '.join(missing)}"
             console.print(note, soft_wrap=True)
+    ledger = ledger_place(config.ledger, os.environ)
+    # A URL may hold a password.
+    if ledger is not None and "://" not in ledger:
+        console.print(f"ledger: {ledger}  (tercet usage adds it up)", soft_wrap=True)
     temporary = None if verbose or log_dir else Path(tempfile.mkdtemp(prefix="tercet-"))
     target = None if verbose else log_dir or temporary
     code = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import sys
 import time
@@ -15,17 +16,16 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from tercet.cli.settings import SettingsCommand, with_config
+from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.config import MeshConfig, variable_of
 from tercet.errors import LedgerError
 from tercet.ledger.ledger import Ledger
+from tercet.ledger.place import ledger_place
 from tercet.ledger.row import Outcome
 from tercet.ledger.usage import GROUPS, SUMS, Usage
 from tercet.ledger.usage import usage as read_usage
 
 _DATABASE = "ledger.database"
-# Of the gateway, not of this command.
-_OMITTED = ("ledger.gpu_hour_price", "ledger.retention_days", "ledger.max_waiting_rows")
 _MAX_WIDTH = 1_000
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
 
@@ -80,17 +80,19 @@ def to_names(text: str) -> tuple[str, ...]:
     "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
     help="json: one object for each row.",
 )  # fmt: skip
-@with_config(["ledger"], omit=_OMITTED)
+@with_config(["ledger"], omit=LEDGER_OF_GATEWAY)
 def usage(config: MeshConfig, since: float, until: float, by: tuple[str, ...], format: str) -> None:
     """Show what requests have used: tokens, GPU time, cost.
 
     Requests count for the time at which they arrived; days are those of UTC. What a crash left unknown counts as 0.
+    Without --ledger-database it is the ledger that this user's meshes on this host share.
     """
-    if not config.ledger.database:
+    where = ledger_place(config.ledger, os.environ)
+    if where is None:
         raise LedgerError(
-            f"is not set: give --ledger-database FILE, or {variable_of(_DATABASE)}, or set it in the TOML file"
+            f"is none: give --ledger-database FILE, or {variable_of(_DATABASE)}, or set it in the TOML file"
         )
-    ledger = Ledger(config.ledger.database, time.time)
+    ledger = Ledger(where, time.time)
     try:
         rows = read_usage(ledger, since, until, by)
     finally:

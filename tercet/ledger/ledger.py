@@ -117,6 +117,11 @@ class Ledger:
                 raise LedgerError(f"{self.name} has schema {version}; a gateway that starts makes {SCHEMA} of it")
             return connection.execute(query).all()
 
+    def version(self) -> int:
+        """The schema's."""
+        with self._database.read() as connection:
+            return version_of(connection, self.name)
+
     def _bury(self, connection: sa.Connection, instances: Sequence[str]) -> int:
         left = sa.and_(requests.c.instance.in_(instances), requests.c.outcome == Outcome.OPEN.value)
         closed = connection.execute(

@@ -15,7 +15,7 @@ AUTO = "auto"
 NONE = ("none", "")
 
 _FILE = "ledger.db"
-_REMEDY = "set ledger.database to a file or a URL, or to none"
+REMEDY = "set ledger.database to a file or a URL, or to none"
 
 
 def ledger_place(settings: LedgerSettings, env: Mapping[str, str]) -> str | None:
@@ -28,7 +28,7 @@ def ledger_place(settings: LedgerSettings, env: Mapping[str, str]) -> str | None
 def make_ledger_folder(settings: LedgerSettings, env: Mapping[str, str]) -> None:
     """Makes the folder that nobody has named, if the ledger is there. Raises LedgerError."""
     if settings.database == AUTO:
-        _make(state_folder(env), _REMEDY)
+        _make(state_folder(env), REMEDY)
 
 
 def journal_prefix(settings: LedgerSettings, name: str, file: Path | None, env: Mapping[str, str]) -> Path:
@@ -52,7 +52,7 @@ def state_folder(env: Mapping[str, str]) -> Path:
     try:
         return Path.home() / ".local" / "state" / "tercet"
     except RuntimeError:
-        raise LedgerError(f"this user has no home, and XDG_STATE_HOME is not set; {_REMEDY}") from None
+        raise LedgerError(f"this user has no home, and XDG_STATE_HOME is not set; {REMEDY}") from None
 
 
 def _make(folder: Path, remedy: str) -> None:

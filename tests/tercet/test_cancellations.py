@@ -93,6 +93,20 @@ def test_a_summary(cancellations: Command) -> None:
     assert rest[0][:5] == ["client", "2", "12.5", "37.5", "37.5"]
 
 
+def test_by_default_it_reads_what_the_user_keeps(ledger: Path, tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path), "TERCET_LEDGER_DATABASE": None}
+    (tmp_path / "tercet").mkdir()
+    # There is none yet, so a gateway is asked, which is not there either.
+    asked = ["cancellations", "--address", "127.0.0.1:1"]
+    assert CliRunner().invoke(main, asked, env=env).exit_code == 1
+    ledger.rename(tmp_path / "tercet" / "ledger.db")
+    done = CliRunner().invoke(main, ["cancellations", "--format", "json"], env=env)
+    assert [json.loads(line)["request_id"] for line in done.stdout.splitlines()] == ["r2", "r1", "r3"]
+    # Who names a gateway asks it.
+    assert CliRunner().invoke(main, asked, env=env).exit_code == 1
+    assert CliRunner().invoke(main, [*asked, "--ledger-database", "none"], env=env).exit_code == 1
+
+
 def test_without_a_gateway_the_error_says_so() -> None:
     done = CliRunner().invoke(main, ["cancellations", "--address", "127.0.0.1:1"])
     assert done.exit_code == 1

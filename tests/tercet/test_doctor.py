@@ -8,6 +8,7 @@ from tercet import doctor
 from tercet.cli import main
 from tercet.config import load_config
 from tercet.doctor import Finding, ProbeError
+from tercet.ledger.ledger import Ledger
 from tercet.ports import free_ports
 
 
@@ -88,6 +89,24 @@ def test_the_model_must_be_there(tmp_path):
     assert "2 MB" in doctor.check_model(str(tmp_path / "m.gguf")).fact
 
 
+def test_the_ledger_must_be_writable(tmp_path):
+    def look(where, **env):
+        return doctor.check_ledger(load_config(None, None, {"ledger.database": where}).ledger, env)
+
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert (look("none").verdict, look("none").fact) == ("ok", "none is kept (ledger.database)")
+    assert look("auto", **state).fact == f"{tmp_path}/state/tercet/ledger.db, made by a gateway that starts"
+    assert not (tmp_path / "state").exists()
+    assert (look(str(tmp_path / "nowhere" / "x.db")).verdict, look("postgresql://").verdict) == ("fail", "fail")
+    ledger = Ledger(str(tmp_path / "x.db"), lambda: 0.0)
+    ledger.create()
+    ledger.close()
+    assert look(str(tmp_path / "x.db")).fact.startswith(f"{tmp_path}/x.db, schema ")
+    (tmp_path / "y.db").write_bytes(b"no database at all" * 100)
+    broken = look(str(tmp_path / "y.db"))
+    assert (broken.verdict, "none" in broken.remedy) == ("fail", True)
+
+
 def test_a_taken_port_is_a_warning_that_names_the_key():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -115,7 +134,8 @@ def test_only_a_failure_fails():
 def test_examine_covers_every_subject():
     config = load_config(None, None, {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0})
     findings = list(doctor.examine(config, _answers("0 ")))
-    subjects = ["python", "torch", "compiler", "extension", "cuda", "model", "gateway port", "scheduler port"]
+    subjects = ["python", "torch", "compiler", "extension", "cuda", "model", "ledger"]
+    subjects += ["gateway port", "scheduler port"]
     assert [finding.subject for finding in findings] == [*subjects, "worker port"]
     assert all(finding.remedy for finding in findings if finding.verdict != "ok")
 

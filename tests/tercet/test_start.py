@@ -24,6 +24,8 @@ def test_the_demo_runs_beside_anything():
     config = private(load_config(None, None, given))
     # It has no key to ask with.
     assert config.tenants.store == ""
+    # And leaves nothing behind.
+    assert config.ledger.database == "none"
     assert {config.gateway.port, config.scheduler.port, config.worker.port} == {0}
     assert config.gateway.host == "127.0.0.1"
     assert len({member.settings.port for member in layout(config)}) == 3

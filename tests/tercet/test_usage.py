@@ -110,9 +110,21 @@ def test_what_cannot_be_is_refused(usage: Command, arguments: tuple[str, ...], p
 
 
 def test_without_a_ledger_it_says_how_to_name_one(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["usage"], env={"TERCET_LEDGER_DATABASE": None})
-    assert done.exit_code == 2
-    assert "ledger.database: is not set: give --ledger-database FILE, or TERCET_LEDGER_DATABASE" in done.output
+    for word in ("none", ""):
+        done = CliRunner().invoke(main, ["usage", "--ledger-database", word])
+        assert done.exit_code == 2
+        assert "ledger.database: is none: give --ledger-database FILE, or TERCET_LEDGER_DATABASE" in done.output
     absent = CliRunner().invoke(main, ["usage", "--ledger-database", str(tmp_path / "absent.db")])
     assert absent.exit_code == 2
     assert "is not there; a gateway that starts makes it" in absent.output
+
+
+def test_by_default_it_is_that_of_the_user(ledger: Path, tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state"), "TERCET_LEDGER_DATABASE": None}
+    before = CliRunner().invoke(main, ["usage"], env=env)
+    assert before.exit_code == 2
+    assert f"{tmp_path}/state/tercet/ledger.db is not there; a gateway that starts makes it" in before.output
+    (tmp_path / "state" / "tercet").mkdir(parents=True)
+    ledger.rename(tmp_path / "state" / "tercet" / "ledger.db")
+    after = CliRunner().invoke(main, ["usage", "--since", "2020-01-01", "--format", "json", "--by", ""], env=env)
+    assert json.loads(after.output)["requests"] > 0
