@@ -30,14 +30,18 @@ from .loop import Loop
 
 # Events are handled in milliseconds; who has left some lie for so long has stopped to handle any.
 STUCK_SECONDS = 10.0
+# A moment in which all workers are late is a matter of a busy machine.
+UNMOVED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
-    """One look at a scheduler. `stuck_s`: for how long no event was handled though there were some."""
+    """One look at a scheduler. `stuck_s`: for how long no event was handled though there were some. `unmoved_s`: for
+    how long every worker that may get something new has been late."""
 
     stopping: bool
     stuck_s: float
+    unmoved_s: float
     # All that are configured.
     workers: tuple[WorkerView, ...]
     certificate: str
@@ -48,7 +52,8 @@ class SchedulerFacts:
 def conditions(facts: SchedulerFacts, service: str) -> Conditions:
     """All names of a scheduler; `service` is that of tercet.mesh.v1, which answers with or without workers."""
     workers, total = facts.workers, len(facts.workers)
-    away = sum(not worker.live for worker in workers)
+    hung = sum(worker.hung for worker in workers)
+    away = sum(not worker.live and not worker.hung for worker in workers)
     leaving = sum(worker.draining for worker in workers)
     live = told((facts.stuck_s >= STUCK_SECONDS, f"no event was handled for {facts.stuck_s:.0f} s"))
     stopping = told((facts.stopping, "it stops"))
@@ -56,9 +61,15 @@ def conditions(facts: SchedulerFacts, service: str) -> Conditions:
         "": live + stopping,
         LIVE: live,
         service: live + stopping,
-        READY: live + stopping + told((away + leaving == total, "no worker is there")),
+        READY: live
+        + stopping
+        + told(
+            (hung + away + leaving == total, "no worker is there"),
+            (facts.unmoved_s >= UNMOVED_SECONDS, f"no worker has moved for {facts.unmoved_s:.0f} s"),
+        ),
         INTACT: told(
             (total == 0, "no address of a worker is known"),
+            (hung > 0, f"{hung} of {total} workers hung"),
             (away > 0, f"{away} of {total} workers not connected"),
             (leaving > 0, f"{leaving} of {total} workers about to stop"),
             (bool(facts.certificate), facts.certificate),
@@ -84,7 +95,7 @@ class Health:
         self._identity = identity
         self._clock = clock
         self._stopping = False
-        self._stillness = Stillness()
+        self._handling = self._moving = Stillness()
         self._pressures: dict[str, Pressure] = {}
         self._changed = asyncio.Event()
 
@@ -100,13 +111,18 @@ class Health:
     def look(self) -> Conditions:
         """All names now."""
         now, loop = self._clock(), self._loop
-        self._stillness = self._stillness.after(loop.num_handled, loop.num_unhandled > 0, now)
+        workers = loop.view().workers
+        usable = [worker for worker in workers if worker.live and not worker.draining]
+        all_late = bool(usable) and all(worker.late for worker in usable)
+        self._handling = self._handling.after(loop.num_handled, loop.num_unhandled > 0, now)
+        self._moving = self._moving.after(0, all_late, now)
         counts = {f"class {name}": count for name, count in loop.refused_for_room.items()}
         self._pressures = look_at_room(self._pressures, {"calls": self._server.num_turned_away, **counts}, now)
         facts = SchedulerFacts(
             stopping=self._stopping,
-            stuck_s=self._stillness.still_s,
-            workers=loop.view().workers,
+            stuck_s=self._handling.still_s,
+            unmoved_s=self._moving.still_s,
+            workers=workers,
             certificate="" if self._identity is None else self._identity.problem,
             crowded=tuple(f"no room for {kind}" for kind in high(self._pressures)),
         )
