@@ -111,10 +111,12 @@ class Executor:
         """Starts the thread."""
         self._thread.start()
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends the thread after the step that runs now, and waits for it at most `timeout_s` seconds."""
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Ends the thread after the step that runs now, and waits for it at most `timeout_s` seconds; whether it has
+        ended."""
         self.submit(Shutdown())
         self._thread.join(timeout_s)
+        return not self.alive
 
     def submit(self, command: Command) -> None:
         """Hands over a command; it takes effect at the next step boundary. Commands keep their order."""
@@ -220,6 +222,7 @@ class Executor:
             case Attach():
                 self._forget_all()
                 self._outbox.open(command.emit)
+                command.obeyed()
                 self._outbox.put(self._kv_cache.contents())
             case Detach():
                 if self._outbox.is_for(command.emit):

@@ -127,9 +127,10 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """A scheduler arrived: forget all sequences and plans, send events to `emit` from now on."""
+    """A scheduler arrived: forget all sequences and plans, call `obeyed`, and send events to `emit` from now on."""
 
     emit: Callable[[Event], None]
+    obeyed: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
@@ -85,8 +87,16 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         telling.cancel()
         await server.stop(1.0)
         await asyncio.gather(telling, return_exceptions=True)
-        if executor is not None:
-            await asyncio.to_thread(executor.stop)
+        if executor is not None and not await asyncio.to_thread(executor.stop):
+            _leave_device()
+
+
+def _leave_device() -> NoReturn:
+    """Ends the process at once: what else runs at its end would wait for a device that does not come back."""
+    log.error("device_did_not_come_back")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 class _LoadStoppedError(Exception):

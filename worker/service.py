@@ -34,6 +34,16 @@ class _Attachment:
         self.problem: tuple[grpc.StatusCode, str] | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._obeyed: asyncio.Future[bool] = self._loop.create_future()
+
+    def obeyed(self) -> None:
+        """The executor has forgotten what was before and is there for this one. From its thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle, True)
+
+    async def begins(self) -> bool:
+        """Waits for the executor; False if the stream is closed before."""
+        return await self._obeyed
 
     def emit(self, event: Event) -> None:
         """Takes an event from the executor's thread."""
@@ -50,6 +60,11 @@ class _Attachment:
         if code is not None and self.problem is None:
             self.problem = (code, problem)
         self._events.put_nowait(None)
+        self._settle(False)
+
+    def _settle(self, begins: bool) -> None:
+        if not self._obeyed.done():
+            self._obeyed.set_result(begins)
 
     async def next_events(self) -> list[Event]:
         """All events there are, at least one; empty when the stream is closed."""
@@ -114,14 +129,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._attached.close(grpc.StatusCode.ABORTED, "a newer scheduler attached")
         attachment = self._attached = _Attachment(epoch)
         log.info("scheduler_attached", epoch=epoch, peer=context.peer())
-        executor.submit(Attach(attachment.emit))
+        executor.submit(Attach(attachment.emit, attachment.obeyed))
         if self._draining:
             attachment.put(Draining())
         reader = asyncio.create_task(self._read(commands, attachment, executor))
         try:
-            await context.write(worker_pb2.WorkerEvents(events=[worker_pb2.WorkerEvent(hello=self._hello)]))
-            while events := await attachment.next_events():
-                await context.write(worker_pb2.WorkerEvents(events=map(encode_event, events)))
+            # Not before: a device that does not come back from a step would get work, and hang on to that, too.
+            if await attachment.begins():
+                await context.write(worker_pb2.WorkerEvents(events=[worker_pb2.WorkerEvent(hello=self._hello)]))
+                while events := await attachment.next_events():
+                    await context.write(worker_pb2.WorkerEvents(events=map(encode_event, events)))
         finally:
             reader.cancel()
             executor.submit(Detach(attachment.emit))

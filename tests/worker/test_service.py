@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from worker.executor import Executor
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.service import WorkerService
+from worker.steps import Computed
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 64
@@ -70,14 +72,30 @@ class Scheduler:
         return await self.call.code(), await self.call.details()
 
 
+class Halting(HostSteps):
+    """A device that computes as long as `goes` is set."""
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        super().__init__(RecallModel(), kv_cache)  # type: ignore[arg-type]
+        self.goes = threading.Event()
+        self.goes.set()
+        self.halted = threading.Event()
+
+    def next(self) -> Computed | None:
+        if not self.goes.is_set():
+            self.halted.set()
+            self.goes.wait()
+        return super().next()
+
+
 class Bench:
     """A worker's service on a free port."""
 
     def __init__(self) -> None:
         self.service = WorkerService()
         self.kv_cache = KVCache(CONFIG, NUM_BLOCKS, 8, torch.float32, CPU)
-        steps = HostSteps(RecallModel(), self.kv_cache)  # type: ignore[arg-type]
-        self.executor = Executor(steps, self.kv_cache, check_every_step=True)
+        self.steps = Halting(self.kv_cache)
+        self.executor = Executor(self.steps, self.kv_cache, check_every_step=True)
         self.executor.start()
         self.server = rpc.Server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server.grpc_server)
@@ -91,6 +109,7 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     made = Bench()
     yield made
+    made.steps.goes.set()
     await made.server.stop(0)
     made.executor.stop()
 
@@ -178,6 +197,49 @@ async def test_a_lost_stream_frees_its_sequences(bench: Bench, channel: grpc.aio
             break
         await asyncio.sleep(0.05)
     assert bench.kv_cache.pool.num_used == 0
+
+
+async def test_a_device_that_hangs_says_no_hello_before_it_moves(bench: Bench, channel: grpc.aio.Channel) -> None:
+    fenced = Scheduler(channel)
+    await fenced.open(1)
+    await fenced.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
+    await fenced.until("step")
+    bench.steps.goes.clear()
+    assert await asyncio.to_thread(bench.steps.halted.wait, 20)
+    fenced.call.cancel()
+    # One that gives up, and one that does not.
+    impatient = Scheduler(channel)
+    hello = asyncio.create_task(impatient.open(1))
+    assert not (await asyncio.wait({hello}, timeout=0.5))[0]
+    hello.cancel()
+    impatient.call.cancel()
+    patient = Scheduler(channel)
+    hello = asyncio.create_task(patient.open(1))
+    assert not (await asyncio.wait({hello}, timeout=0.5))[0]
+    bench.steps.goes.set()
+    assert await hello == HELLO
+    await patient.send(release(1))
+    released = (await patient.until("released"))[-1].released
+    assert not released.found
+    assert released.blocks.used == 0
+    await patient.send(new(1, [5], 3), plan(1, 9, {1: 1}, [1]))
+    events = await patient.until("plan_done")
+    assert [token for event in events for token in event.step.token_ids] == continuation([5], 2)
+
+
+async def test_one_that_waits_for_hello_is_fenced_like_any_other(bench: Bench, channel: grpc.aio.Channel) -> None:
+    first, older, newer = Scheduler(channel), Scheduler(channel), Scheduler(channel)
+    await first.open(1)
+    await first.send(new(1, [3] * 20, 4000), plan(1, 10_000, {1: 20}, [1]))
+    await first.until("step")
+    bench.steps.goes.clear()
+    assert await asyncio.to_thread(bench.steps.halted.wait, 20)
+    await older.send(worker_pb2.WorkerCommand(open=worker_pb2.Open(scheduler_epoch=2)))
+    assert (await first.end())[0] is grpc.StatusCode.ABORTED
+    hello = asyncio.create_task(newer.open(3))
+    assert (await older.end())[0] is grpc.StatusCode.ABORTED
+    bench.steps.goes.set()
+    assert await hello == HELLO
 
 
 async def test_half_closing_ends_the_stream(channel: grpc.aio.Channel) -> None:
