@@ -13,6 +13,8 @@ from tercet.health import Reasons
 from tercet.health_service import REASON_KEY
 
 _UNSAID = "it does not say why"
+# Of a name, and of health altogether.
+_UNKNOWN = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def ask(channel: grpc.aio.Channel, names: Iterable[str], timeout_s: float) -> dict[str, Reasons]:
@@ -38,7 +40,7 @@ async def _ask(stub: health_pb2_grpc.HealthStub, name: str, timeout_s: float) ->
     try:
         reply = await call
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.NOT_FOUND:
+        if error.code() in _UNKNOWN:
             return None
         raise
     if reply.status == health_pb2.HealthCheckResponse.SERVING:

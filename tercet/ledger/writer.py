@@ -34,6 +34,8 @@ TELL_S = 1.0
 RETRY_S = 0.5
 # Between two looks at what is too old, once nothing is.
 FORGET_EVERY_S = 3_600.0
+# A transaction that takes longer is told of as if it had failed.
+SLOW_S = 5.0
 # At the end it is tried for so long to write what is left.
 LAST_S = 5.0
 
@@ -81,6 +83,8 @@ class Writer:
         self._stopping = threading.Event()
         # The last attempt failed; the last one to append to the journal did.
         self._lost = self._journal_lost = False
+        # When the attempt began that is going on.
+        self._began_at: float | None = None
         # Journals of others that cannot be had, and why.
         self._problems: dict[str, str] = {}
         self._next_beat = self._next_look = self._next_adoption = clock()
@@ -120,8 +124,10 @@ class Writer:
 
     @property
     def lost(self) -> bool:
-        """Whether the last attempt to write has failed."""
-        return self._lost
+        """Whether the last attempt to write has failed, to the database or to the journal, or does not come to an
+        end."""
+        began_at = self._began_at
+        return self._lost or self._journal_lost or (began_at is not None and self._clock() - began_at > SLOW_S)
 
     @property
     def dead(self) -> bool:
@@ -153,7 +159,9 @@ class Writer:
             self._work.wait(min(TELL_S, max(0.0, self._next_beat - self._clock())))
             # Before it is looked what there is: a row that comes later sets it again.
             self._work.clear()
+            self._began_at = self._clock()
             written = self._write()
+            self._began_at = None
             if written:
                 self._forget()
             self._stopping.wait(GAP_S if written else RETRY_S)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.health import GatewayFacts, conditions
+from gateway import health
+from gateway.books import Books
+from gateway.health import SILENT_LOOKS, GatewayFacts, Health, conditions
+from tercet import rpc
+from tercet.config import LedgerSettings
+from tercet.errors import LedgerError, SchedulerLostError
+from tercet.ledger import writer
 
 SERVICE = "tercet.v1.Inference"
 WELL = GatewayFacts(
@@ -60,3 +70,148 @@ def test_one_cause_is_told_once() -> None:
     assert nobody["ready"] == ("no scheduler is there",)
     away = conditions(dataclasses.replace(WELL, scheduler={"intact": ("1 of 2 workers not connected",)}), SERVICE)
     assert away["intact"] == ("scheduler: 1 of 2 workers not connected",)
+
+
+class FakeLink:
+    """A link to a scheduler that says `answer` of itself, or nothing."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.answer: dict[str, tuple[str, ...]] | None = {}
+        self.asked = 0
+
+    def ready(self, model: str, revision: str) -> bool:
+        return self.up
+
+    async def scheduler_health(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        self.asked += 1
+        if self.answer is None:
+            raise SchedulerLostError("no answer")
+        return {name: self.answer.get(name, ()) for name in names}
+
+
+@dataclasses.dataclass
+class FakeModel:
+    name: str = "m"
+    revision: str = "r"
+
+
+class FakeParts:
+    """What else a gateway has."""
+
+    def __init__(self) -> None:
+        self.models = [FakeModel()]
+        self.num_turned_away = 0
+
+
+class Bench:
+    """A look at fakes, with books of its own."""
+
+    def __init__(self, books: Books) -> None:
+        self.link, self.parts, self.now = FakeLink(), FakeParts(), 0.0
+        parts: Any = self.parts
+        self.health = Health(
+            rpc.Server(), SERVICE, self.link, parts, parts, books, None, None, asyncio.Event(), lambda: self.now,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def lost(self) -> dict[str, tuple[str, ...]]:
+        """What does not hold a second later, and why."""
+        self.now += 1.0
+        return {name: reasons for name, reasons in self.health.look().items() if reasons}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("not within 20 s")
+
+
+def no_books() -> Books:
+    return Books(None, LedgerSettings(), "gateway-1", ())
+
+
+async def test_a_scheduler_that_leaves_questions_unanswered_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOK_SECONDS", 0.001)
+    bench = Bench(no_books())
+    asking = asyncio.create_task(bench.health.ask())
+    bench.link.answer = {"intact": ("1 of 2 workers not connected",)}
+    await until(lambda: bench.lost() == {"intact": ("scheduler: 1 of 2 workers not connected",)})
+    bench.link.answer = None
+    first = bench.link.asked
+    await until(lambda: "ready" in bench.lost())
+    assert bench.link.asked >= first + SILENT_LOOKS
+    bench.link.answer = {}
+    await until(lambda: bench.lost() == {})
+    # Of a scheduler that is gone it is the stream that says so.
+    bench.link.answer, bench.link.up = None, False
+    assert bench.lost()["ready"] == ("no scheduler is there",)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_places_that_are_all_taken_for_long_are_no_room() -> None:
+    bench = Bench(no_books())
+    for _ in range(3):
+        bench.parts.num_turned_away += 1
+        assert bench.lost() == {}
+    bench.parts.num_turned_away += 1
+    assert bench.lost() == {"has-room": ("no room for requests",)}
+
+
+class Database:
+    """A ledger that can be written, or not."""
+
+    def __init__(self) -> None:
+        self.fail: BaseException | None = None
+        self.held_up = threading.Event()
+        self.held_up.set()
+
+    def write(self, *_: Any) -> None:
+        self.held_up.wait()
+        if self.fail is not None:
+            raise self.fail
+
+    def create(self) -> None:
+        self.write()
+
+    def beat(self, _: str) -> int:
+        self.write()
+        return 0
+
+    def end(self, _: str) -> int:
+        return 0
+
+    def forget(self, _: float) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_ledger_that_cannot_be_written_and_one_that_nobody_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SLOW_S", 0.3)
+    database = Database()
+    books = Books((database, tmp_path / "journal"), LedgerSettings(), "gateway-1", ())  # type: ignore[arg-type]
+    bench = Bench(books)
+    await books.start()
+    assert bench.lost() == {}
+    database.fail = LedgerError("is locked")
+    books.refuse("", "", "m", "QUEUE_FULL", "")
+    await until(lambda: bench.lost() == {"intact": ("its ledger cannot be written",)})
+    database.fail = None
+    await until(lambda: bench.lost() == {})
+    database.held_up.clear()
+    books.refuse("", "", "m", "QUEUE_FULL", "")
+    await until(lambda: bench.lost() == {"intact": ("its ledger cannot be written",)})
+    database.held_up.set()
+    await until(lambda: bench.lost() == {})
+    database.fail = SystemExit()
+    books.refuse("", "", "m", "QUEUE_FULL", "")
+    await until(lambda: "live" in bench.lost())
+    database.fail = None
+    await books.stop()
