@@ -147,10 +147,12 @@ def test_a_renewed_certificate_is_taken_and_a_wrong_one_is_not(folder, monkeypat
     os.utime(folder / "edge.pem")
     certificates.issue(authority)
     second = watch.latest()
+    assert watch.problem == ""
     assert second.chain == (folder / "edge.pem").read_bytes() != first.chain
     (folder / "edge.pem").write_text("half of it")
     for _ in range(3):
         assert watch.latest() is second
+    assert watch.problem == "its certificate files cannot be used"
     # Each state of the files is told once.
     assert logged.names == [
         "certificate_not_renewed", "certificate_renewed", "certificate_renewed", "certificate_not_renewed"
@@ -190,6 +192,9 @@ def test_the_end_of_a_certificate_is_announced_daily(folder, monkeypatch):
     watch.latest()
     assert logged.names == ["certificate_ends_soon"] * 2
     assert logged.events.entries[-1]["days"] == pytest.approx(5.0, abs=0.1)
+    assert watch.problem == ""
+    at += 6 * 86_400
+    assert watch.problem == "its certificate has expired"
 
 
 def test_a_service_that_has_no_use_for_its_files_does_not_start(folder, tmp_path):

@@ -155,6 +155,11 @@ async def test_no_more_calls_than_it_can_bear_are_open():
         assert error.retry_after_s == 1.0
         health = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        # Past the door; the health of this test has no such method.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health.List(health_pb2.HealthListRequest())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert door.num_turned_away == 1
         held[0].cancel()
         await until(lambda: door._calls == 2)
         models = models_pb2_grpc.ModelsStub(channel)
@@ -171,6 +176,8 @@ async def test_streams_that_anybody_may_open_take_no_place_from_others(method):
         held = [opened(channel, method) for _ in range(2)]
         await until(lambda: door._open_calls == 2)
         assert isinstance(await refusal(opened(channel, method)), errors.QueueFullError)
+        # Anybody can bring that about: it says nothing about the room for others.
+        assert door.num_turned_away == 0
         models = models_pb2_grpc.ModelsStub(channel)
         assert (await models.GetModel(models_pb2.GetModelRequest(name="m"))).name == "m"
         for call in held:

@@ -7,21 +7,29 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import certificates
 import pytest
 from command_line import run
 
+from tercet.mesh_layout import SERVICES
 from tercet.ports import free_ports
 from tercet.rpc import Server
+from tercet.tls.mesh import mesh_identity
+from tercet.tls.server import ServerTls, edge_tls
 from tercet.v1 import models_pb2
+
+TLS_KEYS = ("certificate", "key", "mesh_ca", "mesh_certificate", "mesh_key")
 
 
 class Process:
     """A service that has health and nothing else, in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ServerTls | None = None) -> None:
         self.address = ""
+        self._tls = tls
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
@@ -29,7 +37,7 @@ class Process:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._server = Server()
+        self._server = Server(tls=self._tls)
         port = await self._server.start("127.0.0.1", 0, [models_pb2.DESCRIPTOR], key="gateway.port")
         self.address = f"127.0.0.1:{port}"
         self._started.set()
@@ -48,11 +56,11 @@ class Process:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[], Process]]:
+def start() -> Iterator[Callable[..., Process]]:
     made: list[Process] = []
 
-    def make() -> Process:
-        made.append(Process())
+    def make(tls: ServerTls | None = None) -> Process:
+        made.append(Process(tls))
         return made[-1]
 
     yield make
@@ -61,9 +69,13 @@ def start() -> Iterator[Callable[[], Process]]:
 
 
 @pytest.fixture
-def mesh(start: Callable[[], Process], monkeypatch: pytest.MonkeyPatch) -> dict[str, Process]:
+def mesh(start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch) -> dict[str, Process]:
     """A process of each kind, where the settings say so."""
-    processes = {name: start() for name in ("gateway", "scheduler", "worker")}
+    return place({name: start() for name in SERVICES}, monkeypatch)
+
+
+def place(processes: dict[str, Process], monkeypatch: pytest.MonkeyPatch) -> dict[str, Process]:
+    """Settings that say where these are."""
     monkeypatch.setenv("TERCET_GATEWAY_PORT", processes["gateway"].address.rpartition(":")[2])
     monkeypatch.setenv("TERCET_GATEWAY_SCHEDULER", processes["scheduler"].address)
     monkeypatch.setenv("TERCET_SCHEDULER_WORKERS", processes["worker"].address)
@@ -166,4 +178,24 @@ def test_it_waits_until_all_serve(mesh: dict[str, Process]) -> None:
 def test_a_wait_has_an_end(mesh: dict[str, Process]) -> None:
     (port,) = free_ports(1)
     (report,) = shown("--wait", "0.6", "--address", f"127.0.0.1:{port}", code=1)
+    assert report["problem"]
+
+
+def test_a_mesh_with_tls_is_asked_with_the_certificates_that_it_has(
+    start: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.make(tmp_path / "pki")
+    settings = certificates.settings(tmp_path / "pki")
+    listening = {"gateway": edge_tls(settings)}
+    for name, caller in (("scheduler", "gateway"), ("worker", "scheduler")):
+        identity = mesh_identity(settings, name)
+        assert identity is not None
+        listening[name] = identity.listening_to(caller)
+    mesh = place({name: start(listening[name]) for name in SERVICES}, monkeypatch)
+    flags = [f"--tls-{key.replace('_', '-')}={getattr(settings, key)}" for key in TLS_KEYS]
+    assert len(shown(*flags, code=0)) == 3
+    assert shown("--address", mesh["worker"].address, "--service", "worker", *flags, code=0)
+    # From elsewhere, with nothing but the CA.
+    assert shown("--address", mesh["gateway"].address, "--tls-ca", f"{tmp_path}/pki/ca.pem", code=0)
+    (report,) = shown("--address", mesh["gateway"].address, code=1)
     assert report["problem"]
