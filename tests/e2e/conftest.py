@@ -50,6 +50,8 @@ class Mesh:
 
     def __init__(self, log_folder: Path, settings: dict[str, str] | None = None) -> None:
         self.ports = {name: free_port() for name in HEALTH_NAMES}
+        # What runs a service instead of tercet.
+        self.modules: dict[str, str] = {}
         self._log_folder = log_folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {
@@ -79,8 +81,9 @@ class Mesh:
         for name in names or HEALTH_NAMES:
             log = (self._log_folder / f"{name}.log").open("ab")
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "tercet", name], env=self._environment, stderr=log, stdout=log, cwd=ROOT
-            )
+                [sys.executable, "-m", self.modules.get(name, "tercet"), name],
+                env=self._environment, stderr=log, stdout=log, cwd=ROOT,
+            )  # fmt: skip
         if set(self._processes) == set(HEALTH_NAMES):
             wait_until(lambda: self.healthy("gateway"), f"the mesh serves; logs:\n{self.logs()}")
 
