@@ -33,7 +33,8 @@ from .link import Link
 from .served_model import Catalogue
 from .tenant_watch import TenantWatch
 
-# A scheduler that has left so many questions in a row without an answer does not serve.
+# A scheduler that has left so many questions in a row without an answer does not serve; nor does one that has said so
+# as often though its stream says that a worker is there, which it does sooner.
 SILENT_LOOKS = 3
 _SCHEDULER = "scheduler"
 
@@ -45,8 +46,9 @@ class GatewayFacts:
     stopping: bool
     attached: bool
     silent: bool
-    # Whether a worker is there for any of its models.
+    # Whether a worker is there for any of its models; and why none of them does anything.
     served: bool
+    unmoved: Reasons
     tenants_lost: bool
     tenants_stale: bool
     ledger_lost: bool
@@ -68,6 +70,7 @@ def conditions(facts: GatewayFacts, service: str) -> Conditions:
         live
         + stopping
         + lost
+        + passed_on(_SCHEDULER, facts.unmoved)
         + told(
             (not lost and not facts.served, "no worker is there for its model"),
             (facts.tenants_stale, "its tenants could not be read for too long"),
@@ -118,7 +121,7 @@ class Health:
         self._changed = changed
         self._clock = clock
         self._stopping = False
-        self._unanswered = 0
+        self._unanswered = self._unready = 0
         self._scheduler: Conditions = {}
         self._pressures: dict[str, Pressure] = {}
 
@@ -135,23 +138,30 @@ class Health:
         """Asks the scheduler, again and again."""
         while True:
             try:
-                self._scheduler = await self._link.scheduler_health((INTACT, HAS_ROOM))
+                self._scheduler = await self._link.scheduler_health((READY, INTACT, HAS_ROOM))
                 self._unanswered = 0
             except SchedulerLostError:
                 self._scheduler = {}
                 self._unanswered += 1
+            self._unready = self._unready + 1 if self._served and self._scheduler.get(READY) else 0
             await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def _served(self) -> bool:
+        return any(self._link.ready(model.name, model.revision) for model in self._catalogue.models)
 
     def look(self) -> Conditions:
         """All names now."""
         link, books, tenants = self._link, self._books, self._tenants
+        served = self._served
         counts = {"calls": self._server.num_turned_away, "requests": self._generations.num_turned_away}
         self._pressures = look_at_room(self._pressures, counts, self._clock())
         facts = GatewayFacts(
             stopping=self._stopping,
             attached=link.up,
             silent=link.up and self._unanswered >= SILENT_LOOKS,
-            served=any(link.ready(model.name, model.revision) for model in self._catalogue.models),
+            served=served,
+            unmoved=self._scheduler.get(READY, ()) if served and self._unready >= SILENT_LOOKS else (),
             tenants_lost=tenants is not None and tenants.lost,
             tenants_stale=tenants is not None and tenants.stale,
             ledger_lost=books.lost,

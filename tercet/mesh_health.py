@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from tercet.config import MeshConfig
-from tercet.health import LIVE, NAMES, READY, Reasons
+from tercet.health import NAMES, Reasons
 from tercet.health_client import ask, list_names
 from tercet.mesh_layout import Member
 from tercet.rpc import open_channel
@@ -38,15 +38,9 @@ class Report:
     names: Mapping[str, Reasons]
     problem: str = ""
 
-    @property
-    def serves(self) -> bool:
-        """Whether it is live and ready."""
-        return not self.problem and all(self.names.get(name) == () for name in (LIVE, READY))
-
-    @property
-    def well(self) -> bool:
-        """Whether all four names hold."""
-        return not self.problem and all(self.names.get(name) == () for name in NAMES)
+    def holds(self, names: Iterable[str]) -> bool:
+        """Whether it has answered, and all of these hold."""
+        return not self.problem and all(self.names.get(name) == () for name in names)
 
 
 async def find_targets(config: MeshConfig, gateway_tls: ClientTls | None = None) -> list[Target]:
@@ -64,18 +58,17 @@ async def find_targets(config: MeshConfig, gateway_tls: ClientTls | None = None)
     return targets
 
 
-async def look_at(targets: list[Target], timeout_s: float) -> list[Report]:
-    """What each says, all asked at once; each has so many seconds to answer."""
-    return list(await asyncio.gather(*(_look_at(target, timeout_s) for target in targets)))
+async def look_at(targets: Sequence[Target], timeout_s: float, names: Sequence[str] = ()) -> list[Report]:
+    """What each says of these names, or of all it has; all are asked at once, and have so many seconds to answer."""
+    return list(await asyncio.gather(*(_look_at(target, timeout_s, names) for target in targets)))
 
 
-async def _look_at(target: Target, timeout_s: float) -> Report:
+async def _look_at(target: Target, timeout_s: float, names: Sequence[str]) -> Report:
     async with open_channel(target.address, target.tls) as channel:
         try:
-            known = await list_names(channel, timeout_s)
             # The four first, in their order.
-            names = [*NAMES, *sorted(known - set(NAMES))]
-            return Report(target.service, target.address, await ask(channel, names, timeout_s))
+            asked = names or [*NAMES, *sorted(await list_names(channel, timeout_s) - set(NAMES))]
+            return Report(target.service, target.address, await ask(channel, asked, timeout_s))
         except grpc.aio.AioRpcError as error:
             return Report(target.service, target.address, {}, _words(error, timeout_s))
 

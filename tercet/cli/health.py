@@ -17,7 +17,7 @@ from tercet.cli.finite import SECONDS, SOME_SECONDS
 from tercet.cli.root import EXIT_REQUEST
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.config import CA_VARIABLE, MeshConfig
-from tercet.health import NAMES
+from tercet.health import LIVE, NAMES, READY
 from tercet.mesh_health import Report, Target, find_targets, look_at
 from tercet.mesh_layout import SERVICES
 from tercet.tls.client import ClientTls
@@ -28,32 +28,40 @@ EXIT_IMPAIRED = 3
 _POLL_S = 0.5
 
 
-def exit_code(reports: Sequence[Report]) -> int:
-    """0: all is well; 3: all serve, with less than they should; 1: somebody does not serve, or does not answer."""
-    if not all(report.serves for report in reports):
+def exit_code(reports: Sequence[Report], names: Sequence[str]) -> int:
+    """0: all is well; 3: all serve, with less than they should; 1: somebody does not serve, or does not answer. If it
+    is asked for some `names`, 0: they hold; else 1."""
+    if not all(report.holds(names or (LIVE, READY)) for report in reports):
         return EXIT_REQUEST
-    return 0 if all(report.well for report in reports) else EXIT_IMPAIRED
+    return 0 if names or all(report.holds(NAMES) for report in reports) else EXIT_IMPAIRED
 
 
 async def look_until(
-    config: MeshConfig, given: Sequence[Target], gateway_tls: ClientTls | None, wait_s: float, timeout_s: float
+    config: MeshConfig,
+    given: Sequence[Target],
+    gateway_tls: ClientTls | None,
+    names: Sequence[str],
+    wait_s: float,
+    timeout_s: float,
 ) -> list[Report]:
-    """The reports of those that are `given`, else of all in the settings, once all serve or `wait_s` are over."""
+    """The reports of those that are `given`, else of all in the settings, once all serve or `wait_s` are over; of some
+    `names`, once these hold."""
     give_up_at = time.monotonic() + wait_s
     while True:
         # Each time: a name of workers may have other addresses by now.
-        targets = list(given) or await find_targets(config, gateway_tls)
-        reports = await look_at(targets, timeout_s)
+        targets = given or await find_targets(config, gateway_tls)
+        reports = await look_at(targets, timeout_s, names)
         left_s = give_up_at - time.monotonic()
-        if exit_code(reports) != EXIT_REQUEST or left_s <= 0:
+        if exit_code(reports, names) != EXIT_REQUEST or left_s <= 0:
             return reports
         await asyncio.sleep(min(_POLL_S, left_s))
 
 
-def write_table(reports: Sequence[Report]) -> None:
+def write_table(reports: Sequence[Report], names: Sequence[str]) -> None:
     """A line for each process, then one for each name that does not hold."""
-    rows: list[tuple[str, ...]] = [("service", "address", *NAMES)]
-    rows += [(report.service, report.address, *(_state(report, name) for name in NAMES)) for report in reports]
+    shown = names or NAMES
+    rows: list[tuple[str, ...]] = [("service", "address", *shown)]
+    rows += [(report.service, report.address, *(_state(report, name) for name in shown)) for report in reports]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -61,7 +69,7 @@ def write_table(reports: Sequence[Report]) -> None:
         who = f"{report.service} {report.address}"
         if report.problem:
             click.echo(f"{who}: {report.problem}")
-        for name in NAMES:
+        for name in shown:
             for reason in report.names.get(name, ()):
                 click.echo(f"{who}: not {name}: {reason}")
 
@@ -71,8 +79,8 @@ def _state(report: Report, name: str) -> str:
     return "-" if reasons is None else "no" if reasons else "yes"
 
 
-def write_json(reports: Sequence[Report]) -> None:
-    """An object a line, with all names that the process has; the empty one is the process."""
+def write_json(reports: Sequence[Report], _: Sequence[str]) -> None:
+    """An object a line, with all names that were asked for; the empty one is the process."""
     for report in reports:
         names = {name: {"serving": not reasons, "reason": "; ".join(reasons)} for name, reasons in report.names.items()}
         click.echo(
@@ -103,6 +111,10 @@ def _checked(_: click.Context, parameter: click.Parameter, values: tuple[str, ..
     help="What runs at --address: by that its certificate is known.",
 )  # fmt: skip
 @click.option(
+    "--name", "names", multiple=True, metavar="NAME",
+    help="Ask for this name alone, as a probe does; repeatable. Then the exit code is 0 if it holds, else 1.",
+)  # fmt: skip
+@click.option(
     "--wait", type=SECONDS, default=0.0, metavar="SECONDS", help="For so long, ask again until all are live and ready."
 )
 @click.option(
@@ -121,6 +133,7 @@ def health(
     config: MeshConfig,
     addresses: tuple[str, ...],
     service: str,
+    names: tuple[str, ...],
     wait: float,
     timeout: float,
     format: str,
@@ -136,6 +149,6 @@ def health(
     if addresses and tls is None:
         tls = probe_tls(config.tls, service)
     given = [Target(service, address, tls) for address in addresses]
-    reports = run_async(look_until(config, given, gateway_tls, wait, timeout))
-    _WRITERS[format](reports)
-    sys.exit(exit_code(reports))
+    reports = run_async(look_until(config, given, gateway_tls, names, wait, timeout))
+    _WRITERS[format](reports, names)
+    sys.exit(exit_code(reports, names))

@@ -25,6 +25,7 @@ WELL = GatewayFacts(
     attached=True,
     silent=False,
     served=True,
+    unmoved=(),
     tenants_lost=False,
     tenants_stale=False,
     ledger_lost=False,
@@ -47,6 +48,7 @@ UNREADY = {"ready", SERVICE}
         ({"attached": False, "served": False}, {*UNREADY, "intact"}),
         ({"silent": True}, {*UNREADY, "intact"}),
         ({"served": False}, UNREADY),
+        ({"unmoved": ("no worker has moved for 12 s",)}, UNREADY),
         ({"tenants_lost": True}, {"intact"}),
         ({"tenants_lost": True, "tenants_stale": True}, {*UNREADY, "intact"}),
         ({"ledger_lost": True}, {"intact"}),
@@ -144,6 +146,11 @@ async def test_a_scheduler_that_leaves_questions_unanswered_does_not_serve(monke
     assert bench.link.asked >= first + SILENT_LOOKS
     bench.link.answer = {}
     await until(lambda: bench.lost() == {})
+    # What it says of its workers counts when it has said it for a while: its stream is quicker.
+    bench.link.answer = {"ready": ("no worker has moved for 12 s",)}
+    first = bench.link.asked
+    await until(lambda: bench.lost().get("ready") == ("scheduler: no worker has moved for 12 s",))
+    assert bench.link.asked >= first + SILENT_LOOKS
     # Of a scheduler that is gone it is the stream that says so.
     bench.link.answer, bench.link.up = None, False
     assert bench.lost()["ready"] == ("no scheduler is there",)

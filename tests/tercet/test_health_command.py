@@ -124,6 +124,17 @@ def test_less_than_it_should_be_is_told_with_its_reason(mesh: dict[str, Process]
     ]
 
 
+def test_some_names_alone_as_a_probe_asks(mesh: dict[str, Process]) -> None:
+    mesh["gateway"].tell(intact=("its tenants cannot be read",))
+    until_shown(3)
+    address = ("--address", mesh["gateway"].address)
+    (report,) = shown("--name", "live", "--name", "tercet.v1.Models", *address, code=0)
+    assert [*report["names"]] == ["live", "tercet.v1.Models"]
+    assert shown("--name", "intact", *address, code=1)[0]["names"]["intact"]["reason"] == "its tenants cannot be read"
+    assert shown("--name", "no such name", *address, code=1)[0]["names"] == {}
+    assert run("health", "--name", "ready", *address).stdout.splitlines()[0].split() == ["service", "address", "ready"]
+
+
 @pytest.mark.parametrize("name", ["live", "ready"])
 def test_who_does_not_serve_is_a_failure(mesh: dict[str, Process], name: str) -> None:
     mesh["worker"].tell(**{name: ("its device has been at one step for 400 s",)})
