@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -25,14 +24,24 @@ class Entry:
 
     outcome: Outcome
     reason: str
+    generated_tokens: int | None
     delivered_tokens: int | None
+    wasted_tokens: int | None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether what was generated is what was delivered and wasted; what nobody knows is none of them."""
+        parts = (self.delivered_tokens, self.wasted_tokens)
+        if self.generated_tokens is None or None in parts:
+            return parts == (None, None) and self.generated_tokens is None
+        return self.generated_tokens == sum(part for part in parts if part is not None)
 
 
 class Books:
-    """The ledger in an SQLite file, read beside those who write it."""
+    """A ledger, in an SQLite file or where a URL says, read beside those who write it."""
 
-    def __init__(self, path: Path) -> None:
-        self._ledger = Ledger(str(path), time.time)
+    def __init__(self, where: str) -> None:
+        self._ledger = Ledger(where, time.time)
 
     def close(self) -> None:
         self._ledger.close()
@@ -44,7 +53,8 @@ class Books:
         for start in range(0, len(ids), MAX_IDS):
             query = sa.select(requests).where(requests.c.request_id.in_(ids[start : start + MAX_IDS]))
             for row in self._ledger.read(query):
-                found[row.request_id].append(Entry(Outcome(row.outcome), row.reason, row.delivered_tokens))
+                tokens = (row.generated_tokens, row.delivered_tokens, row.wasted_tokens)
+                found[row.request_id].append(Entry(Outcome(row.outcome), row.reason, *tokens))
         return found
 
     def closed(self, request_ids: Collection[str], limit_s: float) -> Mapping[str, Sequence[Entry]]:

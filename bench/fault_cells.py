@@ -9,13 +9,14 @@ client got; and no log complains.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.books import Books
-from bench.fault_deeds import LONG_PAUSE_S, do
+from bench.fault_deeds import DATABASE_FAULTS, LONG_PAUSE_S, do, kill
 from bench.fault_mesh import STARTED_S, FaultMesh
 from bench.fault_streams import Stream, follow, judge, judge_entries
 from tercet import errors
@@ -33,14 +34,22 @@ _PROBED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`fault` done to `subject`: a service, the connections of a cut being those above it, or the ledger's database."""
+    """`fault` done to `subject`: a service, the connections of a cut being those above it, or the ledger's database, by
+    its kind."""
 
     subject: str
     fault: str
     streaming: bool
+    # A fault of the database, from before the load until a process that was killed is started again.
+    beside: str = ""
 
     def __str__(self) -> str:
-        return f"{self.fault} {self.subject} {'streaming' if self.streaming else 'idle'}"
+        return f"{self.what} {self.subject} {'streaming' if self.streaming else 'idle'}"
+
+    @property
+    def what(self) -> str:
+        """Of the fault."""
+        return f"{self.fault} beside database: {self.beside}" if self.beside else self.fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +84,14 @@ SUBJECTS = ("gateway", "scheduler", "worker")
 
 
 def cells(faults: Sequence[str]) -> list[Cell]:
-    """Each of them done to every service, under either load, and the database hanging."""
-    found = [Cell(subject, fault, streaming) for fault in faults for subject in SUBJECTS for streaming in (False, True)]
-    return [*found, Cell("database", "hang", True)] if "hang" in faults else found
+    """Each of them done to every service, under either load."""
+    return [Cell(subject, fault, streaming) for fault in faults for subject in SUBJECTS for streaming in (False, True)]
+
+
+def database_cells(kind: str) -> list[Cell]:
+    """All that can be done to a database of a kind, and a gateway that is killed beside one that is broken."""
+    found = [Cell(kind, fault, streaming=True) for fault in DATABASE_FAULTS[kind]]
+    return [*found, Cell("gateway", "kill", streaming=True, beside=found[-1].fault)]
 
 
 class Matrix:
@@ -85,7 +99,7 @@ class Matrix:
 
     def __init__(self, mesh: FaultMesh) -> None:
         self._mesh = mesh
-        self._books = Books(mesh.ledger)
+        self._books = Books(mesh.database.where)
         self._num_runs = 0
         self._undisturbed: dict[int, tuple[int, ...]] = {}
         # Faults of workers take turns, so that each has been the broken one.
@@ -97,6 +111,9 @@ class Matrix:
         if cell.streaming and not self._undisturbed:
             await self._learn()
         self._mesh.complaints()
+        broken = contextlib.ExitStack()
+        if cell.beside:
+            broken.enter_context(self._mesh.database.broken(cell.beside))
         streams = self._streams() if cell.streaming else []
         async with Client(self._mesh.address) as client:
             tasks = [asyncio.create_task(follow(client, stream)) for stream in streams]
@@ -104,28 +121,28 @@ class Matrix:
                 # All on their way, none near its end.
                 await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), ENDED_S)
                 began = time.monotonic()
-                done = asyncio.create_task(self._do(cell))
+                done = asyncio.create_task(self._do(cell, broken))
                 served = asyncio.create_task(self._until_served(began))
                 ended_s = await self._until_ended(tasks, began, problems)
                 await done
                 served_s = await served
             finally:
+                broken.close()
                 for task in tasks:
                     task.cancel()
         await asyncio.to_thread(self._mesh.wait_for, self._mesh.at_rest, f"all is as before {cell}", STARTED_S)
         whole_s = time.monotonic() - began
         entries = await asyncio.to_thread(self._books.closed, [stream.request_id for stream in streams], BOOKS_S)
         complaints = self._mesh.complaints()
-        # What a gateway has not written is lost with it: ends of the last moment, and all of a request if it is behind
-        # with its ledger and lets clients go on.
+        # What a gateway knew of an end in its last moment is lost with it.
         killed = cell.subject == "gateway" and cell.fault == "kill"
-        may_lack = killed and any(map(_is_behind, complaints))
         for stream in streams:
             explained = _EXPLAINED.get((cell.subject, cell.fault), set())
             problems += judge(stream, self._undisturbed[stream.seed], explained)
-            if stream.request_id in entries or not may_lack:
-                problems += judge_entries(stream, entries.get(stream.request_id, ()), may_be_lost=killed)
-        problems += [f"complaint: {line}" for line in complaints if not _is_behind(line)]
+            problems += judge_entries(stream, entries.get(stream.request_id, ()), may_be_lost=killed)
+        # A database that was ended is missed.
+        expected = '"ledger_lost"' if cell.subject == "postgresql" and cell.fault in ("kill", "stop") else "\n"
+        problems += [f"complaint: {line}" for line in complaints if expected not in line]
         ends = Counter(end for stream in streams for end in stream.ends)
         return Result(cell, ends, ended_s if streams else None, served_s, whole_s, tuple(problems))
 
@@ -166,14 +183,13 @@ class Matrix:
                         raise
             await asyncio.sleep(_PROBE_S)
 
-    async def _do(self, cell: Cell) -> None:
-        """Without blocking: the clients are on this loop."""
+    async def _do(self, cell: Cell, broken: contextlib.ExitStack) -> None:
+        """Without blocking: the clients are on this loop. `broken` is the database, if it is."""
         name = cell.subject
         if name == "worker":
             name = self._mesh.workers[self._turn % len(self._mesh.workers)]
             self._turn += 1
-        await do(self._mesh, name, cell.fault)
-
-
-def _is_behind(line: str) -> bool:
-    return '"ledger_behind"' in line
+        if cell.beside:
+            await kill(self._mesh, name, mend=broken.close)
+        else:
+            await do(self._mesh, name, cell.fault)

@@ -5,47 +5,46 @@ mesh is whole again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import signal
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
+from bench.fault_database import FaultDatabase
 from bench.fault_mesh import FaultMesh
 
 # Shorter than what anybody would take for a loss.
 PAUSE_S = 1.5
 # Longer than QUIET_SECONDS and ANSWER_SECONDS of tercet/rpc.py together.
 LONG_PAUSE_S = 45.0
-# A writer waits for a database that hangs.
-LOCKED_S = 3.0
+# How long a database is broken.
+BROKEN_S = 3.0
 
 FAULTS = ("kill", "hang", "stop", "cut")
 # Those that keepalive has to find out.
 LONG_FAULTS = ("long hang", "long stall", "half-open")
+# By kind of database, what can be done to it.
+DATABASE_FAULTS = {"sqlite": ("lock", "slow disk"), "postgresql": ("kill", "stop", "hang")}
 
 
 async def do(mesh: FaultMesh, name: str, fault: str) -> None:
-    """`name` is a process, or "database", which can but hang."""
-    if name == "database":
-        await asyncio.to_thread(_hold, mesh.ledger)
+    """`name` is a process, or the kind of the mesh's database."""
+    if name == mesh.database.kind:
+        await asyncio.to_thread(_break, mesh.database, fault)
     else:
         await _DEEDS[fault](mesh, name)
 
 
-def _hold(path: Path) -> None:
-    """Nobody else writes meanwhile, as on a disk that does not answer."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        time.sleep(LOCKED_S)
-        connection.execute("ROLLBACK")
+def _break(database: FaultDatabase, fault: str) -> None:
+    with database.broken(fault):
+        time.sleep(BROKEN_S)
 
 
-async def _kill(mesh: FaultMesh, name: str) -> None:
+async def kill(mesh: FaultMesh, name: str, mend: Callable[[], None] = lambda: None) -> None:
+    """`mend` is called between its end and its start."""
     mesh.send(name, signal.SIGKILL)
     await asyncio.to_thread(mesh.ended, name)
+    await asyncio.to_thread(mend)
     mesh.start(name)
 
 
@@ -77,7 +76,7 @@ async def _stall(mesh: FaultMesh, name: str, *, pause_s: float) -> None:
 
 
 _DEEDS: Mapping[str, Callable[[FaultMesh, str], Awaitable[None]]] = {
-    "kill": _kill,
+    "kill": kill,
     "stop": _stop,
     "hang": functools.partial(_hang, pause_s=PAUSE_S),
     "cut": _cut,

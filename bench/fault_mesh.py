@@ -20,6 +20,7 @@ from types import TracebackType
 import grpc
 
 from bench.dummy_model import write_dummy_model
+from bench.fault_database import FaultDatabase, FileDatabase
 from bench.wire import Wire, Wires
 from bench.workload import Shape
 from tercet.config import PARENT_PID_VARIABLE
@@ -38,9 +39,17 @@ LOOK_S = 0.05
 class FaultMesh:
     """The processes, as a scope; names are gateway, scheduler, worker-1, worker-2."""
 
-    def __init__(self, folder: Path, num_workers: int = 2, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_workers: int = 2,
+        settings: Mapping[str, str] | None = None,
+        make_database: Callable[[Path], FaultDatabase] = FileDatabase,
+    ) -> None:
         """Logs go to `folder`. `settings` are variables of the environment."""
         self.folder = folder
+        self._make_database = make_database
+        self._database: FaultDatabase | None = None
         self.workers = tuple(f"worker-{index + 1}" for index in range(num_workers))
         self.names = ("gateway", "scheduler", *self.workers)
         self._settings = dict(settings or {})
@@ -53,6 +62,7 @@ class FaultMesh:
 
     def __enter__(self) -> FaultMesh:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._database = self._make_database(self.folder)
         write_dummy_model(SHAPE, self.folder / "model")
         self._wires.__enter__()
         self._ports = dict(zip(self.names, free_ports(len(self.names)), strict=True))
@@ -76,11 +86,13 @@ class FaultMesh:
                 process.kill()
             process.wait()
         self._wires.__exit__(kind, error, trace)
+        self.database.close()
 
     @property
-    def ledger(self) -> Path:
-        """The SQLite file."""
-        return self.folder / "ledger.db"
+    def database(self) -> FaultDatabase:
+        """The ledger's."""
+        assert self._database is not None
+        return self._database
 
     @property
     def address(self) -> str:
@@ -176,6 +188,7 @@ class FaultMesh:
 
     def _environment(self, name: str) -> dict[str, str]:
         workers = ",".join(self.wires[worker].address for worker in self.workers)
+        of_gateway = self.database.environment if name == "gateway" else {}
         return {
             PARENT_PID_VARIABLE: str(os.getpid()),
             "PYTHONPATH": str(ROOT),
@@ -191,7 +204,8 @@ class FaultMesh:
             "TERCET_SCHEDULER_DRAIN_SECONDS": str(DRAIN_S),
             # A machine that is broken on purpose keeps no promises.
             "TERCET_SCHEDULER_ADMISSION_MODE": "off",
-            "TERCET_LEDGER_DATABASE": str(self.ledger),
+            "TERCET_LEDGER_DATABASE": self.database.where,
+            **of_gateway,
             "TERCET_WORKER_PORT": str(self._ports[name] if name in self.workers else 0),
             "TERCET_WORKER_DRAIN_SECONDS": str(DRAIN_S),
             "TERCET_WORKER_DTYPE": "float32",

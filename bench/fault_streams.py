@@ -78,6 +78,8 @@ def judge_entries(stream: Stream, entries: Sequence[Entry], *, may_be_lost: bool
     (entry,) = entries
     if entry.outcome is Outcome.OPEN:
         return [f"seed {stream.seed} has a row that is open"]
+    if not entry.adds_up:
+        return [f"seed {stream.seed} has a row that does not add up: {entry}"]
     if may_be_lost and entry.outcome is Outcome.LOST:
         return []
     # What was on its way to a client that was cut off may have been handed over, and the other way round.

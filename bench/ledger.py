@@ -1,26 +1,27 @@
-"""What keeping a ledger costs those who serve, and how long clients wait for their row.
+"""What keeping a ledger costs those who serve, and how long clients wait for their row to be safe.
 
     python -m bench.ledger
     python -m bench.ledger --rates 50,1000 --seconds 20 --database postgresql+psycopg://user@host/name
 
 Requests that come when they are due are opened, get 64 tokens, and are closed, without gRPC and without a mesh. For
 each rate: the event loop's own time for a request, with a ledger over without one; what the writer's thread takes for
-one beside that; how long `open` waits until the row is there (50 %, 99 %, most); and rows in a transaction. The
-database is a file in the folder for temporary files, or what is given. First, many at once, what the calls themselves
-take of the event loop, with a database that takes no time.
+one beside that; how long `open` takes until the row is in the journal, and how long until it is in the database (50 %,
+99 %, most); and rows in a transaction. The database is a file in the folder for temporary files, or what is given; the
+journal is in that folder. First, many at once, what the calls themselves take of the event loop, with a database that
+takes no time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,16 +45,19 @@ END = SequenceEnd(EndReason.LENGTH, Account(0, 4, 4, 0.001, TOKENS, 0.05))
 
 
 class CountingLedger(Ledger):
-    """Counts its transactions and rows."""
+    """Counts its transactions and rows, and notes when an open one was there."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where, time.time)
         self.transactions = self.rows = 0
+        self.opened_at: dict[str, float] = {}
 
     def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None:
         super().write(instance, rows, refused)
+        now = time.perf_counter()
         self.transactions += 1
         self.rows += len(rows)
+        self.opened_at.update((row.request_id, now) for row in rows if row.outcome is Outcome.OPEN)
 
 
 class NoDatabase:
@@ -91,15 +95,24 @@ class Tokens:
         self.finish = cast(Any, reason)
 
 
-async def serve_one(books: Books, number: int, waits: list[float], runs_s: float) -> None:
+@dataclass(slots=True)
+class Opened:
+    """A request: when it was accepted, and when its row was in the journal, both in seconds of one clock."""
+
+    accepted_at: float
+    journaled_at: float
+
+
+async def serve_one(books: Books, number: int, opened: dict[str, Opened], runs_s: float) -> None:
     """One request as its books see it: accepted, `runs_s` of tokens, over."""
     arrived_at = time.monotonic()
-    entry = books.enter(REQUEST, f"request-{number}", "tenant")
+    request_id = f"request-{number}"
+    entry = books.enter(REQUEST, request_id, "tenant")
     stream = Stream([cast(Any, Tokens())], max_tokens_held=10**6, clock=time.monotonic)
     stream.accept(0, None, Promise("interactive", 1.0, 0.2))
     began_at = time.perf_counter()
-    await entry.open(100, stream.promise)
-    waits.append(time.perf_counter() - began_at)
+    entry.open(100, stream.promise)
+    opened[request_id] = Opened(began_at, time.perf_counter())
     await asyncio.sleep(runs_s)
     for token_id in range(TOKENS):
         stream.push(0, token_id)
@@ -108,9 +121,9 @@ async def serve_one(books: Books, number: int, waits: list[float], runs_s: float
     entry.close(Outcome.COMPLETED, "length", stream, ending)
 
 
-async def offer(books: Books, rate: float, seconds: float) -> tuple[float, float, list[float]]:
-    """Seconds of CPU that the loop's thread and the other threads took for the requests, and their waits."""
-    rng, waits = random.Random(1), list[float]()
+async def offer(books: Books, rate: float, seconds: float) -> tuple[float, float, dict[str, Opened]]:
+    """Seconds of CPU that the loop's thread and the other threads took for the requests, and when they were opened."""
+    rng, opened = random.Random(1), dict[str, Opened]()
     await books.start()
     tasks: list[asyncio.Task[None]] = []
     due = time.perf_counter()
@@ -118,11 +131,11 @@ async def offer(books: Books, rate: float, seconds: float) -> tuple[float, float
     began, began_all = time.thread_time(), time.process_time()
     while (due := due + rng.expovariate(rate)) < end_at:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(serve_one(books, len(tasks), waits, RUNS_S)))
+        tasks.append(asyncio.create_task(serve_one(books, len(tasks), opened, RUNS_S)))
     await asyncio.gather(*tasks)
     loop, whole = time.thread_time() - began, time.process_time() - began_all
     await books.stop()
-    return loop, whole - loop, waits
+    return loop, whole - loop, opened
 
 
 async def rush(books: Books, rounds: int = 40, at_once: int = 250) -> float:
@@ -130,28 +143,32 @@ async def rush(books: Books, rounds: int = 40, at_once: int = 250) -> float:
     await books.start()
     began = time.thread_time()
     for _ in range(rounds):
-        await asyncio.gather(*(serve_one(books, number, [], 0.0) for number in range(at_once)))
+        await asyncio.gather(*(serve_one(books, number, {}, 0.0) for number in range(at_once)))
     took = time.thread_time() - began
     await books.stop()
     return took / (rounds * at_once) * 1e6
 
 
-def measure(where: str, rate: float, seconds: float) -> dict[str, float]:
+def measure(where: str, journals: Path, rate: float, seconds: float) -> dict[str, float]:
     """All figures of a rate."""
     settings = LedgerSettings(gpu_hour_price=2.0)
-    without, _, waits = asyncio.run(offer(Books(None, settings, "none", ["interactive"]), rate, seconds))
+    without, _, _ = asyncio.run(offer(Books(None, settings, "none", ["interactive"]), rate, seconds))
     ledger = CountingLedger(where)
-    books = Books(ledger, settings, f"bench-{time.time_ns()}", ["interactive"])
-    loop, writer, waits = asyncio.run(offer(books, rate, seconds))
-    count, waits = len(waits), sorted(waits)
+    books = Books((ledger, journals), settings, f"bench-{time.time_ns()}", ["interactive"])
+    loop, writer, opened = asyncio.run(offer(books, rate, seconds))
+    count, calls = len(opened), sorted(each.journaled_at - each.accepted_at for each in opened.values())
+    written = sorted(at - opened[request_id].accepted_at for request_id, at in ledger.opened_at.items())
     return {
         "rate": rate,
         "requests": count,
         "loop_us": (loop - without) / count * 1e6,
         "writer_us": writer / count * 1e6,
-        "wait_p50_ms": percentile(waits, 50) * 1e3,
-        "wait_p99_ms": percentile(waits, 99) * 1e3,
-        "wait_most_ms": waits[-1] * 1e3,
+        "open_p50_us": percentile(calls, 50) * 1e6,
+        "open_p99_us": percentile(calls, 99) * 1e6,
+        "open_most_us": calls[-1] * 1e6,
+        "written_p50_ms": percentile(written, 50) * 1e3,
+        "written_p99_ms": percentile(written, 99) * 1e3,
+        "written_most_ms": written[-1] * 1e3,
         "rows_each": ledger.rows / ledger.transactions,
     }
 
@@ -167,20 +184,22 @@ def main() -> None:
     print(f"cores: {len(os.sched_getaffinity(0))}")
     settings = LedgerSettings()
     without = asyncio.run(rush(Books(None, settings, "none", ["interactive"])))
-    calls_us = asyncio.run(rush(Books(NoDatabase(), settings, "none", ["interactive"]))) - without
-    print(f"calls of the books: {calls_us:.0f} us a request")
-    print("requests/s  loop us  writer us  wait p50 ms  p99 ms  most ms  rows a transaction")
     figures = []
-    with contextlib.ExitStack() as stack:
-        where = options.database
-        if where is None:
-            where = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ledger.db")
+    with tempfile.TemporaryDirectory() as name:
+        journals = Path(name) / "ledger.db"
+        where = options.database or str(journals)
+        calls_us = asyncio.run(rush(Books((NoDatabase(), journals), settings, "rush", ["interactive"]))) - without
+        print(f"calls of the books: {calls_us:.0f} us a request")
+        print(
+            "requests/s  loop us  writer us  open p50 us  p99 us  most us  written p50 ms  p99 ms  most ms  rows each"
+        )
         for rate in map(float, options.rates.split(",")):
-            found = measure(where, rate, options.seconds)
+            found = measure(where, journals, rate, options.seconds)
             figures.append(found)
             print(
-                f"{rate:10.0f} {found['loop_us']:8.0f} {found['writer_us']:10.0f} {found['wait_p50_ms']:12.1f}"
-                f" {found['wait_p99_ms']:7.1f} {found['wait_most_ms']:8.1f} {found['rows_each']:19.1f}",
+                f"{rate:10.0f} {found['loop_us']:8.0f} {found['writer_us']:10.0f} {found['open_p50_us']:12.0f}"
+                f" {found['open_p99_us']:7.0f} {found['open_most_us']:8.0f} {found['written_p50_ms']:15.1f}"
+                f" {found['written_p99_ms']:7.1f} {found['written_most_ms']:8.1f} {found['rows_each']:10.1f}",
                 flush=True,
             )
     if options.json:

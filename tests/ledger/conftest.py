@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from bench.postgres_server import PostgresServer, find_tool
 from tercet.ledger.ledger import Ledger
-
-from .postgres_server import PostgresServer, find_tool
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
+from bench.postgres_server import PostgresServer
 from tercet.errors import LedgerError
 from tercet.ledger import refusal_tally
 from tercet.ledger import writer as writer_module
@@ -23,7 +24,6 @@ from tercet.ledger.row import Outcome, RefusalKey, Refusals, Row
 from tercet.ledger.tables import gateways, refusals
 from tercet.ledger.writer import Writer
 
-from .postgres_server import PostgresServer
 from .rows import row
 from .test_ledger import refused, stored
 

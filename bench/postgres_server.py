@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, on a socket in a folder of its own."""
+"""A PostgreSQL server of one's own, on a socket in a folder of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _owner() -> dict[str, Any]:
 
 
 class PostgresServer:
-    """Runs until `stop`; `kill` and `start` are a crash and what follows."""
+    """Runs until `stop`; `kill` and `start` are a crash and what follows, `end` and `start` a restart."""
 
     def __init__(self) -> None:
         initdb, postgres = find_tool("initdb"), find_tool("postgres")
@@ -85,12 +85,34 @@ class PostgresServer:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(30)
 
+    def end(self) -> None:
+        """Ends it in good order, without waiting for its clients."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(30)
+
+    def hang(self) -> None:
+        """None of its processes does anything until `go_on`."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """After `hang`."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGCONT)
+
     def stop(self) -> None:
         """Ends it for good."""
         self.kill()
         self._log.close()
         Path(self._log.name).unlink()
         shutil.rmtree(self.folder)
+
+    def _pids(self) -> list[int]:
+        """The server, which is stopped first, so that it starts no more of them, and one for each connection."""
+        assert self._process is not None
+        pid = self._process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     def _url(self, name: str) -> str:
         return f"postgresql+psycopg://{USER}@/{name}?host={self.folder}"
