@@ -13,7 +13,7 @@ from tercet.cli.top_rates import Moment, Rates
 from tercet.cli.top_tables import TenantRow, class_table, tenant_rows, tenant_table
 from tercet.cli.top_words import amount, duration, percent
 from tercet.messages import WorkerInfo
-from tercet.traffic import ClassTraffic, ForecastQuality
+from tercet.traffic import CancelTraffic, ClassTraffic, ForecastQuality
 
 _BAR = ("█", "▒", "·")
 _ASCII_BAR = ("#", "+", ".")
@@ -44,6 +44,8 @@ class Picture:
         tenants = tenant_rows(self.moment, self.rates)
         notes = [line for each in classes if (line := _refusals(each, self.rates)) is not None]
         notes += [_forecast(each) for each in self.moment.traffic.forecasts if each.count]
+        if cancels := [each for each in self.moment.traffic.cancels if each.freed.count]:
+            notes.append(_cancels(cancels))
         # Title and summary, three gaps, two headings.
         left = None if self.height is None else self.height - 7 - len(shown) - len(notes)
         if left is None:
@@ -145,6 +147,16 @@ def _forecast(quality: ForecastQuality) -> Text:
         words += f"; of {quality.tried} to be refused and tried {quality.tried_in_time} in time"
     words += f"; {quality.model}"
     return Text(words, no_wrap=True, overflow="ellipsis")
+
+
+def _cancels(cancels: Sequence[CancelTraffic]) -> Text:
+    """How long blocks of cancelled requests took to be free, by origin, the most frequent first."""
+    most = sorted(cancels, key=lambda each: each.freed.count, reverse=True)
+    words = [
+        f"{each.origin} {duration(each.freed.p50_s)}, p99 {duration(each.freed.p99_s)} ({amount(each.freed.count)})"
+        for each in most
+    ]
+    return Text(f"cancel to free: {'; '.join(words)}", no_wrap=True, overflow="ellipsis")
 
 
 def _fitted(tenants: list[TenantRow], lines: int | None, omitted: int) -> list[TenantRow]:

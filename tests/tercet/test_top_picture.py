@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from tercet.cli.top_picture import Picture
 from tercet.cli.top_rates import Moment, rates_between
-from tercet.traffic import ForecastQuality, Load, Promise, Promises, Spread, Targets
+from tercet.traffic import CancelTraffic, ForecastQuality, Load, Promise, Promises, Spread, Targets
 
 KEPT = Promises(Promise(96, 4), Promise(90, 10), Promise(88, 12))
 
@@ -67,6 +68,21 @@ def test_a_picture_of_80_by_24() -> None:
     assert "refused interactive: SLO_UNREACHABLE 2/s, QUEUE_FULL 1/s" in lines
     assert "refused of no class: INVALID_FIELD 1/s" in lines
     assert row(lines, "tenant-1") == "tenant-1 1 3 10 % 1 0 96 % 88 % 0"
+
+
+def test_how_long_cancels_took_until_blocks_were_free() -> None:
+    now = busy(61.0, num_tenants=30)
+    cancels = (
+        CancelTraffic("deadline", Spread(3, 0.02, 0.02, 0.03, 0.04)),
+        CancelTraffic("client", Spread(1204, 0.01, 0.008, 0.02, 0.031)),
+        CancelTraffic("operator", Spread(0, 0.0, 0.0, 0.0, 0.0)),
+    )
+    told = dataclasses.replace(now, traffic=dataclasses.replace(now.traffic, cancels=cancels))
+    line = "cancel to free: client 8 ms, p99 31 ms (1,204); deadline 20 ms, p99 40 ms (3)"
+    assert line in drawn(Picture("gate:1", told))
+    # It has its line of what there are.
+    assert len(drawn(Picture("gate:1", told, height=24))) == 24
+    assert not any(each.startswith("cancel") for each in drawn(Picture("gate:1", now)))
 
 
 def test_a_wide_terminal_shows_targets_too() -> None:
