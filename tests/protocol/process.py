@@ -30,6 +30,8 @@ class Process:
         # As the worker has it; None: it has heard that there is none.
         self.wire: Wire | None = None
         self.draining = False
+        # Its device neither ends a step nor looks for what it should do.
+        self.hangs = False
         self._cost = cost
         self._memory = SimulatedMemory(info, caching=True, verify=True)
         self._worker: SimulatedWorker | None = None

@@ -37,6 +37,15 @@ STORIES: Mapping[str, Story] = {
     "it breaks again": Story((_ROOMY,), (_ask(1),), cuts=2),
     "a worker dies twice": Story((_ROOMY,), (_ask(1),), kills=2),
     "a worker dies on a stream that breaks": Story((_ROOMY,), (_ask(1),), kills=1, cuts=1),
+    "a worker hangs, is given up and comes back": Story((_ROOMY,), (_ask(1),), hangs=1, late=True),
+    "a worker hangs twice": Story((_ROOMY,), (_ask(1),), hangs=2),
+    "a worker hangs, and its client leaves": Story((_ROOMY,), (_ask(1),), hangs=1, cancels=1, late=True),
+    "one of two workers hangs": Story((_ROOMY, _ROOMY), (_ask(1), _ask(2)), hangs=1, late=True),
+    "both hang": Story((_ROOMY, _ROOMY), (_ask(1),), hangs=2),
+    "one is swapped, and the worker hangs": Story(
+        (_SWAPPING,), _crowd(3, 8), cost=_COST, crowded=0, hangs=1, late=True
+    ),
+    "a worker stops, and hangs": Story((_ROOMY, _ROOMY), (_ask(1),), hangs=1, drains=1),
     "a reader falls behind": Story((_ROOMY,), (_ask(1, 3),), stalls=1),
     "a reader falls behind, twice": Story((_ROOMY,), (_ask(1, 4),), stalls=2, cancels=1),
     "a reader falls behind, and the stream breaks": Story((_ROOMY,), (_ask(1, 3),), stalls=1, cuts=1, late=True),

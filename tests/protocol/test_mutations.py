@@ -75,6 +75,14 @@ def a_new_stream_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reports, "_reporter", reporter)
 
 
+def what_one_says_that_was_given_up_is_believed(patch: pytest.MonkeyPatch) -> None:
+    a_new_stream_is_taken_for_the_old_one(patch)
+
+
+def nobody_looks_whether_workers_move(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduler.core, "give_up_hung", lambda *_: None)
+
+
 def a_token_is_lost_with_its_worker(patch: pytest.MonkeyPatch) -> None:
     def lose(self: Sequence) -> None:
         if self.generated:
@@ -157,6 +165,8 @@ WORKER_MUTATIONS: dict[Mutation, str] = {
     a_release_is_not_sent: "a cancel at any moment",
     a_worker_keeps_what_the_last_stream_owned: "it breaks again",
     a_new_stream_is_taken_for_the_old_one: "a stream breaks, and its last words come late",
+    what_one_says_that_was_given_up_is_believed: "a worker hangs, is given up and comes back",
+    nobody_looks_whether_workers_move: "both hang",
     a_token_is_lost_with_its_worker: "a worker dies twice",
     what_was_cancelled_is_not_looked_at_when_a_worker_is_lost: "a stream breaks, and its last words come late",
     a_cancel_is_answered_twice: "a cancel at any moment",

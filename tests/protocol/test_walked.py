@@ -58,6 +58,7 @@ def stories(draw: st.DrawFn) -> Story:
     )
     # Fewer losses than a request has to fear.
     cuts = draw(st.integers(0, MAX_LOSSES - 1))
+    kills = draw(st.integers(0, MAX_LOSSES - 1 - cuts))
     return Story(
         (info,) * draw(st.integers(1, 2)),
         tuple(draw(_submissions(key)) for key in range(1, draw(st.integers(2, 7)))),
@@ -65,7 +66,8 @@ def stories(draw: st.DrawFn) -> Story:
         cancels=draw(st.integers(0, 2)),
         stops=draw(st.integers(0, 1)),
         cuts=cuts,
-        kills=draw(st.integers(0, MAX_LOSSES - 1 - cuts)),
+        kills=kills,
+        hangs=draw(st.integers(0, MAX_LOSSES - 1 - cuts - kills)),
         drains=draw(st.integers(0, 1)),
         late=draw(st.booleans()),
     )

@@ -44,7 +44,9 @@ from .explorer import Move
 from .process import Process, Wire
 
 WORKER_GRACE_S = 5.0
-BUDGETS = ("cancels", "stops", "stalls", "cuts", "kills", "drains", "gateways_lost", "alarms", "ends")
+# At the clock, until the scheduler must have given up a worker that hangs.
+MAX_LOOKS = 200
+BUDGETS = ("cancels", "stops", "stalls", "cuts", "kills", "hangs", "drains", "gateways_lost", "alarms", "ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Story:
     cuts: int = 0
     # Workers that die, and start again under a new epoch.
     kills: int = 0
+    # Workers whose device hangs, and moves again in its own time; meanwhile the scheduler may give them up.
+    hangs: int = 0
     # Workers that are told to stop.
     drains: int = 0
     # Gateways that go.
@@ -175,15 +179,18 @@ class WorkerWorld:
     def _due(self) -> list[Move]:
         due: list[Move] = [("unpause", key) for key, call in self.gateway.calls.items() if call.paused_at is not None]
         for index, (process, wire) in enumerate(zip(self.processes, self.wires, strict=True)):
+            hangs = process is not None and process.hangs
             if wire is None:
-                # A draining worker is not dialled again for work, but it is dialled.
-                due.append(("dial", index) if process is not None else ("start", index))
+                # A draining worker is not dialled again for work, but it is dialled. Who hangs says no hello.
+                due += [] if hangs else [("dial", index) if process is not None else ("start", index)]
             elif wire.broken:
                 due.append(("hear_of_loss", index))
             else:
                 due += [("up", index)] if wire.up else []
                 due += [("down", index)] if wire.down else []
-            if process is not None:
+            if process is not None and hangs:
+                due.append(("wake", index))
+            elif process is not None:
                 if process.at_boundary or process.in_step:
                     due.append(("step", index))
                 if process.wire is not None and process.wire.broken:
@@ -203,6 +210,9 @@ class WorkerWorld:
         events = process.step()
         if process.wire is not None and not process.wire.broken:
             process.wire.up += events
+        elif self.story.hangs and self.story.late:
+            # As if whoever gave it up still heard it.
+            self.late += events
 
     def _start(self, index: int) -> None:
         self._epochs += 1
@@ -229,6 +239,9 @@ class WorkerWorld:
     def _notice(self, index: int) -> None:
         """The worker's end."""
         self._process(index).forget()
+
+    def _wake(self, index: int) -> None:
+        self._process(index).hangs = False
 
     def _exit(self, index: int) -> None:
         self._die(index)
@@ -258,6 +271,10 @@ class WorkerWorld:
                 possible.append(("cut", index))
             if left["kills"] and process is not None:
                 possible.append(("kill", index))
+            if left["hangs"] and process is not None and not process.hangs:
+                possible.append(("hang", index))
+            if process is not None and process.hangs and whole and self._owes(index):
+                possible.append(("give_up", index))
             if left["drains"] and process is not None and not process.draining:
                 possible.append(("drain", index))
         if left["gateways_lost"] and not self.gateway.lost:
@@ -303,6 +320,22 @@ class WorkerWorld:
     def _kill(self, index: int) -> None:
         self._spend("kills")
         self._die(index)
+
+    def _hang(self, index: int) -> None:
+        self._spend("hangs")
+        self._process(index).hangs = True
+
+    def _give_up(self, index: int) -> None:
+        """So much time passes, and nothing else happens, that the scheduler does so; all that is silent meanwhile goes
+        the same way."""
+        wire = self._wire(index)
+        for _ in range(MAX_LOOKS):
+            moment = self.core.wake_at()
+            if wire.broken or moment is None:
+                break
+            self.now = max(self.now, moment)
+            self._tell(TimePassed())
+        assert wire.broken, "a worker that hangs is never given up"
 
     def _drain(self, index: int) -> None:
         self._spend("drains")
@@ -367,6 +400,11 @@ class WorkerWorld:
         while not any(isinstance(each, Release) and each.cause is cause for each in self._wire(0).down):
             self.make(rng.choice(self._due()))
 
+    def _owes(self, index: int) -> bool:
+        """Whether the scheduler waits for words of a worker."""
+        worker = self.core._mesh.fleet.workers.get(self._wire(index).link)
+        return worker is not None and worker.busy
+
     def _has_left(self, process: Process, wire: Wire) -> bool:
         """Whether a draining worker has nothing left to do or to say."""
         return process.empty and not (wire.up or wire.down or process.in_step)
@@ -385,8 +423,8 @@ class WorkerWorld:
                 if wire is not None and wire.link == action.link and not wire.broken:
                     wire.down.append(action.command)
         elif isinstance(action, DropWorker):
-            # Time may have passed while its words were on their way. It has not broken the contract.
-            assert self.left["alarms"] < self.story.alarms, f"a worker is dropped: {action.why}"
+            # It has not broken the contract.
+            assert self.story.hangs > self.left["hangs"], f"a worker is dropped: {action.why}"
             assert "said nothing" in action.why, f"a worker is dropped: {action.why}"
             self._break(next(index for index, wire in enumerate(self.wires) if wire and wire.link == action.link))
 
@@ -411,11 +449,14 @@ class WorkerWorld:
 
     def _refusals(self) -> set[str]:
         refusals = {"DRAINING"} if self._draining else set()
-        return refusals | ({"NO_WORKER"} if self.story.cuts or self.story.kills or self.story.drains else set())
+        story = self.story
+        return refusals | ({"NO_WORKER"} if story.cuts or story.kills or story.hangs or story.drains else set())
 
     def _failures(self, call: Call) -> set[str]:
         failures = {"DRAINING"} if self._draining else set()
         if call.submission.deadline_s is not None:
             failures.add("DEADLINE_PASSED")
         # Time may have passed while no worker was there.
-        return failures | ({"NO_WORKER", "WORKER_LOST"} if self.story.alarms else set())
+        story = self.story
+        waits = story.alarms or (story.hangs and story.hangs + story.cuts + story.kills > 1)
+        return failures | ({"NO_WORKER", "WORKER_LOST"} if waits else set())
