@@ -226,7 +226,7 @@ def make_request(
             token_ids=token_ids,
             max_length=len(token_ids) + submission.max_tokens,
             sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
-            urgency=traffic_class.urgency(submission.priority, now, first_id + index),
+            claim=traffic_class.claim(now, first_id + index),
         )
         for index in range(submission.n)
     )

@@ -169,8 +169,8 @@ class Worker:
             sequence.prefix_keys = None
 
     def pending_prefills(self) -> list[tuple[tuple[float, int], int, int]]:
-        """Urgency of each prefill there, the tokens that it has yet to compute and the slots that it lends, the least
-        urgent first. Forgets those that are over, and what they promised."""
+        """Place of each prefill there, the tokens that it has yet to compute and the slots that it lends, the last
+        first. Forgets those that are over, and what they promised."""
         pending = []
         for sequence_id, sequence in list(self.arriving.items()):
             if sequence.state is State.PREFILL and self.sequences.get(sequence_id) is sequence:

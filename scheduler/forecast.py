@@ -37,7 +37,7 @@ class Newcomer:
 
     prompt_tokens: int
     members: int
-    urgency: tuple[float, int]
+    claim: tuple[float, int]
     computed: Mapping[int, int]
 
 
@@ -179,8 +179,8 @@ def _lane(
 ) -> _Lane:
     in_step = sum(sum(plan.chunks.values()) for plan in worker.window.expected(revoking=True))
     pending = behind = 0
-    for urgency, tokens, _ in worker.pending_prefills():
-        if urgency < newcomer.urgency and not around.on_credit:
+    for place, tokens, _ in worker.pending_prefills():
+        if place < newcomer.claim and not around.on_credit:
             pending += tokens
         else:
             behind += tokens

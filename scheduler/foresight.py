@@ -92,7 +92,7 @@ class Foresight:
         newcomer = Newcomer(
             prompt_tokens=len(leader.token_ids),
             members=len(leader.group),
-            urgency=leader.urgency,
+            claim=leader.claim,
             computed={link: self._computed(worker, leader, lookup) for link, (worker, _) in workers.items()},
         )
         first_token = forecast(workers, newcomer, self._surroundings(pool, request, now), policy, now)
@@ -105,7 +105,7 @@ class Foresight:
         ratios.fade(now)
         deadline_s = request.submission.deadline_s
         hopeless = misses_deadline(first_token, ratios, deadline_s)
-        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(_whose(request), 0.0))
+        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(request.whose, 0.0))
         target_s = target.seconds if target is not None and unlikely is not None else None
         outlook = Outlook(
             kind=kind,
@@ -184,7 +184,7 @@ class Foresight:
 
     def _book(self, request: Request, met: float) -> None:
         """As of promise.booked, in place of what was booked for that request before."""
-        target, whose = request.traffic_class.ttft, _whose(request)
+        target, whose = request.traffic_class.ttft, request.whose
         assert target is not None
         before = self.spare.get(whose, 0.0) - (request.booked or 0.0)
         self.spare[whose] = booked(target, before, met)
@@ -246,10 +246,6 @@ class Foresight:
             now += share * each.now
             later += share * each.later
         return LeaveRate(now, later or 1.0)
-
-
-def _whose(request: Request) -> tuple[str, str]:
-    return request.traffic_class.name, request.tenant.tenant
 
 
 def _in_line(pool: Pool, request: Request) -> bool:

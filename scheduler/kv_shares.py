@@ -59,7 +59,8 @@ class KvShares:
                 if tenant.kv_share and each.leader is None and each.state in RUNNING:
                     blocks = sum(worker.ledger.reserved(one.sequence_id) for one in each.group)
                     tokens = blocks * worker.info.block_size
-                    running.setdefault(tenant.tenant, []).append((each.turn, each, tokens))
+                    urgency = each.turn[0] + each.request.priority_s, each.arrival
+                    running.setdefault(tenant.tenant, []).append((urgency, each, tokens))
         beyond, room = set(), _room(self._pool)
         for of_tenant in running.values():
             of_tenant.sort(key=lambda one: one[0])

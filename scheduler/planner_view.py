@@ -154,8 +154,9 @@ def resting_holders(worker: Worker) -> list[Holder]:
         Holder(
             sequence_ids=(each.sequence_id,),
             rank=each.request.traffic_class.rank,
+            whose=each.request.whose,
             priority=each.request.submission.priority,
-            urgency=each.turn,
+            claim=each.turn,
             beyond_share=False,
             shielded=False,
             lost_tokens=len(each.token_ids) - 1,
@@ -188,8 +189,9 @@ def _holder(worker: Worker, leader: Sequence, beyond: Container[int] = ()) -> Ho
     return Holder(
         sequence_ids=tuple(each.sequence_id for each in leader.group),
         rank=traffic_class.rank,
+        whose=leader.request.whose,
         priority=leader.request.submission.priority,
-        urgency=leader.turn,
+        claim=leader.turn,
         beyond_share=leader.sequence_id in beyond,
         shielded=leader.shielded,
         lost_tokens=length - 1 if decoding else leader.computed,

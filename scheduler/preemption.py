@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from .step_time import LEAST_SECONDS
+
+# What decides before anything else who gives way: smaller goes first.
+_Standing: TypeAlias = tuple[bool, bool, bool, int]
 
 
 class Holder(NamedTuple):
     """What leaves a worker as one: a sequence, or a leader with the forks that wait for it."""
 
     sequence_ids: tuple[int, ...]
-    # Of its traffic class, and of its request: of two, the higher gives way.
+    # Of its traffic class: of two, the higher gives way.
     rank: int
+    # Its class and tenant, and its priority among theirs: of two, the higher gives way.
+    whose: tuple[str, str]
     priority: int
-    urgency: tuple[float, int]
+    claim: tuple[float, int]
     # It has grown beyond its tenant's share of blocks.
     beyond_share: bool
     # It has got no token since it gave way the last time.
@@ -38,10 +43,10 @@ class Holder(NamedTuple):
 def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ...]:
     """Those whose going makes up for `shortage` blocks, in order; all but one if that is not enough.
 
-    The most urgent that runs never goes. The others do in the order of `first_to_go`, so that nobody loses twice
-    without a token between while anybody else can help.
+    The oldest claim of those that run never goes. The others do in the order of `first_to_go`, so that nobody loses
+    twice without a token between while anybody else can help.
     """
-    keep = min((each for each in holders if not each.resting), key=lambda each: each.urgency, default=None)
+    keep = min((each for each in holders if not each.resting), key=lambda each: each.claim, default=None)
     victims = []
     for each in first_to_go(each for each in holders if each is not keep):
         if shortage <= 0:
@@ -52,20 +57,20 @@ def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ..
 
 
 def choose_yielding(
-    yielders: Sequence[Holder], rank: int, urgency: tuple[float, int], slots: int, blocks: int
+    yielders: Sequence[Holder], rank: int, claim: tuple[float, int], slots: int, blocks: int
 ) -> tuple[Holder, ...] | None:
     """Those who make room for one whose promise is at stake: `slots`, and `blocks` besides one to grow by for each that
     stays. None if all that may are not enough: then nobody loses anything.
 
-    `yielders` are in the order of `first_to_go`. Only a higher rank that is less urgent makes room for a lower one, so
-    that the most urgent of all never does; and nobody who is shielded.
+    `yielders` are in the order of `first_to_go`. Only a higher rank with a younger claim makes room for a lower one,
+    so that the oldest of all never does; and nobody who is shielded.
     """
-    return _enough((each for each in yielders if each.rank > rank and each.urgency > urgency), slots, blocks)
+    return _enough((each for each in yielders if each.rank > rank and each.claim > claim), slots, blocks)
 
 
 def choose_returning(holders: Iterable[Holder], blocks: int) -> tuple[Holder, ...] | None:
     """Those that rest, and those beyond their tenants' shares, who make room for one that lacks `blocks`, as
-    `choose_yielding` but whatever their rank and urgency."""
+    `choose_yielding` but whatever their rank and claim."""
     return _enough((each for each in first_to_go(holders) if each.resting or each.beyond_share), 0, blocks)
 
 
@@ -83,19 +88,18 @@ def _enough(holders: Iterable[Holder], slots: int, blocks: int) -> tuple[Holder,
 
 def first_to_go(holders: Iterable[Holder]) -> list[Holder]:
     """Those that rest first, those that are shielded last; of others those beyond their tenants' shares first; then by
-    class, priority, and the work that would be lost; of equals the latest."""
-    return sorted(
-        holders,
-        key=lambda each: (
-            not each.resting,
-            each.shielded,
-            not each.beyond_share,
-            -each.rank,
-            -each.priority,
-            each.lost_tokens,
-            (-each.urgency[0], -each.urgency[1]),
-        ),
-    )
+    class and the work that would be lost; of equals the latest. What a tenant has in a class takes the turns that these
+    have among others' by priority first: how often a tenant gives way does not hang on the priorities it asks for."""
+    order = sorted(holders, key=lambda each: (_standing(each), each.lost_tokens, -each.claim[0], -each.claim[1]))
+    peers: dict[tuple[_Standing, tuple[str, str]], list[Holder]] = {}
+    for each in order:
+        peers.setdefault((_standing(each), each.whose), []).append(each)
+    turns = {key: iter(sorted(mine, key=lambda each: -each.priority)) for key, mine in peers.items()}
+    return [next(turns[_standing(each), each.whose]) for each in order]
+
+
+def _standing(holder: Holder) -> _Standing:
+    return not holder.resting, holder.shielded, not holder.beyond_share, -holder.rank
 
 
 def prefer_swap(

@@ -63,8 +63,8 @@ class Room:
     leaving: Leaving | None = None
     yielders: list[Holder] | None = None
     yielding: list[Holder] = field(default_factory=list)
-    # The prompts begun there by class, those that are dealt to it included.
-    begun: dict[str, list[Begun]] = field(default_factory=dict)
+    # The prompts begun there, those that are dealt to it included.
+    begun: list[Begun] = field(default_factory=list)
     # The place in the order of service of the sequence whose turn it is.
     place: tuple[float, int] = (0.0, 0)
     # Of those behind, the ones that are served before that sequence: how many, their tokens and slots.
@@ -104,7 +104,7 @@ class Room:
             slots, blocks = self.worker.limits.max_running, self.worker.info.num_blocks
             self.kept_slots = min(int(KEPT * slots), max(0, slots - len(sequence.group)))
             self.kept_blocks = min(int(KEPT * blocks), max(0, blocks - self.need(sequence)))
-        self.place = place_among(self.begun.get(sequence.request.traffic_class.name, ()), sequence, served)
+        self.place = place_among(self.begun, sequence, served)
         self.first = self.first_tokens = self.first_slots = 0
         for place, tokens, lent in reversed(self.behind):
             if place > self.place:
@@ -159,8 +159,7 @@ class Room:
         self._count(sequence)
         self.dealt.add(sequence.sequence_id)
         sequence.turn_there = self.place
-        begins = begins_now(self.place, sequence)
-        self.begun.setdefault(sequence.request.traffic_class.name, []).append(begins)
+        self.begun.append(begins_now(self.place, sequence))
         self.pending += computed
         sequence.cached_ahead = max(0, len(sequence.token_ids) - computed)
         self.budget -= max(computed, len(sequence.group))

@@ -17,7 +17,7 @@ from .events import CancelReason, EndReason, Sampling, Submission
 from .outlook import Outlook
 from .quota import Reservation
 from .tenant import ANYONE, TenantPlan
-from .traffic_class import DEFAULT_CLASS, TrafficClass
+from .traffic_class import DEFAULT_CLASS, PRIORITY_SECONDS, TrafficClass
 
 
 class State(Enum):
@@ -105,6 +105,16 @@ class Request:
         return self.gateway, self.submission.request_key
 
     @property
+    def whose(self) -> tuple[str, str]:
+        """Its class and tenant."""
+        return self.traffic_class.name, self.tenant.tenant
+
+    @property
+    def priority_s(self) -> float:
+        """What its priority is worth among its tenant's, in seconds of waiting; below 0: it is more urgent."""
+        return PRIORITY_SECONDS * self.submission.priority
+
+    @property
     def paused(self) -> bool:
         """Whether its reader is behind."""
         return self.paused_at is not None
@@ -139,9 +149,9 @@ class Sequence:
     # Sampling of the request with the seed of this output.
     sampling: Sampling
     # Smaller is served earlier: when its promise is broken or its patience at an end, and the arrival. Kept for life.
-    urgency: tuple[float, int]
-    # For one without a promise: its urgency since it was its turn to start.
-    urgency_in_turn: tuple[float, int] | None = None
+    claim: tuple[float, int]
+    # For one without a promise: its claim since it was its turn to start.
+    claim_in_turn: tuple[float, int] | None = None
     # Its turn on the worker that it was dealt to last.
     turn_there: tuple[float, int] | None = None
     state: State = State.QUEUED
@@ -229,9 +239,14 @@ class Sequence:
         return (self, *self.forks)
 
     @property
+    def urgency(self) -> tuple[float, int]:
+        """Its place among its tenant's of the class, smaller first. Kept for life."""
+        return self.claim[0] + self.request.priority_s, self.claim[1]
+
+    @property
     def turn(self) -> tuple[float, int]:
-        """Its urgency among those that workers compute."""
-        return self.urgency_in_turn or self.urgency
+        """Its claim among those that workers compute, whoever's. No priority is in it: that passes nobody else's."""
+        return self.claim_in_turn or self.claim
 
     @property
     def place_there(self) -> tuple[float, int]:
@@ -241,9 +256,9 @@ class Sequence:
     def have_turn(self, now: float, promise_s: float) -> None:
         """It may start. However long one without a promise has waited, its prefill lets promises pass that are to be
         kept within `promise_s` seconds, and no others: so it has an end."""
-        if self.urgency_in_turn is None and self.request.traffic_class.ttft is None:
+        if self.claim_in_turn is None and self.request.traffic_class.ttft is None:
             for each in self.group:
-                each.urgency_in_turn = max(each.urgency[0], now + promise_s), each.urgency[1]
+                each.claim_in_turn = max(each.claim[0], now + promise_s), each.claim[1]
 
     @property
     def suspect(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 from .fleet import Worker
@@ -15,37 +15,54 @@ class Begun(NamedTuple):
     """A prompt that has its place in that order, smaller first."""
 
     place: tuple[float, int]
+    traffic_class: str
     tenant: str
     # What its tenant has received so far, for each unit of weight.
     received: float
+    # Among its tenant's of the class.
+    urgency: tuple[float, int]
 
 
-def begun_there(worker: Worker, waiting: WaitingQueue) -> dict[str, list[Begun]]:
-    """The prompts that a worker has begun, by their class."""
-    begun: dict[str, list[Begun]] = {}
-    for each in worker.arriving.values():
-        found = Begun(each.place_there, each.request.tenant.tenant, waiting.share(each).received)
-        begun.setdefault(each.request.traffic_class.name, []).append(found)
-    return begun
+def begun_there(worker: Worker, waiting: WaitingQueue) -> list[Begun]:
+    """The prompts that a worker has begun."""
+    return [
+        _begun(each, each.place_there, waiting.share(each).received, each.urgency) for each in worker.arriving.values()
+    ]
 
 
 def begins_now(place: tuple[float, int], sequence: Sequence) -> Begun:
     """One that is dealt to the worker: those that are dealt after it do not pass it."""
-    return Begun(place, sequence.request.tenant.tenant, -math.inf)
+    return _begun(sequence, place, -math.inf, (-math.inf, 0))
 
 
-def place_among(begun: Iterable[Begun], sequence: Sequence, served: float) -> tuple[float, int]:
-    """The place of a sequence, whose tenant has been served so much, among the prompts of its class.
+def place_among(begun: Collection[Begun], sequence: Sequence, served: float) -> tuple[float, int]:
+    """The place of a sequence, whose tenant has been served so much, among those prompts.
 
-    By urgency among those of its own tenant, as among those of other classes. Of other tenants it passes those who have
-    received as much, and comes behind the others, however early it arrived: it is only now its turn.
+    By its claim among those of its own tenant, as among those of other classes. Of other tenants of its class it passes
+    those who have received as much, and comes behind the others, however early it arrived: it is only now its turn.
+    Where it then is, it passes those of its own that are less urgent, as long as nobody else's is between.
     """
     place = sequence.turn
-    others = [each for each in begun if each.tenant != sequence.request.tenant.tenant]
+    tenant, traffic_class = sequence.request.tenant.tenant, sequence.request.traffic_class.name
+    others = [each for each in begun if each.traffic_class == traffic_class and each.tenant != tenant]
     passed = [each.place for each in others if each.received >= served]
     if passed and (first := min(passed)) <= place:
         place = first[0], first[1] - 1
     before = [each.place for each in others if each.received < served]
     if before and (last := max(before)) >= place:
         place = last[0], last[1] + 1
+
+    def gives_way(each: Begun) -> bool:
+        return (each.tenant, each.traffic_class) == (tenant, traffic_class) and each.urgency > sequence.urgency
+
+    last = max((each.place for each in begun if each.place < place and not gives_way(each)), default=(-math.inf, 0))
+    passed = [each.place for each in begun if last < each.place < place]
+    if passed:
+        first = min(passed)
+        place = first[0], first[1] - 1
     return place
+
+
+def _begun(sequence: Sequence, place: tuple[float, int], received: float, urgency: tuple[float, int]) -> Begun:
+    request = sequence.request
+    return Begun(place, request.traffic_class.name, request.tenant.tenant, received, urgency)

@@ -46,9 +46,10 @@ class TrafficClass:
     max_steps: int = 0
     max_running: int = 0
 
-    def urgency(self, priority: int, arrived_at: float, arrival: int) -> tuple[float, int]:
-        """The place in the order of service, smaller first. A claim grows with waiting, so that nothing starves."""
-        return arrived_at + self.claim_s + priority * PRIORITY_SECONDS, arrival
+    def claim(self, arrived_at: float, arrival: int) -> tuple[float, int]:
+        """What a request claims by its class and arrival alone, smaller first: the moment stays while others come, so
+        that nothing starves."""
+        return arrived_at + self.claim_s, arrival
 
     @property
     def claim_s(self) -> float:

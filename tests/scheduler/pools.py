@@ -44,7 +44,7 @@ def wait_for(
 ) -> Sequence:
     """A sequence that waits since `at`."""
     request = Request(1, submission(key, list(prompt)), at, None, tenant=tenant, traffic_class=traffic_class)
-    values = {"urgency": traffic_class.urgency(0, at, key), **changes}
+    values = {"claim": traffic_class.claim(at, key), **changes}
     sequence = sequence_of(request, key, list(prompt), len(prompt) + 8, **values)
     pool.waiting.add(sequence)
     return sequence

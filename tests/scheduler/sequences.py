@@ -21,6 +21,6 @@ def sequence_of(
         "token_ids": list(token_ids),
         "max_length": max_length,
         "sampling": submission.sampling,
-        "urgency": DEFAULT_CLASS.urgency(submission.priority, request.arrived_at, arrival),
+        "claim": DEFAULT_CLASS.claim(request.arrived_at, arrival),
     }
     return Sequence(**{**values, **changes})

@@ -85,7 +85,7 @@ def _miscounted(state: MeshState, worker: Worker) -> None:
 def _out_of_order(state: MeshState, worker: Worker) -> None:
     (pool,) = state.fleet.pools.values()
     pool.waiting.add(sequence_of(waiting(state).request, 9, [1], 9))
-    waiting(state, 0).urgency = (1e9, 0)
+    waiting(state, 0).claim = (1e9, 0)
 
 
 def _in_the_line_of_another(state: MeshState, worker: Worker) -> None:

@@ -11,7 +11,7 @@ import pytest
 from outcomes import judge, prepared, settle
 
 from scheduler import fleet
-from scheduler.actions import ToWorker
+from scheduler.actions import Release, ToWorker
 from scheduler.admission import AdmissionMode
 from scheduler.events import TenantsChanged
 from scheduler.simulator.cost import StepCost
@@ -72,6 +72,31 @@ def test_a_lone_tenant_has_the_worker_as_if_there_were_no_credit(monkeypatch: py
     monkeypatch.setattr(fleet, "CREDIT_STEPS", 0)
     assert with_credit == commands()
     assert len(with_credit) > 500
+
+
+def test_what_a_tenant_asks_for_all_with_one_priority_comes_as_without_it() -> None:
+    def commands(priority: int) -> list[ToWorker]:
+        """All that a worker is sent for two tenants who ask for more than it can do."""
+        mesh, gateway = crowd(TenantPlan("a"), TenantPlan("b"), num_blocks=60, max_num_seqs=12)
+        rng = random.Random(1)
+        for key in range(120):
+            tenant, name = rng.choice("ab"), rng.choice(["interactive", "rag", "batch"])
+            prompt = [rng.randrange(50) for _ in range(rng.randrange(1, 120 if name == "rag" else 30))]
+            asked = submission(
+                key,
+                prompt,
+                rng.randrange(2, 40),
+                tenant=tenant,
+                traffic_class=name,
+                priority=priority if tenant == "a" else 0,
+            )
+            mesh.at(rng.random() * 4.0, lambda asked=asked: mesh.submit(gateway, asked))
+        settle(mesh)
+        return mesh.sent
+
+    plain = commands(0)
+    assert any(isinstance(each.command, Release) for each in plain)
+    assert commands(-100) == plain
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])

@@ -43,8 +43,8 @@ class Bench:
         asked = submission(self._last, [1] * length, priority=priority)
         plan = TenantPlan(tenant, weight=weight)
         request = Request(1, asked, at, None, tenant=plan, traffic_class=traffic_class)
-        urgency = traffic_class.urgency(priority, at, self._last)
-        sequence = sequence_of(request, self._last, [1] * length, length + 100, urgency=urgency, **changes)
+        claim = traffic_class.claim(at, self._last)
+        sequence = sequence_of(request, self._last, [1] * length, length + 100, claim=claim, **changes)
         self.queue.add(sequence)
         return sequence
 

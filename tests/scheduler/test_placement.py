@@ -67,7 +67,7 @@ def test_prefill_that_waits_and_sequences_that_run_are_load() -> None:
 
 def test_slots_that_a_group_lends_are_for_who_is_more_urgent() -> None:
     pool = pool_of(worker(1, max_num_seqs=2), worker(2, max_num_seqs=2))
-    leader, fork = (wait_for(pool, key, [9] * 8, urgency=(5.0, key)) for key in (8, 9))
+    leader, fork = (wait_for(pool, key, [9] * 8, claim=(5.0, key)) for key in (8, 9))
     pool.waiting.remove(fork)
     leader.forks, fork.leader = (fork,), leader
     put(pool, 1, leader)
@@ -82,7 +82,7 @@ def test_slots_that_a_group_lends_are_for_who_is_more_urgent() -> None:
     assert pool.workers[1].free_slots == 1
     assert dealt(pool) == {1: [1]}
     pool.waiting.remove(next(iter(pool.waiting)))
-    wait_for(pool, 2, [1], urgency=(6.0, 2))
+    wait_for(pool, 2, [1], claim=(6.0, 2))
     assert dealt(pool) == {2: [2]}
     # A plan may complete it.
     pool.workers[1].window.send(1, {leader.sequence_id: 4}, revoke=False)
@@ -91,23 +91,23 @@ def test_slots_that_a_group_lends_are_for_who_is_more_urgent() -> None:
 
 def test_prefill_that_is_less_urgent_stands_in_nobodys_way() -> None:
     pool = pool_of(worker(1))
-    batch = wait_for(pool, 9, [9] * 100, urgency=(60.0, 9))
+    batch = wait_for(pool, 9, [9] * 100, claim=(60.0, 9))
     put(pool, 1, batch)
     wait_for(pool, 1, [1] * 3)
     # As urgent as what is there lets wait: behind that there is no room.
-    wait_for(pool, 2, [1] * 3, urgency=(61.0, 2))
+    wait_for(pool, 2, [1] * 3, claim=(61.0, 2))
     assert dealt(pool) == {1: [1]}
     batch.computed = 80
     assert dealt(pool) == {1: [1, 2]}
     # It is no load for the one, and for the other it is.
     pool = pool_of(worker(1), worker(2))
-    put(pool, 1, wait_for(pool, 9, [9] * 28, urgency=(60.0, 9)))
+    put(pool, 1, wait_for(pool, 9, [9] * 28, claim=(60.0, 9)))
     for key in (7, 8):
         decodes = wait_for(pool, key, [1])
         put(pool, 2, decodes)
         decodes.become(State.DECODE)
     wait_for(pool, 1, [1] * 3)
-    wait_for(pool, 2, [1] * 3, urgency=(61.0, 2))
+    wait_for(pool, 2, [1] * 3, claim=(61.0, 2))
     assert dealt(pool) == {1: [1], 2: [2]}
 
 

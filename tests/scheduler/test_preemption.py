@@ -14,8 +14,9 @@ def holder(key: int, **changes: Any) -> Holder:
     values: dict[str, Any] = {
         "sequence_ids": (key,),
         "rank": 0,
+        "whose": ("interactive", ""),
         "priority": 0,
-        "urgency": (0.0, key),
+        "claim": (0.0, key),
         "beyond_share": False,
         "shielded": False,
         "lost_tokens": 10,
@@ -41,6 +42,22 @@ def test_the_higher_class_gives_way_first() -> None:
 def test_within_a_class_the_higher_priority_number_gives_way_first() -> None:
     assert victims(holder(1), holder(2, priority=5, lost_tokens=900), holder(3, priority=-5)) == [2]
     assert victims(holder(1), holder(2, priority=5), holder(3, rank=1, priority=-5)) == [3]
+
+
+def test_priorities_are_among_a_tenants_own_of_the_class() -> None:
+    a, b = (("interactive", tenant) for tenant in "ab")
+    # Whoever says that all of its own matter gives way as often as before.
+    for priority in (-100, 0, 100):
+        mine = [holder(key, whose=a, priority=priority) for key in (1, 3, 5, 7)]
+        assert victims(*mine, *(holder(key, whose=b) for key in (2, 4, 6)), shortage=6) == [7, 6, 5, 4, 3, 2]
+    # Of the two turns that it has it is the least that goes first.
+    least = holder(3, whose=a, priority=5, lost_tokens=900)
+    others = holder(4, whose=b), holder(5, whose=a), holder(6, whose=b, lost_tokens=20)
+    assert victims(holder(1, whose=b), least, *others, shortage=3) == [3, 4, 6]
+    # What another class of it is asked for is its own affair.
+    batch = holder(2, rank=2, whose=("batch", "a"), priority=-5), holder(3, rank=2, whose=("batch", "b"), priority=5)
+    assert victims(holder(1, whose=a), *batch) == [3]
+    assert victims(holder(1, whose=a), *(each._replace(priority=-each.priority) for each in batch)) == [3]
 
 
 def test_then_the_one_that_loses_least() -> None:

@@ -174,7 +174,7 @@ def test_who_has_received_less_passes_a_prefill_of_another_tenant_and_is_passed_
     second = start(pool, 3, 4, QUIET, at=1.1)
     assert first.place_there < begun.place_there < second.place_there
     # An older one of the flood comes behind them all, however urgent.
-    later = wait_for(pool, 4, [1] * 2, tenant=FLOOD, at=0.1, urgency=(-9.0, 4))
+    later = wait_for(pool, 4, [1] * 2, tenant=FLOOD, at=0.1, claim=(-9.0, 4))
     assert dealt(pool)[1] == [4]
     assert second.place_there < later.place_there
 

@@ -145,7 +145,7 @@ def test_one_without_a_promise_lets_those_pass_from_its_turn_on_that_are_to_be_k
     def waiting(traffic_class: str, arrived_at: float, arrival: int) -> Sequence:
         kind = CLASSES[traffic_class]
         request = Request(1, submission(arrival), arrived_at, None, traffic_class=kind)
-        return sequence_of(request, arrival, [1], 4, urgency=kind.urgency(0, arrived_at, arrival))
+        return sequence_of(request, arrival, [1], 4, claim=kind.claim(arrived_at, arrival))
 
     # It has waited for twenty seconds more than its patience.
     patient = waiting("batch", 0.0, 1)
@@ -156,10 +156,10 @@ def test_one_without_a_promise_lets_those_pass_from_its_turn_on_that_are_to_be_k
     assert waiting("rag", 79.9, 5).turn < patient.turn < waiting("rag", 80.1, 6).turn
     # Once and for all, and in its line it stays where it was.
     patient.have_turn(90.0, 5.0)
-    assert (patient.turn, patient.urgency) == ((85.0, 1), (60.0, 1))
+    assert (patient.turn, patient.claim) == ((85.0, 1), (60.0, 1))
     early = waiting("batch", 75.0, 7)
     early.have_turn(80.0, 5.0)
-    assert early.turn == early.urgency == (135.0, 7)
+    assert early.turn == early.claim == (135.0, 7)
     promised = waiting("rag", 0.0, 8)
     promised.have_turn(80.0, 5.0)
-    assert promised.turn == promised.urgency == (5.0, 8)
+    assert promised.turn == promised.claim == (5.0, 8)

@@ -25,8 +25,8 @@ class Bench:
     def add(self, traffic_class: TrafficClass, length: int, at: float, tenant: TenantPlan = ANYONE) -> None:
         self._last += 1
         request = Request(1, submission(self._last, [1] * length), at, None, tenant, traffic_class)
-        urgency = traffic_class.urgency(0, at, self._last)
-        self.queue.add(sequence_of(request, self._last, [1] * length, length + 100, urgency=urgency))
+        claim = traffic_class.claim(at, self._last)
+        self.queue.add(sequence_of(request, self._last, [1] * length, length + 100, claim=claim))
 
     def around(
         self, traffic_class: TrafficClass, now: float, tenant: TenantPlan = ANYONE, own_inflow: float = 0.0,

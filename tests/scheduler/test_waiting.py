@@ -45,7 +45,7 @@ def test_in_a_line_those_that_come_back_are_first_then_it_is_by_urgency_and_arri
 ) -> None:
     queue = WaitingQueue()
     sequences = {
-        key: make(key, key + 1, urgency=(float(moments[key]), key), placements=int(key in back)) for key in order
+        key: make(key, key + 1, claim=(float(moments[key]), key), placements=int(key in back)) for key in order
     }
     present: list[tuple[bool, int, int]] = []
     for key in order:
@@ -83,7 +83,7 @@ def test_counts_are_of_requests_sequences_and_tokens_by_class(
         )
         # Outputs that had to give way come back one by one.
         waiting += [
-            sequence_of(request, 10 * key + index, [1] * (1 + key), 9, urgency=(0.0, 10 * key + index), placements=1)
+            sequence_of(request, 10 * key + index, [1] * (1 + key), 9, claim=(0.0, 10 * key + index), placements=1)
             for index in range(n)
         ]
     for sequence in data.draw(st.permutations(waiting)):
