@@ -28,13 +28,6 @@ async def ask(channel: grpc.aio.Channel, names: Iterable[str], timeout_s: float)
     return {name: reasons for name, reasons in zip(asked, found, strict=True) if reasons is not None}
 
 
-async def list_names(channel: grpc.aio.Channel, timeout_s: float) -> set[str]:
-    """All names that are known there. Raises grpc.aio.AioRpcError if the service does not answer."""
-    stub = health_pb2_grpc.HealthStub(channel)
-    listed = await stub.List(health_pb2.HealthListRequest(), timeout=timeout_s)
-    return set(listed.statuses)
-
-
 async def _ask(stub: health_pb2_grpc.HealthStub, name: str, timeout_s: float) -> Reasons | None:
     call = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=timeout_s)
     try:

@@ -74,7 +74,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def List(
         self, _request: health_pb2.HealthListRequest, _context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthListResponse:
-        """All names' states now."""
+        """All names' states now. Not every version of grpcio that will do knows this method."""
         states = {name: health_pb2.HealthCheckResponse(status=self._state(name)) for name in self._conditions}
         return health_pb2.HealthListResponse(statuses=states)
 

@@ -12,12 +12,23 @@ import grpc.aio
 
 from tercet.config import MeshConfig
 from tercet.health import NAMES, Reasons
-from tercet.health_client import ask, list_names
+from tercet.health_client import ask
 from tercet.mesh_layout import Member
 from tercet.rpc import open_channel
 from tercet.setting_check import DNS_PREFIX
 from tercet.tls.client import ClientTls
 from tercet.tls.probe import probe_tls
+
+# Of any service: what one does not have, it does not know.
+ALL_NAMES = (
+    *NAMES,
+    "",
+    "tercet.v1.Inference",
+    "tercet.v1.Models",
+    "tercet.v1.Operations",
+    "tercet.mesh.v1.Scheduler",
+    "tercet.mesh.v1.Worker",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +77,8 @@ async def look_at(targets: Sequence[Target], timeout_s: float, names: Sequence[s
 async def _look_at(target: Target, timeout_s: float, names: Sequence[str]) -> Report:
     async with open_channel(target.address, target.tls) as channel:
         try:
-            # The four first, in their order.
-            asked = names or [*NAMES, *sorted(await list_names(channel, timeout_s) - set(NAMES))]
-            return Report(target.service, target.address, await ask(channel, asked, timeout_s))
+            found = await ask(channel, names or ALL_NAMES, timeout_s)
+            return Report(target.service, target.address, found, "" if found else "it knows no such name of health")
         except grpc.aio.AioRpcError as error:
             return Report(target.service, target.address, {}, _words(error, timeout_s))
 

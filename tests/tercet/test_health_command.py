@@ -131,7 +131,8 @@ def test_some_names_alone_as_a_probe_asks(mesh: dict[str, Process]) -> None:
     (report,) = shown("--name", "live", "--name", "tercet.v1.Models", *address, code=0)
     assert [*report["names"]] == ["live", "tercet.v1.Models"]
     assert shown("--name", "intact", *address, code=1)[0]["names"]["intact"]["reason"] == "its tenants cannot be read"
-    assert shown("--name", "no such name", *address, code=1)[0]["names"] == {}
+    (report,) = shown("--name", "no such name", *address, code=1)
+    assert (report["names"], report["problem"]) == ({}, "it knows no such name of health")
     assert run("health", "--name", "ready", *address).stdout.splitlines()[0].split() == ["service", "address", "ready"]
 
 

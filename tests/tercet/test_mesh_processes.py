@@ -148,7 +148,7 @@ async def test_a_traceback_gives_its_last_line_the_exit_code_and_the_log(tmp_pat
 
 async def test_a_service_that_never_becomes_ready_ends_the_start(tmp_path):
     seen = []
-    with pytest.raises(ServiceFailedError, match="gateway: not ready after 3 s"):
+    with pytest.raises(ServiceFailedError, match="gateway: not ready after 3 s; it does not serve; see "):
         async with _mesh(tmp_path, seen, {"gateway": "mute"}, start_timeout_s=3):
             pytest.fail("it must not start")
     assert await _until_gone({status.pid for status in seen})
