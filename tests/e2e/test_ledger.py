@@ -148,12 +148,13 @@ async def test_sums_are_what_clients_received_and_what_the_scheduler_counted(boo
     for name, cancel in cancelled.items():
         assert cancel.origin in origins[name.partition("-")[0]]
     # Those that the scheduler had to do with; the others were not submitted yet.
-    met = [each for each in cancelled.values() if each.states]
-    assert all(each.freed_s is not None for each in met)
-    assert all(each.done_s is not None or each.origin == "deadline" for each in met)
+    met = {name: each for name, each in cancelled.items() if each.states}
+    assert all(each.freed_s is not None for each in met.values())
+    # Where the scheduler looks at the deadline as well, its end may come before its answer to the gateway.
+    assert all(each.done_s is not None or name.startswith("late-") for name, each in met.items())
     assert sum(each.freed.count for each in traffic.cancels) == len(met)
     # Steps go on until the last that was cancelled is free.
-    ended_at = max(each.arrived_at + each.total_s for each in rows) + max(each.freed_s or 0.0 for each in met)
+    ended_at = max(each.arrived_at + each.total_s for each in rows) + max(each.freed_s or 0.0 for each in met.values())
     assert total.gpu_s <= ended_at - min(each.arrived_at for each in rows)
     shown = await asyncio.to_thread(books.shown, "--by", "outcome", "--format", "json")
     by_outcome = {each["outcome"]: each["requests"] for each in map(json.loads, shown.splitlines())}
