@@ -42,6 +42,8 @@ class _Class:
 
     __slots__ = (
         "_heap",
+        "_now",
+        "_num_due",
         "_promise",
         "_skip",
         "_wait",
@@ -60,6 +62,7 @@ class _Class:
         self.name = traffic_class.name
         self.awaited = queue.awaits(now)
         self._skip = skip
+        self._now = now
         self._wait = due_after(traffic_class)
         self._promise = 0.0 if traffic_class.ttft is None else traffic_class.ttft.seconds
         self.promised = traffic_class.ttft is not None
@@ -73,11 +76,16 @@ class _Class:
             for line, place in firsts
             if place < len(line.sequences)
         ]
+        # Of how many tenants the next one is due.
+        self._num_due = sum(self._is_due(line.sequences[place]) for _, _, line, place in self._heap)
         heapify(self._heap)
         self._look()
 
-    def due(self, now: float) -> bool:
-        return now >= self.arrived_at + self._wait
+    @property
+    def due(self) -> bool:
+        """Its promise to the next one is at stake; or, where it promises nothing, somebody first in his line has waited
+        for its patience, though another tenant may have the turn that it gets for that."""
+        return self._now >= self.arrived_at + self._wait if self.promised else self._num_due > 0
 
     @property
     def tenant_served(self) -> float:
@@ -95,17 +103,23 @@ class _Class:
 
     def advance(self, tokens: int) -> None:
         served, _, line, place = self._heap[0]
+        self._num_due -= self._is_due(line.sequences[place])
         place = self._first(line, place + 1)
         if place < len(line.sequences):
             served += tokens / line.share.weight
+            self._num_due += self._is_due(line.sequences[place])
             heapreplace(self._heap, (served, line.sequences[place].arrival, line, place))
         else:
             heappop(self._heap)
         self._look()
 
     def pass_tenant(self) -> None:
-        heappop(self._heap)
+        _, _, line, place = heappop(self._heap)
+        self._num_due -= self._is_due(line.sequences[place])
         self._look()
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        return self._now >= sequence.request.arrived_at + self._wait
 
     def _first(self, line: Line, place: int) -> int:
         """From that place on, the first that is not skipped."""
@@ -145,7 +159,6 @@ class FairOrder:
     def __init__(self, queue: WaitingQueue, now: float, skip: Container[int] = (), *, scarce: bool = False) -> None:
         """`skip` are ids of sequences that nothing can be done for. `scarce`: there are no more places than for
         those that were promised something; then these are first, lest others soon have to make room for them."""
-        self._now = now
         self._scarce = scarce
         classes = [_Class(each, now, skip) for each in queue.classes.values() if each.waiting]
         self._classes = [each for each in classes if each.next is not None]
@@ -181,9 +194,9 @@ class FairOrder:
             self._classes = [each for each in self._classes if each.next is not None]
         if not self._classes:
             return
-        classes, now = self._classes, self._now
+        classes = self._classes
         chosen = rival = classes[0] if len(classes) == 1 else min(classes, key=_by_weight)
-        due = [each for each in classes if each.due(now)]
+        due = [each for each in classes if each.due]
         urgent = [each for each in (classes if self._scarce else due) if each.promised]
         if urgent:
             chosen = min(urgent, key=lambda each: (each not in due, each.moment if each in due else 0.0, each.rank))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -89,17 +90,19 @@ class Twin:
     def turn(self) -> tuple[Sequence, bool, bool]:
         """Whose it is, whether it is due, and whether it is ahead of the turn of its class."""
         firsts: dict[str, Sequence] = {}
+        lines: dict[str, list[Sequence]] = {}
         for name in {each.request.traffic_class.name for each in self.waiting}:
             mine = [each for each in self.waiting if each.request.traffic_class.name == name]
             of_tenants = []
             for tenant in {each.request.tenant.tenant for each in mine}:
                 line = [each for each in mine if each.request.tenant.tenant == tenant]
                 of_tenants.append(min(line, key=lambda each: (each.placements == 0, each.urgency)))
+            lines[name] = of_tenants
             firsts[name] = min(
                 of_tenants, key=lambda each: (self.tenants[name, each.request.tenant.tenant], each.arrival)
             )
         by_weight = sorted(firsts, key=lambda name: (self.classes[name], firsts[name].request.traffic_class.rank, name))
-        due = [name for name in by_weight if self._due(firsts[name])]
+        due = [name for name in by_weight if self._due(name, firsts[name], lines[name])]
         promised = [name for name in by_weight if CLASSES[name].ttft and (self.scarce or name in due)]
         chosen = rival = by_weight[0]
         if promised:
@@ -123,11 +126,11 @@ class Twin:
             if not hurried:
                 self.classes[name] += Fraction(tokens / CLASSES[name].weight)
 
-    def _due(self, first: Sequence) -> bool:
-        request = first.request
-        target = request.traffic_class.ttft
-        wait = request.traffic_class.patience_s if target is None else target.seconds / 2
-        return self.now - request.arrived_at >= wait
+    def _due(self, name: str, first: Sequence, lines: list[Sequence]) -> bool:
+        target = CLASSES[name].ttft
+        if target is not None:
+            return self.now - first.request.arrived_at >= target.seconds / 2
+        return any(self.now - each.request.arrived_at >= CLASSES[name].patience_s for each in lines)
 
     def _broken(self, first: Sequence) -> float:
         target = first.request.traffic_class.ttft
@@ -346,6 +349,45 @@ def test_patience_gives_a_class_its_share_where_promises_are_at_stake_all_the_ti
         bench.add(at=98.0, length=10)
     names = [each.request.traffic_class.name for each in bench.order(100.0)[:90]]
     assert names.count("batch") == 10
+
+
+@given(st.data())
+def test_nobody_waits_for_longer_than_patience_and_his_part_of_what_his_class_gets(data: st.DataObject) -> None:
+    patient, bench = replace(BATCH, patience_s=10.0), Bench()
+    tenants = "abc"[: data.draw(st.integers(1, 3))]
+    length = {tenant: data.draw(st.sampled_from([1, 10])) for tenant in tenants}
+    # Each has something waiting from the start, and asks again every few seconds.
+    period = {tenant: data.draw(st.sampled_from([3, 9, 11, 200])) for tenant in tenants}
+    ahead: dict[Sequence, int] = {}
+    asked: Counter[str] = Counter()
+
+    def ask(tenant: str, now: float) -> None:
+        waiting = sum(each.request.tenant.tenant == tenant for each in ahead)
+        ahead[bench.add(tenant, patient, length[tenant], at=now)] = waiting
+        asked[tenant] += 1
+
+    for tenant in tenants:
+        for _ in range(data.draw(st.sampled_from([0, 1, 30]))):
+            ask(tenant, 0.0)
+    chat, per_turn = 10, INTERACTIVE.weight / BATCH.weight
+    for second in range(1, 150):
+        now = float(second)
+        for tenant in tenants:
+            if second % period[tenant] == 0:
+                ask(tenant, now)
+        # In each second one is served, and a promise is at stake.
+        bench.add("chats", length=chat, at=now - 0.9)
+        ahead.pop(bench.start(now), None)
+        for sequence, before in ahead.items():
+            mine = sequence.request.tenant.tenant
+            tokens, turns = float((before + 1) * length[mine]), float(before + 1)
+            for other in set(tenants) - {mine}:
+                # As much as it and those before it, and one more.
+                most = (before + 1) * length[mine] + length[other]
+                tokens += min(most, asked[other] * length[other])
+                turns += min(most / length[other], asked[other])
+            limit = patient.patience_s + turns + per_turn * (tokens / chat + 1) + 1
+            assert now - sequence.request.arrived_at <= limit
 
 
 def test_where_places_are_scarce_promises_are_first_and_patience_has_its_share() -> None:
