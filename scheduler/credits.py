@@ -58,6 +58,10 @@ class CreditLedger:
         """Blocks the sequence has, as far as reported."""
         return self._held[sequence_id]
 
+    def reserved_together(self, sequence_ids: Iterable[int]) -> int:
+        """`reserved` of these, summed up."""
+        return sum(map(self._reserved.__getitem__, sequence_ids))
+
     @property
     def held_blocks(self) -> Mapping[int, int]:
         """`held` of every sequence, for loops over many."""
@@ -81,13 +85,15 @@ class CreditLedger:
         for sequence_id, tokens in zip(sequence_ids, num_tokens, strict=True):
             blocks = -(-tokens // size)
             before = reserved_by_id.get(sequence_id)
+            if blocks == before:
+                # From plan to plan nearly all stay as they are.
+                continue
             if before is None:
-                held_by_id[sequence_id] = reserved_by_id[sequence_id] = before = 0
+                held_by_id[sequence_id] = before = 0
             elif blocks < (held := held_by_id[sequence_id]):
                 blocks = held
-            if blocks != before:
-                outstanding += blocks - before
-                reserved_by_id[sequence_id] = blocks
+            outstanding += blocks - before
+            reserved_by_id[sequence_id] = blocks
         self._outstanding = outstanding
 
     def open_fork(self, sequence_id: int, num_shared_tokens: int) -> None:

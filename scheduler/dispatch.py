@@ -12,7 +12,7 @@ from .fleet import Pool, Worker
 from .kv_shares import KvShares
 from .placement import NOTHING_DEALT, CachedTokens, cached_tokens, deal
 from .planner import NOTHING, Candidate, Credits, Decision, Forecast, Policy, Running, make_plan
-from .planner_view import holders, lone, resting_holders, running_view, worst_cases
+from .planner_view import holders, lone, resting_holders, running_view
 from .preemption import Holder, choose_victims, prefer_swap
 from .sequence import Sequence, State
 
@@ -206,8 +206,8 @@ def reserve(worker: Worker) -> None:
 
     Those that have been told to go may run on in the plans they know until they are released: theirs stands.
     """
-    running, tokens = worst_cases(worker)
-    worker.ledger.reserve_each([sequence.sequence_id for sequence in running], tokens)
+    running = running_view(worker, revoking=False)
+    worker.ledger.reserve_each(running.sequence_ids, running.tokens)
 
 
 def _release(

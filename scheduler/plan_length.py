@@ -9,6 +9,9 @@ import math
 
 # Longer plans save nothing more: planning is then a thirtieth of what it would be with one step.
 MAX_STEPS = 32
+# Steps of a plan at least where their time is known: a plan of one needs another one sent with it, and whoever comes
+# next would revoke both.
+LEAST_STEPS = 2
 # Seconds a plan should last at least: below that, making plans shows beside running them.
 MIN_PLAN_SECONDS = 0.008
 # Seconds a plan should last at most. It is revocable at every step, but until it ends its worst case is booked.
@@ -46,7 +49,8 @@ def choose_steps(quiet_steps: int, step_seconds: float | None) -> int:
     As long as the quiet lasts, a plan is as long as all those reported before it, so that lengths grow like powers.
     `step_seconds` is what a step is predicted to take, None if that is not known.
     """
-    steps = min(max(quiet_steps, least_steps(step_seconds)), MAX_STEPS)
-    if step_seconds is not None and step_seconds > 0:
-        steps = min(steps, max(1, int(min(MAX_PLAN_SECONDS / step_seconds, MAX_STEPS))))
-    return steps
+    steps = max(quiet_steps, least_steps(step_seconds))
+    if step_seconds is None or step_seconds <= 0:
+        return min(steps, MAX_STEPS)
+    most = max(1, int(min(MAX_PLAN_SECONDS / step_seconds, MAX_STEPS)))
+    return min(max(steps, LEAST_STEPS), most)

@@ -18,25 +18,6 @@ from .window import Expected
 _NEVER = 1 << 62
 
 
-def worst_cases(worker: Worker) -> tuple[list[Sequence], list[int]]:
-    """Its running sequences, and the tokens that each may hold when all plans in flight have run to their ends."""
-    window = worker.window
-    # Most joined before the oldest plan in flight: these all have the same worst case.
-    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
-    decode, prefill = State.DECODE, State.PREFILL
-    running: list[Sequence] = []
-    tokens: list[int] = []
-    for sequence in worker.sequences.values():
-        state = sequence.state
-        if state is not decode and state is not prefill:
-            continue
-        since, most = sequence.join_first, sequence.max_length
-        worst = len(sequence.token_ids) + (worst_of_all if since <= oldest else window.steps_worst(since))
-        running.append(sequence)
-        tokens.append(worst if worst < most else most)
-    return running, tokens
-
-
 def lone(worker: Worker) -> bool:
     """Whether all there is on the worker is one sequence, or one with those that wait to be forked from it."""
     first = next(iter(worker.sequences.values()), None)
@@ -48,21 +29,30 @@ def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Runni
 
     Notes on the worker how many tokens its decodes attend to.
     """
-    expected = worker.window.expected(revoking=revoking)
+    window = worker.window
+    expected = window.expected(revoking=revoking)
     ahead = sum(plan.num_steps for plan in expected)
-    running, tokens = worst_cases(worker)
-    decode = State.DECODE
+    # Most joined before the oldest plan in flight: these all have the same worst case.
+    oldest, worst_of_all = window.oldest_seq, window.steps_worst(0)
+    decode, prefill = State.DECODE, State.PREFILL
     ids: list[int] = []
+    tokens: list[int] = []
     max_lengths: list[int] = []
     prefills: list[Prefill] = []
     decoding = last_end = context = 0
     first_end = _NEVER
-    for sequence in running:
-        length, most = len(sequence.token_ids), sequence.max_length
+    # Once over all of them: to look at each of hundreds is what takes the time.
+    for sequence in worker.sequences.values():
+        state = sequence.state
+        if state is not decode and state is not prefill:
+            continue
+        length, most, since = len(sequence.token_ids), sequence.max_length, sequence.join_first
+        worst = length + (worst_of_all if since <= oldest else window.steps_worst(since))
         ids.append(sequence.sequence_id)
+        tokens.append(worst if worst < most else most)
         max_lengths.append(most)
         left = most - length
-        if sequence.state is decode and length > sequence.prefill_length:
+        if state is decode and length > sequence.prefill_length:
             left -= ahead
             decoding += 1
         elif sequence.leader is not None:
@@ -85,12 +75,12 @@ def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Runni
         sequence_ids=ids,
         tokens=tokens,
         max_lengths=max_lengths,
-        reserved=sum(map(worker.ledger.reserved, ids)),
+        reserved=worker.ledger.reserved_together(ids),
         prefills=prefills,
         decoding=decoding,
         last_end=last_end,
         first_end=0 if first_end == _NEVER else first_end,
-        lone=len(ids) == len(worker.sequences) and lone(worker) and not _forking(worker, running),
+        lone=len(ids) == len(worker.sequences) and lone(worker) and not _forking(worker),
         max_steps=max_steps,
     )
 
@@ -134,9 +124,10 @@ def _prefill_view(
     return view, 0
 
 
-def _forking(worker: Worker, running: list[Sequence]) -> bool:
-    """Whether several run, and a plan in flight may complete the prefill that they wait for."""
-    return len(running) > 1 and worker.window.steps_worst(running[0].join_first) > 0
+def _forking(worker: Worker) -> bool:
+    """Whether several are there, and a plan in flight may complete the prefill that they wait for."""
+    first = next(iter(worker.sequences.values()))
+    return len(worker.sequences) > 1 and worker.window.steps_worst(first.join_first) > 0
 
 
 def holders(worker: Worker, beyond: Container[int] = ()) -> list[Holder]:

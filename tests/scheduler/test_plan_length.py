@@ -43,6 +43,12 @@ def test_short_steps_make_plans_that_are_worth_making() -> None:
     assert choose_steps(0, 0.002) == 4
 
 
+def test_a_plan_has_two_steps_where_one_would_need_another_plan_beside_it() -> None:
+    assert [choose_steps(quiet, 0.012) for quiet in (0, 1, 2, 3)] == [2, 2, 2, 3]
+    # Not beyond an end that is certain.
+    assert least_steps(0.012) == 1
+
+
 def test_long_steps_make_short_plans() -> None:
     assert choose_steps(100, 0.05) == 5
     assert choose_steps(100, 3.0) == 1
