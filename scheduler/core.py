@@ -280,11 +280,14 @@ class Core:
         bounds = self._settings.bounds
         if find_overflow(submission, pool.waiting, bounds, traffic_class, plan) is None:
             return
-        # In a burst the queue may hold what a plan can start at once.
+        # In a burst the queue may hold what a plan can start at once, and what is overdue: that is not to start any more.
+        end_overdue(self._mesh, self._settings.worker_grace_s, now)
         self._plan(now)
         overflow = find_overflow(submission, pool.waiting, bounds, traffic_class, plan)
         if overflow is not None:
-            raise overflow.error(self._mesh.pace(pool, overflow.traffic_class).seconds_for(overflow.starts, now))
+            name = overflow.traffic_class
+            soonest_s = self._mesh.pace(pool, name).seconds_for(overflow.starts, now)
+            raise overflow.error(self._mesh.spread(pool, name, soonest_s, now))
 
     def _accept(self, pool: Pool, request: Request, now: float) -> None:
         submission = request.submission

@@ -96,10 +96,10 @@ def _queue_expired(mesh: MeshState, request: Request, now: float) -> errors.Queu
     pool = mesh.fleet.pools[submission.model, submission.model_revision]
     waiting = pool.waiting.count(traffic_class.name).requests
     # When all that waits with it has started, or what comes then is not too old either.
-    retry_after_s = mesh.pace(pool, traffic_class.name).seconds_for(waiting, now)
+    soonest_s = mesh.pace(pool, traffic_class.name).seconds_for(waiting, now)
     return errors.QueueExpiredError(
         f"the request waited {traffic_class.max_queue_s:g} s and was not started"
         f" (classes.{traffic_class.name}.max_queue_seconds)",
         metadata={"traffic_class": traffic_class.name},
-        retry_after_s=min(retry_after_s, traffic_class.max_queue_s),
+        retry_after_s=mesh.spread(pool, traffic_class.name, min(soonest_s, traffic_class.max_queue_s), now),
     )

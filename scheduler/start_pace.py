@@ -8,7 +8,7 @@ from tercet.retry import LONGEST_RETRY_SECONDS, bounded_retry
 
 from .mean import Mean
 
-# While nothing is known: long enough not to hammer, short enough to find a gap.
+# To the next start while nothing is known: long enough not to hammer, short enough to find a gap.
 UNKNOWN_SECONDS = 1.0
 # Those who were refused are told to come one behind the other, over so many seconds: who does not come leaves a gap.
 SPREAD_SECONDS = 10.0
@@ -51,7 +51,7 @@ class StartPace:
         """When one who is refused may come again, no sooner than in `soonest_s`: as many in a second as start, so that
         not all who were refused for the same come in the same moment."""
         soonest = now + soonest_s
-        after = self.expected_at + self.between.value
+        after = self.expected_at + (self.between.value if self.between.count else UNKNOWN_SECONDS)
         # Beyond, it starts over: as many come for each place.
         self.expected_at = after if soonest <= after <= soonest + SPREAD_SECONDS else soonest
         return min(self.expected_at - now, LONGEST_RETRY_SECONDS)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
 from outcomes import judge, prepared, releases, settle
 
-from scheduler.actions import Accepted, Action, Log, NewSequence, Refused, ReleaseCause, ToGateway
+from scheduler.actions import (
+    Accepted,
+    Action,
+    Log,
+    NewSequence,
+    Refused,
+    ReleaseCause,
+    ToGateway,
+    TokenBatch,
+    ToWorker,
+)
 from scheduler.admission import AdmissionMode, QueueBounds
 from scheduler.core import Core, CoreSettings
 from scheduler.events import (
@@ -22,6 +34,7 @@ from scheduler.events import (
     TenantsChanged,
     TimePassed,
     WorkerAttached,
+    WorkerLost,
 )
 from scheduler.overdue import LOOK_SECONDS
 from scheduler.plan_log.checkpoint import Snapshot
@@ -72,12 +85,15 @@ class Door:
         return answer
 
     def refusal(self, prompt: int = 3, **changes: Any) -> errors.RequestError:
-        """What refuses it, which leaves the state as it was."""
+        """What refuses it, which leaves the state as it was but for when the next one is told to come."""
         # What comes with the time comes without it, too.
         self.handle(TimePassed())
         before = state_of(self.core)
+        expected_at = {key: pace.expected_at for key, pace in self.core._mesh.paces.items()}
         answer = self.ask(prompt, **changes)
         assert isinstance(answer, Refused)
+        for key, pace in self.core._mesh.paces.items():
+            pace.expected_at = expected_at[key]
         assert state_of(self.core) == before
         assert self.logs[-1].event == "request_refused"
         assert self.logs[-1].fields["reason"] == answer.failure.reason
@@ -311,10 +327,36 @@ def test_the_time_to_retry_comes_from_how_fast_the_queue_moves() -> None:
     for key in range(200):
         mesh.at(0.03 * key, lambda key=key: calls.append(mesh.submit(gateway, submission(key, (5, key % 50), 2))))
     settle(mesh)
-    retries = [log.fields["retry_after_s"] for log in mesh.logs if log.event == "request_refused"]
-    assert len(retries) > 50
+    refused = [log.fields for log in mesh.logs if log.event == "request_refused"]
+    assert len(refused) > 50
     assert all(call.refused in (None, "QUEUE_FULL") for call in calls)
-    assert retries[-1] == pytest.approx(6.0 / sum(not call.refused for call in calls), rel=0.2)
+    between = 6.0 / sum(not call.refused for call in calls)
+    # As soon as one has started, and one behind the other.
+    assert min(each["retry_after_s"] for each in refused[-50:]) >= 0.8 * between
+    told = sorted(0.03 * int(each["request_id"].split("-")[1]) + each["retry_after_s"] for each in refused[-50:])
+    assert median(later - one for one, later in pairwise(told)) == pytest.approx(between, rel=0.2)
+
+
+def test_those_for_whom_a_queue_is_too_full_are_not_all_told_the_same_moment() -> None:
+    door = Door(max_requests=4)
+    full(door)
+    for _ in range(4):
+        door.accept()
+    # Before anything is known of how fast it moves.
+    answers = [door.ask() for _ in range(4)]
+    assert [each.failure.retry_after_s for each in answers if isinstance(each, Refused)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_those_who_waited_for_too_long_are_not_all_told_the_same_moment() -> None:
+    door = Door(classes=expiring(5.0))
+    full(door)
+    for _ in range(4):
+        door.accept()
+    door.now = 5.0
+    told = [each.message for each in door.handle(TimePassed()) if isinstance(each, ToGateway)]
+    ends = [end for each in told if isinstance(each, TokenBatch) for end in each.ends]
+    # No later than as if they had waited once more, but for the order.
+    assert [end.failure.retry_after_s for end in ends if end.failure] == [5.0, 6.0, 7.0, 8.0]
 
 
 def expiring(seconds: float, **changes: Any) -> tuple[TrafficClass, ...]:
@@ -413,6 +455,37 @@ def test_an_expired_deadline_is_never_prefilled() -> None:
         assert call.ends[0].failure is not None
     started = [each.command.sequence_id for each in mesh.sent if isinstance(each.command, NewSequence)]
     assert started == list(first.sequence_ids)
+
+
+@pytest.mark.parametrize("deadline_s", [1.0, None])
+def test_who_is_overdue_neither_starts_nor_fills_the_queue_when_a_full_one_is_planned_between_two_events(
+    deadline_s: float | None,
+) -> None:
+    """Two events come at once: a worker with room, and one more than the queue has room for."""
+    door = Door(max_requests=1, classes=expiring(1.0 if deadline_s is None else 0.0))
+    full(door)
+    late = door.accept(deadline_s=deadline_s)
+    door.now = 1.0
+    newcomer = submission(5000)
+    events = (
+        WorkerLost(1),
+        WorkerAttached(2, "host:1", worker_info(max_num_seqs=SLOTS + 2, epoch=2)),
+        Submitted(GATEWAY, newcomer),
+    )
+    actions = [action for event in events for action in door.core.apply(event, door.now)]
+    started = {
+        each.command.sequence_id
+        for each in actions
+        if isinstance(each, ToWorker) and isinstance(each.command, NewSequence)
+    }
+    assert len(started) == SLOTS
+    assert started.isdisjoint(late.sequence_ids)
+    told = {
+        each.message.request_key
+        for each in actions
+        if isinstance(each, ToGateway) and isinstance(each.message, Accepted)
+    }
+    assert told == {newcomer.request_key}
 
 
 def test_a_deadline_ends_prefill_and_decode() -> None:
