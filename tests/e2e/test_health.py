@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -71,9 +72,9 @@ async def crowd(mesh: Mesh) -> AsyncIterator[None]:
             call.cancel()
 
 
-async def knock(client: Client, refused: list[RequestError], stopping: asyncio.Event) -> None:
+async def knock(client: Client, refused: list[RequestError]) -> None:
     """Asks again and again for what there is no room for."""
-    while not stopping.is_set():
+    while True:
         try:
             await client.generate_once("Once", max_tokens=4, timeout_s=60)
         except QueueFullError as error:
@@ -95,11 +96,10 @@ async def test_probes_are_answered_while_everything_is_full(own_mesh: Callable[.
     await until(lambda: all_well(mesh), "all is well")
     async with Client(mesh.address) as client:
         refused: list[RequestError] = []
-        stopping = asyncio.Event()
         long = asyncio.create_task(client.generate_once(list(range(1000, 9000)), max_tokens=1, timeout_s=600))
         await asyncio.to_thread(wait_until, lambda: mesh.fleet().requests_running == 1, "the long prompt runs")
         others = [asyncio.create_task(client.generate_once("Once", max_tokens=4, timeout_s=600)) for _ in range(2)]
-        knocking = [asyncio.create_task(knock(client, refused, stopping)) for _ in range(4)]
+        knocking = [asyncio.create_task(knock(client, refused)) for _ in range(4)]
         async with crowd(mesh):
             for _ in range(ROUNDS):
                 states = await ask_all(mesh)
@@ -118,8 +118,7 @@ async def test_probes_are_answered_while_everything_is_full(own_mesh: Callable[.
                 ] == ("scheduler: no room for class interactive",)
 
             await until(full, "there is no room, and the gateway says so as well")
-        stopping.set()
-        for task in (long, *others):
+        for task in (long, *others, *knocking):
             task.cancel()
         await asyncio.gather(long, *others, *knocking, return_exceptions=True)
         await until(lambda: all_well(mesh), "there is room again")
@@ -190,3 +189,30 @@ async def test_what_hangs_or_is_gone_is_told_by_name(own_mesh: Callable[..., Mes
 def ready(mesh: Mesh, name: str) -> bool:
     """Whether a service says so."""
     return mesh.health(name, "ready") == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_device_that_does_not_come_back_is_told_by_all(own_mesh: Callable[..., Mesh], tmp_path: Path) -> None:
+    mesh = own_mesh(TERCET_WORKER_HUNG_SECONDS="5", HANG_FOLDER=str(tmp_path))
+    mesh.modules["worker"] = "tests.e2e.hanging_worker"
+    mesh.start()
+    await until(lambda: all_well(mesh), "all is well")
+    sign = tmp_path / str(mesh.ports["worker"])
+    async with Client(mesh.address) as client:
+        sign.touch()
+        asked = asyncio.create_task(client.generate_once("Once", max_tokens=4, ignore_eos=True, timeout_s=300))
+
+        async def told() -> bool:
+            states = await ask_all(mesh)
+            # Only starting the worker again would help, and only the worker.
+            assert states["gateway"]["live"] == states["scheduler"]["live"] == ()
+            return bool(states["worker"]["live"] and states["scheduler"]["ready"] and states["gateway"]["ready"])
+
+        await until(told, "the worker is not live, and the others are not ready")
+        states = await ask_all(mesh)
+        assert states["worker"]["live"][0].startswith("its device has been at one step for")
+        assert states["scheduler"]["ready"][0].startswith("no worker has moved for")
+        assert states["gateway"]["ready"][0].startswith("scheduler: no worker has moved for")
+        assert not asked.done()
+        sign.unlink()
+        assert (await asked).finished.usage.completion_tokens == 4
+        await until(lambda: all_well(mesh), "all is well again")
