@@ -396,6 +396,17 @@ async def test_a_gateway_without_its_ledger_does_not_start(scheduler: Any, model
             await server.run(config, asyncio.Event())
 
 
+async def test_a_ledger_that_nobody_has_named_and_that_cannot_be_is_named(
+    scheduler: Any, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for settings in (LedgerSettings(), LedgerSettings(database="postgresql+psycopg://nobody@/none")):
+        config = dataclasses.replace(config_for(model_path, scheduler.port), ledger=settings)
+        with pytest.raises(LedgerError, match=r"state/tercet cannot be made: .*; set ledger\."):
+            await server.run(config, asyncio.Event())
+
+
 async def test_rows_are_of_tenants(scheduler: Any, model_path: Path, tmp_path: Path, until: Any) -> None:
     store = Store(str(tmp_path / "tenants.db"), time.time)
     store.create()
