@@ -18,6 +18,7 @@ from scheduler.plan_log.shape import LOOKUP
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import GREEDY, worker_info
 from scheduler.simulator.text import VOCAB
+from scheduler.simulator.worker import SimulatedWorker
 from scheduler.tenant import TenantPlan
 from scheduler.traffic_class import CLASSES
 
@@ -82,8 +83,8 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
         swap_block_ns=1,
     )
     infos = [info] * rng.randint(1, 3)
-    # Of their own numbers, so that a life is otherwise the same with tenants and without.
-    whose = random.Random(seed)
+    # Of their own numbers, so that a life is otherwise the same with tenants, and workers that hang, and without.
+    whose, sleep = random.Random(seed), random.Random(seed + 1)
     classes = hasty_classes(whose) if seed % 2 else list(CLASSES.values())
     mesh = VirtualMesh(
         infos,
@@ -137,6 +138,19 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
             mesh.lose_worker(rng.choice(list(mesh.workers.values())))
             mesh.at(mesh.now + rng.random(), lambda: mesh.attach_worker(0))
 
+    def doze() -> None:
+        if mesh.workers:
+            worker = sleep.choice(list(mesh.workers.values()))
+            mesh.hang_worker(worker)
+            mesh.at(mesh.now + sleep.choice([3.0, 30.0, 200.0]), lambda: wake(worker))
+
+    def wake(worker: SimulatedWorker) -> None:
+        # What it would still say on a stream that was ended nobody records.
+        if worker.link in mesh.workers:
+            mesh.wake_worker(worker)
+        else:
+            mesh.attach_worker(0)
+
     for key in range(requests):
         mesh.at(rng.random() * rng.choice([0.1, 1.0]), lambda key=key: arrive(key))
     for _ in range(rng.choice([0, 0, 1, 2])):
@@ -145,5 +159,7 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
         mesh.at(rng.random(), lambda: mesh.workers and mesh.drain_worker(next(iter(mesh.workers.values())), 0.5))
     if rng.random() < 0.2:
         mesh.at(rng.random(), lambda: mesh.lose_gateway(gateways[1]))
+    if sleep.random() < 0.3:
+        mesh.at(sleep.random(), doze)
     mesh.run()
     return mesh, tape

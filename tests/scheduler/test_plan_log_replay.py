@@ -59,7 +59,7 @@ def test_the_lives_have_everything_in_them() -> None:
         "Submitted CancelReceived SequenceStopped WorkerAttached WorkerLost WorkerDraining KvChanged StepReported "
         "PlanEnded SequenceReleased TimePassed GatewayLost NewSequence Plan Release Resume forks revoked cached "
         "swapped preempted made_room moved_away TenantsChanged INVALID_FIELD TENANT_QUOTA PERMISSION_DENIED QUEUE_FULL "
-        "QUEUE_EXPIRED"
+        "QUEUE_EXPIRED DropWorker worker_late"
     )
     assert not [name for name in wanted.split() if not seen[name]], seen
 
