@@ -12,7 +12,7 @@ from .credit_waits import CreditWaits
 from .credits import CreditLedger, blocks_for
 from .events import WorkerInfo
 from .fair_order import FairOrder
-from .output_length import LeaveRate
+from .output_length import LeaveRates
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
@@ -65,8 +65,8 @@ class Worker:
     arriving: dict[int, Sequence] = field(default_factory=dict)
     # Tokens that its decodes attend to, as of the last plan.
     context_tokens: int = 0
-    # How those that run there leave, as it was after so many steps, with so many there.
-    leaving: tuple[int, int, LeaveRate] | None = None
+    # How those that run there leave, as of the last look.
+    leaving: LeaveRates | None = None
     # The last suspect of bringing workers down that was put there.
     suspect: Sequence | None = None
     # How many sequences of each traffic class are there, by its name.

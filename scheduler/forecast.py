@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from .bounds import Bound
 from .credits import blocks_for
 from .fleet import Worker
 from .outlook import FirstToken, Regime
-from .output_length import LeaveRate
+from .output_length import LeaveRate, LeaveRates
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
 from .planner import LEAST_PREFILL_TOKENS, Policy, prefill_cap
 from .room import KEPT
@@ -152,9 +153,10 @@ class _Lane:
 
 
 def forecast(
-    workers: Mapping[int, tuple[Worker, LeaveRate]],
+    workers: Mapping[int, tuple[Worker, LeaveRates]],
     newcomer: Newcomer,
     around: Surroundings,
+    bounds: Sequence[Bound],
     policy: Policy,
     now: float,
 ) -> FirstToken | None:
@@ -165,13 +167,14 @@ def forecast(
     """
     if not workers or any(worker.step_times.predict(1, 0) is None for worker, _ in workers.values()):
         return None
-    lanes = [_lane(worker, leaving, newcomer, around, policy, now) for worker, leaving in workers.values()]
+    lanes = [_lane(worker, leaving.all, newcomer, around, policy, now) for worker, leaving in workers.values()]
     rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
     mean = around.tokens / around.sequences if around.sequences else max(1.0, newcomer.prompt_tokens)
     passing = _passing(around, sum(lane.pending for lane in lanes), sum(rates.values()))
     sequences, tokens = around.sequences + passing / mean, around.tokens + passing
+    bound_s = _until_bounds_let(bounds, lanes, rates, newcomer, around)
     lane, part = _choose(lanes, rates, newcomer, tokens)
-    return _follow(lane, newcomer, sequences * part, tokens * part, around.inflow / len(lanes))
+    return _follow(lane, newcomer, sequences * part, tokens * part, bound_s, around.inflow / len(lanes))
 
 
 def _lane(
@@ -218,6 +221,26 @@ def _lane(
     )
 
 
+def _until_bounds_let(
+    bounds: Sequence[Bound],
+    lanes: Sequence[_Lane],
+    rates: Mapping[int, float],
+    newcomer: Newcomer,
+    around: Surroundings,
+) -> float:
+    """Seconds until there is room for the newcomer under all of them, whatever else the workers have room for; 0 if
+    there is."""
+    if not any(bound.ends for bound in bounds):
+        return 0.0
+    inflow = around.inflow / len(lanes)
+    step_s = {}
+    for lane in lanes:
+        alone_s = lane.step_seconds(0.0)
+        step_s[lane.worker.link] = max(LEAST_SECONDS, lane.step_seconds(min(lane.cap(), inflow * alone_s)))
+    prompt_s = newcomer.prompt_tokens * len(lanes) / sum(rates.values())
+    return min(LONGEST_SECONDS, max(bound.seconds(step_s, prompt_s) for bound in bounds))
+
+
 def _passing(around: Surroundings, pending: float, rate: float) -> float:
     """Tokens that come after the newcomer and pass it; workers have `pending` tokens and compute `rate` in a second."""
     left = rate - around.overtaking
@@ -254,8 +277,10 @@ def _choose(
     return first, min(1.0, part / tokens)
 
 
-def _follow(lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float, inflow: float) -> FirstToken:
-    """Lets what is ahead pass, then the newcomer."""
+def _follow(
+    lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float, bound_s: float, inflow: float
+) -> FirstToken:
+    """Lets what is ahead pass, then the newcomer, which starts after `bound_s` seconds at the soonest."""
     mean = tokens / sequences if sequences else 1.0
     regime = Regime.PREFILL if lane.pending or sequences else Regime.IDLE
     queue_s, room, passed, steps = 0.0, 0.0, 0.0, 1.0
@@ -281,6 +306,10 @@ def _follow(lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float, in
         queue_s += seconds
         passed += steps
     queue_s = min(queue_s, LONGEST_SECONDS)
+    if bound_s > 0.0:
+        regime = Regime.PLACE
+    if bound_s > queue_s:
+        queue_s, room = bound_s, lane.cap()
     if regime is not Regime.PLACE and not lane.on_credit:
         # Those who come later fill up the steps that it takes.
         lane.behind += inflow * (lane.step_s + queue_s)

@@ -7,29 +7,34 @@ on the scheduler's clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, pow
 
 from tercet import errors
 
+from .bounds import find_bounds
 from .calibration import Errors, ForecastError, Ratios
 from .events import CancelReason
 from .fleet import Pool, Worker
 from .forecast import Newcomer, forecast
 from .inflow import Inflow
 from .outlook import Kind, Outlook
-from .output_length import LeaveRate, OutputLengths
+from .output_length import LeaveRate, LeaveRates, OutputLengths
 from .placement import CachedTokens
 from .planner import Policy
 from .promise import aim, booked
 from .sequence import Request, Sequence
 from .surroundings import Surroundings, surroundings
-from .traffic_class import Target
+from .traffic_class import TrafficClass
 from .verdict import chance_within, misses_deadline, misses_target
 
 # When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see; for so many
 # times as long as its class promises a first token in, if that is more: most of these are late, and clients wait.
 PROBE_SECONDS = 5.0
 PROBE_TARGETS = 5.0
+# Twice as long for each try in a row that was late, and for each miss that its tenant's account owes, up to so many: on
+# a pool that serves one in a second a try each 5 s would alone break the promise.
+MOST_TRIES_MISSED = 6
+MOST_MISSES_OWED = 3.0
 # A forecast is far off from this part of what its class promises on.
 FAR_PART = 0.4
 # Classes' tenants of whom it is known how much they ask for, unless more of them do ask.
@@ -62,6 +67,8 @@ class Foresight:
     off: Errors = field(default_factory=Errors)
     # When something was last learned.
     learned_at: dict[Kind, float] = field(default_factory=dict)
+    # Of those let in to see, how many in a row were not in time; one under way counts as late.
+    tries_missed: dict[Kind, int] = field(default_factory=dict)
     # By class and tenant: misses to spare. What one tenant's flood misses is not taken from another.
     spare: dict[tuple[str, str], float] = field(default_factory=dict)
     # Prompt tokens of requests that have got their first token, older ones fading, and those that a prefix cache had.
@@ -95,7 +102,8 @@ class Foresight:
             claim=leader.claim,
             computed={link: self._computed(worker, leader, lookup) for link, (worker, _) in workers.items()},
         )
-        first_token = forecast(workers, newcomer, self._surroundings(pool, request, now), policy, now)
+        around = self._surroundings(pool, request, now)
+        first_token = forecast(workers, newcomer, around, find_bounds(pool, workers, leader, around), policy, now)
         if first_token is None:
             return None
         name, target = traffic_class.name, traffic_class.ttft
@@ -115,7 +123,7 @@ class Foresight:
             limit_s=target_s if hopeless is None else deadline_s,
         )
         request.outlook, request.forecast_s = outlook, outlook.seconds
-        return None if self._to_be_tried(kind, target, now) else hopeless or unlikely
+        return None if self._to_be_tried(request, kind, now) else hopeless or unlikely
 
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
@@ -130,10 +138,11 @@ class Foresight:
         if outlook is None:
             return
         if outlook.to_be_refused:
-            if not self._to_be_tried(outlook.kind, target, now):
+            if not self._to_be_tried(request, outlook.kind, now):
                 return
             # The next ones of its kind are refused until it shows what becomes of it, or has been too long about it.
             self.learned_at[outlook.kind] = now
+            self.tries_missed[outlook.kind] = self.tries_missed.get(outlook.kind, 0) + 1
         # What is late even alone is no reason to refuse others.
         if target is not None and outlook.chance is not None and outlook.first_token.alone_s <= target.seconds:
             self._book(request, outlook.chance - aim(target))
@@ -150,7 +159,9 @@ class Foresight:
         self.off.add(outlook.seconds, actual_s)
         if outlook.limit_s is not None:
             self.tried += 1
-            self.tried_in_time += actual_s <= outlook.limit_s
+            if actual_s <= outlook.limit_s:
+                self.tried_in_time += 1
+                self.tries_missed.pop(outlook.kind, None)
         if target is not None and request.booked is not None:
             self._book(request, (actual_s <= target.seconds) - aim(target))
 
@@ -163,8 +174,12 @@ class Foresight:
             self._learn(outlook, waited_s, now)
         # The gateway may have seen the deadline a little sooner.
         expired = request.sequences[0].cancel_reason is CancelReason.DEADLINE
-        if outlook.limit_s is not None and (expired or now >= request.arrived_at + outlook.limit_s):
-            self.tried += 1
+        if outlook.limit_s is not None:
+            if expired or now >= request.arrived_at + outlook.limit_s:
+                self.tried += 1
+            elif missed := self.tries_missed.get(outlook.kind):
+                # Who left before it was late shows nothing.
+                self.tries_missed[outlook.kind] = missed - 1
         if target is not None and request.booked is not None:
             # Who left before it was late shows nothing.
             self._book(request, -aim(target) if waited_s > target.seconds else 0.0)
@@ -191,10 +206,12 @@ class Foresight:
         # Near the bounds of an account that is less than what came of it.
         request.booked = self.spare[whose] - before
 
-    def _to_be_tried(self, kind: Kind, target: Target | None, now: float) -> bool:
+    def _to_be_tried(self, request: Request, kind: Kind, now: float) -> bool:
         """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""
+        target, owed = request.traffic_class.ttft, -self.spare.get(request.whose, 0.0)
         long_s = PROBE_SECONDS if target is None else max(PROBE_SECONDS, PROBE_TARGETS * target.seconds)
-        return now >= self.learned_at.get(kind, -inf) + long_s
+        doublings = min(self.tries_missed.get(kind, 0), MOST_TRIES_MISSED) + min(max(owed, 0.0), MOST_MISSES_OWED)
+        return now >= self.learned_at.get(kind, -inf) + long_s * pow(2.0, doublings)
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)
@@ -207,7 +224,12 @@ class Foresight:
         inflows = {name: each.per_second(now) for name, each in self.inflows.items()}
         own = self.tenant_inflows.get((request.traffic_class.name, request.tenant.tenant))
         own_inflow = 0.0 if own is None else own.per_second(now)
-        around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, own_inflow, now)
+        seats = {
+            name: _seats(pool, each.traffic_class)
+            for name, each in pool.waiting.classes.items()
+            if each.traffic_class.max_running
+        }
+        around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, own_inflow, seats, now)
         return replace(around, fresh=1.0 - self.cached_share)
 
     def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:
@@ -218,19 +240,17 @@ class Foresight:
             return length
         return max(1, length - lookup(worker, leader, ()))
 
-    def _leaving(self, worker: Worker) -> LeaveRate:
+    def _leaving(self, worker: Worker) -> LeaveRates:
         """How those that run on the worker leave, as of a few steps ago at most."""
-        count = len(worker.sequences)
-        if worker.leaving is not None:
-            steps, looked_at, leaving = worker.leaving
-            fresh = worker.steps < steps + max(LOOK_EVERY_STEPS, count // LOOK_SEQUENCES_PER_STEP)
-            if fresh and abs(count - looked_at) <= looked_at // LOOK_CHANGED_PART:
-                return leaving
-        leaving = self._look(worker)
-        worker.leaving = worker.steps, count, leaving
-        return leaving
+        count, known = len(worker.sequences), worker.leaving
+        if known is not None:
+            fresh = worker.steps < known.steps + max(LOOK_EVERY_STEPS, count // LOOK_SEQUENCES_PER_STEP)
+            if fresh and abs(count - known.count) <= known.count // LOOK_CHANGED_PART:
+                return known
+        worker.leaving = self._look(worker)
+        return worker.leaving
 
-    def _look(self, worker: Worker) -> LeaveRate:
+    def _look(self, worker: Worker) -> LeaveRates:
         lengths: dict[str, list[int]] = {}
         most = 0
         # Runs over all that run: properties in line.
@@ -239,13 +259,18 @@ class Foresight:
             prompt = len(request.submission.prompt_token_ids)
             lengths.setdefault(request.traffic_class.name, []).append(len(sequence.token_ids) - prompt)
             most += sequence.max_length - prompt
-        now = later = 0.0
+        count, now, later, by_class = len(worker.sequences), 0.0, 0.0, {}
         for name, of_class in lengths.items():
-            share = len(of_class) / len(worker.sequences)
-            each = self._outputs(name).leaving(of_class, most / len(worker.sequences))
-            now += share * each.now
-            later += share * each.later
-        return LeaveRate(now, later or 1.0)
+            by_class[name] = each = self._outputs(name).leaving(of_class, most / count)
+            now += len(of_class) / count * each.now
+            later += len(of_class) / count * each.later
+        return LeaveRates(worker.steps, count, LeaveRate(now, later or 1.0), by_class)
+
+
+def _seats(pool: Pool, traffic_class: TrafficClass) -> int:
+    """Sequences that a class with a max_running may start before one of its own ends."""
+    sizes = (worker.class_sizes.get(traffic_class.name, 0) for worker in pool.live)
+    return sum(max(0, traffic_class.max_running - size) for size in sizes)
 
 
 def _in_line(pool: Pool, request: Request) -> bool:

@@ -5,9 +5,10 @@ Counted in tokens that blocks have room for: workers of one pool may have blocks
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 
-from .fleet import Pool
+from .fleet import Pool, Worker
 from .room import start_blocks
 from .sequence import RUNNING, Sequence
 
@@ -15,6 +16,18 @@ from .sequence import RUNNING, Sequence
 def granted_tokens(pool: Pool, share: float) -> int:
     """The part of the room in the pool's blocks that one tenant may hold."""
     return _part(share, _room(pool))
+
+
+def held_by(worker: Worker, tenant: str) -> tuple[int, Counter[str]]:
+    """What sequences of a tenant with a share have there, with a block for each to grow by, in tokens; and how many of
+    each class they are."""
+    blocks, classes = 0, Counter[str]()
+    if worker.num_bounded:
+        for sequence_id, sequence in worker.sequences.items():
+            if sequence.request.tenant.tenant == tenant:
+                blocks += worker.ledger.reserved(sequence_id) + 1
+                classes[sequence.request.traffic_class.name] += 1
+    return blocks * worker.info.block_size, classes
 
 
 class KvShares:

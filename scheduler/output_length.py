@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import exp
 from typing import NamedTuple
@@ -24,6 +25,26 @@ class LeaveRate(NamedTuple):
 
     now: float
     later: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRates:
+    """How those on a worker leave, all and of each class, as it was after so many of its steps with so many there."""
+
+    steps: int
+    count: int
+    all: LeaveRate
+    by_class: Mapping[str, LeaveRate]
+
+    def of(self, traffic_class: str) -> LeaveRate:
+        """Of one class; as all do if none of it was there then."""
+        return self.by_class.get(traffic_class, self.all)
+
+    def mixed(self, counts: Mapping[str, int]) -> LeaveRate:
+        """Of so many of each class. There must be some."""
+        total = sum(counts.values())
+        rates = [(count / total, self.of(name)) for name, count in counts.items()]
+        return LeaveRate(sum(part * each.now for part, each in rates), sum(part * each.later for part, each in rates))
 
 
 class OutputLengths:

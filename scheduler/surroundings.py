@@ -22,6 +22,10 @@ class Surroundings:
 
     sequences: float = 0.0
     tokens: float = 0.0
+    # Of these the sequences of its class, and what is of its tenant in that.
+    of_class: float = 0.0
+    own_sequences: float = 0.0
+    own_tokens: float = 0.0
     # What comes in a second and passes it, and how much of that at most.
     overtaking: float = 0.0
     overtaking_most: float = 0.0
@@ -42,11 +46,14 @@ def surroundings(
     tenant: TenantPlan,
     inflows: Mapping[str, float],
     own_inflow: float,
+    seats: Mapping[str, int],
     now: float,
 ) -> Surroundings:
-    """`inflows` are prompt tokens that arrive in a second, by class, `own_inflow` those of its tenant in its class."""
+    """`inflows` are prompt tokens that arrive in a second, by class, `own_inflow` those of its tenant in its class.
+    `seats`: of classes with a max_running, the sequences that may start before one of theirs ends."""
     ahead = work_ahead(queue, traffic_class, tenant)
     of_class = queue.classes.get(traffic_class.name)
+    own = None if of_class is None else of_class.lines.get(tenant.tenant)
     on_credit = of_class is not None and _on_credit(of_class, tenant)
     sequences = tokens = 0.0
     overtaking = max(0.0, inflows.get(traffic_class.name, 0.0) - own_inflow)
@@ -57,9 +64,12 @@ def surroundings(
         if traffic_class.ttft is not None and other.traffic_class.ttft is None:
             # However old, they get no more than their share where promises are at stake, and are passed on a worker.
             continue
-        part = _part_before(other, now + traffic_class.claim_s, now) if other.waiting else 0.0
-        sequences += part * other.counts.sequences
-        tokens += part * other.counts.tokens
+        if other.waiting:
+            part = _part_before(other, now + traffic_class.claim_s, now)
+            # Those beyond the seats of their class take only places that their own give up.
+            part = min(part, seats.get(name, other.num_sequences) / other.num_sequences)
+            sequences += part * other.num_sequences
+            tokens += part * other.num_tokens
         # Those that come so soon are more urgent, too.
         soon_s = traffic_class.claim_s - other.traffic_class.claim_s
         if soon_s > 0.0:
@@ -68,6 +78,9 @@ def surroundings(
     return Surroundings(
         sequences=ahead.sequences + sequences,
         tokens=ahead.tokens + tokens,
+        of_class=ahead.sequences,
+        own_sequences=0.0 if own is None else own.num_sequences,
+        own_tokens=0.0 if own is None else own.num_tokens,
         overtaking=overtaking,
         overtaking_most=most,
         inflow=sum(inflows.values()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -21,6 +23,7 @@ from scheduler.simulator.gateway import VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
 from scheduler.tenant import TenantPlan
+from scheduler.traffic_class import CLASSES, TrafficClass
 
 COST = StepCost(4e-3, 25e-6, 40e-9)
 KEYS = iter(range(1_000, 10_000_000))
@@ -43,9 +46,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-def known_mesh(**changes: Any) -> tuple[VirtualMesh, VirtualGateway]:
+def known_mesh(
+    mode: AdmissionMode = AdmissionMode.SHADOW,
+    classes: Sequence[TrafficClass] = tuple(CLASSES.values()),
+    **changes: int,
+) -> tuple[VirtualMesh, VirtualGateway]:
     """One that has seen a few prompts, so that it knows what steps take."""
-    options: dict[str, Any] = {"policy": Policy(0, 0), "admission_mode": AdmissionMode.SHADOW, "delay": 0.0002}
+    options: dict[str, Any] = {"policy": Policy(0, 0), "admission_mode": mode, "delay": 0.0002, "classes": classes}
     options |= {"bundling": True, "audited": False, "recorded": False, "verify": False, "caching": False}
     count = changes.pop("workers", 1)
     info = {"block_size": 16, "num_blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
@@ -200,6 +207,75 @@ def test_the_next_of_many_tenants_is_served_before_the_next_of_the_one_that_floo
     assert 2 * soon < late
     assert 2 * first.first_token.seconds < last.first_token.seconds
     assert last.first_token.seconds == pytest.approx(late, rel=0.4)
+
+
+def outcomes(seen: Seen, tenant: str) -> list[tuple[Regime, float, float]]:
+    """What a tenant's requests were believed to wait for, the forecasts, and what they took."""
+    return [
+        (outlook.first_token.regime, outlook.first_token.seconds, took)
+        for request, outlook, took in seen
+        if request.tenant.tenant == tenant
+    ]
+
+
+def test_a_class_that_is_full_waits_for_its_own_though_slots_are_free(seen: Seen) -> None:
+    chat = replace(CLASSES["interactive"], max_running=4)
+    mesh, gateway = known_mesh(classes=(chat, CLASSES["rag"]))
+    for _ in range(40):
+        ask(mesh, gateway, 50, 100)
+    settle(mesh)
+    seen.clear()
+    keys = [ask(mesh, gateway, 50, 100) for _ in range(16)]
+    mesh.run(until=mesh.now + 0.3)
+    other = ask(mesh, gateway, 50, 100, traffic_class="rag")
+    settle(mesh)
+    first, later = ([of(seen, key) for key in part] for part in (keys[:4], keys[6:]))
+    assert {outlook.first_token.regime for outlook, _ in first} <= {Regime.IDLE, Regime.PREFILL}
+    assert {outlook.first_token.regime for outlook, _ in later} == {Regime.PLACE}
+    assert all(took > 0.3 for _, took in later)
+    assert 0.6 < median(took / outlook.first_token.seconds for outlook, took in later) < 1.6
+    # Those who wait for their own are not before one of another class.
+    outlook, took = of(seen, other)
+    assert outlook.first_token.seconds == pytest.approx(took, rel=0.5)
+    assert took < 0.05
+
+
+def test_a_tenant_at_its_share_waits_for_its_own_though_blocks_are_free(seen: Seen) -> None:
+    mesh, gateway = known_mesh()
+    # Room for five of 200 + 100 tokens.
+    mesh.post(TenantsChanged(gateway.number, 1, (TenantPlan("a", kv_share=0.025), TenantPlan("b"))))
+    for _ in range(40):
+        ask(mesh, gateway, 200, 100, tenant="a")
+    settle(mesh)
+    seen.clear()
+    for _ in range(24):
+        ask(mesh, gateway, 200, 100, tenant="a")
+    mesh.run(until=mesh.now + 0.3)
+    ask(mesh, gateway, 200, 100, tenant="a")
+    ask(mesh, gateway, 200, 100, tenant="b")
+    settle(mesh)
+    *own, (_, _, last) = outcomes(seen, "a")
+    ((_, soon, took),) = outcomes(seen, "b")
+    assert {regime for regime, _, _ in own[8:]} == {Regime.PLACE}
+    assert 0.6 < median(took / forecast for _, forecast, took in own[8:]) < 1.6
+    assert max(soon, took) < 0.1 < last
+
+
+@pytest.mark.parametrize("max_running", [1, 3])
+def test_a_class_that_is_full_keeps_its_promise(seen: Seen, max_running: int) -> None:
+    """Asked for three times what it may have, beside many free slots."""
+    chat = replace(CLASSES["interactive"], max_running=max_running)
+    mesh, gateway = known_mesh(AdmissionMode.ENFORCE, (chat,))
+    seen.clear()
+    rng, began = random.Random(5), mesh.now
+    at = began
+    # Of 100 tokens in steps of 4 ms.
+    while (at := at + rng.expovariate(3 * max_running / 0.42)) < began + 90.0:
+        mesh.at(at, lambda: ask(mesh, gateway, 50, 100))
+    mesh.run(until=began + 90.0)
+    settle(mesh)
+    assert len(seen) > 100 * max_running
+    assert sum(took > 1.0 for _, _, took in seen) <= 0.05 * len(seen)
 
 
 def test_a_free_worker_is_where_it_goes(seen: Seen) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from scheduler.calibration import SPACING_SECONDS, Ratios
 from scheduler.events import CancelReason
 from scheduler.foresight import ForecastView, Foresight
 from scheduler.inflow import INFLOW_SECONDS, Inflow
-from scheduler.outlook import Kind, Regime
+from scheduler.outlook import FirstToken, Kind, Outlook, Regime
 from scheduler.planner import Policy
 from scheduler.sequence import Request
 from scheduler.simulator.cost import StepCost
@@ -264,6 +265,80 @@ def test_a_belief_that_refuses_all_is_tried() -> None:
     assert refused[0] is None
     assert set(refused[1:8]) == {"SLO_UNREACHABLE"}
     assert set(refused[-8:]) == {None}
+
+
+def tries(found: Foresight, seconds: float, in_time: bool, now: float = 0.0, spare: float = 0.0) -> list[float]:
+    """When somebody was let in to see, where all are to be refused."""
+    kind, waits = Kind("interactive", Regime.PLACE, False, True), FirstToken(Regime.PLACE, 0.0, 2.0, 0.1, 0.1)
+    moments, end = [], now + seconds
+    while now < end:
+        request = request_of("a")
+        request.arrived_at = now
+        request.outlook = Outlook(kind, waits, waits.seconds, 0.0, limit_s=1.0)
+        found.spare[request.whose] = spare
+        if found._to_be_tried(request, kind, now):
+            found.queued(request, now)
+            found.first_token(request, now + (0.5 if in_time else 2.0))
+            moments.append(now)
+        now += 0.5
+    return moments
+
+
+def test_tries_become_rare_as_long_as_all_are_late() -> None:
+    found = Foresight()
+    # Each is twice as far from what was last learned as the one before.
+    assert [round(each) for each in tries(found, 650.0, in_time=False)] == [0, 12, 34, 76, 158, 320, 642]
+    # At most six times.
+    assert len(tries(found, 3600.0, in_time=False, now=650.0)) == pytest.approx(3600 / 322, abs=1.0)
+    # Once one was in time they are as often as they were.
+    again = tries(found, 700.0, in_time=True, now=5000.0)
+    assert len(again) == pytest.approx(700 / 5.5, abs=2.0)
+
+
+def test_whoever_owes_misses_is_seldom_tried() -> None:
+    often, seldom = (len(tries(Foresight(), 600.0, in_time=True, spare=spare)) for spare in (5.0, -2.0))
+    assert often == pytest.approx(600 / 5.5, abs=2.0)
+    assert seldom == pytest.approx(600 / 20.5, abs=2.0)
+    # Never so seldom that what is believed would be believed for ever.
+    assert len(tries(Foresight(), 600.0, in_time=True, spare=-40.0)) > 10
+
+
+def test_whoever_leaves_before_he_was_late_was_no_try() -> None:
+    found = Foresight()
+    tries(found, 1.0, in_time=False)
+    ((kind, missed),) = found.tries_missed.items()
+    request = request_of("a")
+    request.outlook = Outlook(kind, FirstToken(Regime.PLACE, 0.0, 2.0, 0.1, 0.1), 2.1, 0.0, limit_s=1.0)
+    request.arrived_at = 100.0
+    found.queued(request, 100.0)
+    assert found.tries_missed[kind] == missed + 1
+    found.gave_up(request, 100.5)
+    assert found.tries_missed[kind] == missed
+
+
+def test_tries_leave_a_slow_pool_its_promise() -> None:
+    """One at a time for a second each, asked for three times as much."""
+    mesh, gateway = prepared(
+        infos=[
+            worker_info(block_size=16, num_blocks=4096, max_num_seqs=1, max_num_batched_tokens=2048, max_model_len=8000)
+        ],
+        costs=[StepCost(10e-3, 25e-6)],
+        policy=Policy(0, 0),
+        delay=0.0002,
+        admission_mode=AdmissionMode.ENFORCE,
+        audited=False,
+        verify=False,
+        recorded=False,
+    )
+    rng, calls, at = random.Random(1), [], mesh.now
+    while (at := at + rng.expovariate(3.0)) < 250.0:
+        mesh.at(at, lambda at=at: calls.append((at, ask(mesh, gateway, 50, 100))))
+    mesh.run(until=250.0)
+    settle(mesh)
+    took = [call.times[0] - at for at, call in calls if call.accepted]
+    assert len(took) > 200
+    assert sum(each > 1.0 for each in took) <= 0.05 * len(took)
+    assert sum(call.refused == "SLO_UNREACHABLE" for _, call in calls) > 400
 
 
 def test_misses_are_counted_as_they_happen() -> None:

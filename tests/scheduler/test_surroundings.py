@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from sequences import sequence_of
 
@@ -30,9 +32,9 @@ class Bench:
 
     def around(
         self, traffic_class: TrafficClass, now: float, tenant: TenantPlan = ANYONE, own_inflow: float = 0.0,
-        **inflows: float,
+        seats: Mapping[str, int] | None = None, **inflows: float,
     ) -> Surroundings:  # fmt: skip
-        return surroundings(self.queue, traffic_class, tenant, inflows, own_inflow, now)
+        return surroundings(self.queue, traffic_class, tenant, inflows, own_inflow, seats or {}, now)
 
 
 def test_nobody_is_there() -> None:
@@ -58,6 +60,30 @@ def test_of_other_classes_what_is_due_sooner_is_ahead() -> None:
     # One that may wait for a minute lets all pass.
     around = bench.around(BATCH, 6.5)
     assert (around.sequences, around.tokens) == (3, 3000)
+
+
+def test_of_a_class_that_is_full_only_what_has_a_seat_is_ahead() -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.add(RAG, 1000, 0.0)
+    assert bench.around(CHAT, 200.0).tokens == pytest.approx(4000, rel=0.05)
+    some, none = (bench.around(CHAT, 200.0, seats={"rag": seats}) for seats in (1, 0))
+    assert (some.sequences, some.tokens) == (1, 1000)
+    assert (none.sequences, none.tokens) == (0, 0)
+    # Seats that nobody waits for are no work.
+    assert bench.around(CHAT, 200.0, seats={"rag": 9}).tokens == pytest.approx(4000, rel=0.05)
+
+
+def test_what_waits_of_its_class_and_of_its_tenant_is_told_apart() -> None:
+    bench, small, large = Bench(), TenantPlan("small"), TenantPlan("large")
+    bench.add(CHAT, 100, 0.0, small)
+    for _ in range(3):
+        bench.add(CHAT, 30, 0.0, large)
+    bench.add(RAG, 500, 0.0, small)
+    around = bench.around(CHAT, 5.0, small)
+    assert around.of_class == pytest.approx(1 + 3)
+    assert (around.own_sequences, around.own_tokens) == (1, 100)
+    assert around.sequences > around.of_class
 
 
 def test_what_comes_soon_enough_passes() -> None:

@@ -1,0 +1,120 @@
+"""What may run at most of a newcomer's class or tenant, and when there is room for it under that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, exp
+
+from .fleet import Pool, Worker
+from .kv_shares import granted_tokens, held_by
+from .output_length import LeaveRate, LeaveRates
+from .room import start_blocks
+from .sequence import Sequence
+from .surroundings import Surroundings
+
+# Times that the moment of an end is looked for in half of where it was before.
+HALVINGS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How many of a bound run on one worker, and how they leave."""
+
+    count: int
+    leaving: LeaveRate
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit as a newcomer finds it, in what it counts: sequences, or tokens for which there is room in blocks."""
+
+    # What may start before somebody ends; what those who wait before the newcomer take, and it; what an end gives back.
+    free: float
+    wanted: float
+    freed: float
+    # Sequences of the bound that wait before the newcomer, and those that run, by the worker's link.
+    waiting: float
+    running: Mapping[int, Runs]
+
+    @property
+    def ends(self) -> float:
+        """Sequences that have to end before the newcomer may start. One may always run, however large."""
+        most = self.waiting + sum(runs.count for runs in self.running.values())
+        return min(max(0, ceil((self.wanted - self.free) / self.freed)), most)
+
+    def seconds(self, step_s: Mapping[int, float], prompt_s: float) -> float:
+        """Until so many have ended, if each that waits takes the place of one that ends. A step takes `step_s` seconds,
+        by the worker's link, and the prompt of one that starts `prompt_s`."""
+        ends = self.ends
+        if ends <= 0.0:
+            return 0.0
+        rates = [
+            (runs.count, runs.leaving.now / step_s[link], 1.0 / (step_s[link] / runs.leaving.later + prompt_s))
+            for link, runs in self.running.items()
+        ]
+        # Those that run now may all be far from their ends: no later than when each has ended once more.
+        low, high = 0.0, (ends + sum(count for count, _, _ in rates)) / sum(count * later for count, _, later in rates)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if sum(count * _ended(now, later, middle) for count, now, later in rates) < ends:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+def _ended(now: float, later: float, seconds: float) -> float:
+    """How often a place was left after that time, if it is so many times in a second at first, and in the end."""
+    return later * seconds + (now / later - 1.0) * (1.0 - exp(-later * seconds))
+
+
+def find_bounds(
+    pool: Pool, workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings
+) -> tuple[Bound, ...]:
+    """Those that hold for a newcomer. A tenant's max_concurrent is none: whoever is let in by it may start."""
+    bounds = []
+    if leader.request.traffic_class.max_running:
+        bounds.append(_of_class(workers, leader, around))
+    if leader.request.tenant.kv_share:
+        bounds.append(_of_tenant(pool, workers, leader, around))
+    return tuple(bounds)
+
+
+def _of_class(workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings) -> Bound:
+    traffic_class = leader.request.traffic_class
+    sizes = {link: worker.class_sizes.get(traffic_class.name, 0) for link, (worker, _) in workers.items()}
+    return Bound(
+        free=sum(traffic_class.max_running - size for size in sizes.values()),
+        wanted=around.of_class + len(leader.group),
+        freed=1.0,
+        waiting=around.of_class,
+        running={link: Runs(size, workers[link][1].of(traffic_class.name)) for link, size in sizes.items() if size},
+    )
+
+
+def _of_tenant(
+    pool: Pool, workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings
+) -> Bound:
+    tenant = leader.request.tenant
+    held, running, later = 0, {}, 0.0
+    for link, (worker, leaving) in workers.items():
+        tokens, classes = held_by(worker, tenant.tenant)
+        if count := classes.total():
+            held += tokens
+            running[link] = Runs(count, leaving.mixed(classes))
+            later += count * running[link].leaving.later
+    count = sum(runs.count for runs in running.values())
+    size = max(worker.info.block_size for worker, _ in workers.values())
+    # As long as it waits the others grow by half an output.
+    freed = held / count - 0.5 * count / later if count else 0.0
+    # Each has a block to grow by, and half of its last one is empty.
+    return Bound(
+        free=granted_tokens(pool, tenant.kv_share) - held,
+        wanted=around.own_tokens
+        + 1.5 * size * around.own_sequences
+        + size * (start_blocks(leader, size) + len(leader.group)),
+        freed=max(float(size), freed),
+        waiting=around.own_sequences,
+        running=running,
+    )
