@@ -7,7 +7,7 @@ on the scheduler's clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf, pow
+from math import inf
 
 from tercet import errors
 
@@ -211,7 +211,8 @@ class Foresight:
         target, owed = request.traffic_class.ttft, -self.spare.get(request.whose, 0.0)
         long_s = PROBE_SECONDS if target is None else max(PROBE_SECONDS, PROBE_TARGETS * target.seconds)
         doublings = min(self.tries_missed.get(kind, 0), MOST_TRIES_MISSED) + min(max(owed, 0.0), MOST_MISSES_OWED)
-        return now >= self.learned_at.get(kind, -inf) + long_s * pow(2.0, doublings)
+        long_s *= 2.0**doublings
+        return now >= self.learned_at.get(kind, -inf) + long_s
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)
