@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -40,7 +41,9 @@ FILES = {
 }
 METHODS = [method for name, file in FILES.items() for method in file.services_by_name[name].methods]
 PATHS = [f"/tercet.v1.{method.containing_service.name}/{method.name}" for method in METHODS]
-STREAMED, ONCE = PATHS[:2]
+STREAMED, ONCE, TOKENIZE = PATHS[:3]
+# As a varint.
+SIZE_8_MB = b"\x80\xa4\xe8\x03"
 # Of all services, for what is no message anyway.
 ALL_PATHS = [
     *PATHS,
@@ -168,6 +171,29 @@ def test_bytes_that_are_no_message(channel: grpc.Channel, unharmed: None) -> Non
             text[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
         # Nobody knows what limit of tokens is in there: a stream can be left.
         send(channel, PATHS.index(STREAMED) if PATHS[index] == ONCE else index, bytes(text))
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_messages_of_millions_of_nothing(channel: grpc.Channel, unharmed: None, mesh: Mesh, at_once: int) -> None:
+    """Two bytes make a message within a message: calls of 8 MB that hold four million are refused unparsed."""
+    before = resident(mesh.pid("gateway"))
+    calls = [(STREAMED, 0x22, 0x0A), (ONCE, 0x2A, 0x42), (ONCE, 0x32, 0x12), (TOKENIZE, 0x1A, 0x0A)]
+    started = []
+    for _ in range(at_once):
+        for path, outer, inner in calls:
+            data = bytes([outer]) + SIZE_8_MB + bytes([inner, 0]) * 4_000_000
+            started.append((path, channel.unary_unary(path).future(data, timeout=HANG_S)))
+    for path, call in started:
+        error = call.exception()
+        check(path, error)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    # For the bytes, not for what would be made of them, which takes many times as much.
+    assert resident(mesh.pid("gateway")) - before < 8_000_000 * (len(started) + 8)
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 FRAMES = st.builds(
