@@ -5,8 +5,9 @@
 
 Parts, each by itself: a. first tokens at low load; b. gaps between tokens; c. throughput, and what workers are idle;
 d. how soon a plan is revoked; e. a round of the core, 1,024 sequences running and 10,000 waiting; f. tokens that one
-scheduler carries; g. memory over a million sequences; h. prefix caching; i. refusals. The model is the embedded one on
-the CPU; simulated workers (bench/simulated_worker.py) have steps of 2 ms, in f of 10 ms.
+scheduler carries; g. memory over a million sequences; h. prefix caching; i. refusals; j. the core's time for a token.
+The model is the embedded one on the CPU; simulated workers (bench/simulated_worker.py) have steps of 2 ms, in f and j
+of 10 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import uvloop
 
 from bench.plan_mesh import Simulated
 from bench.plan_parts import first_tokens, prefix_caching, revocations, throughput, token_gaps
-from bench.scheduler_cost import SEQUENCES, carried, memory, refusals, round_cost
+from bench.scheduler_cost import SEQUENCES, carried, memory, refusals, round_cost, token_cost
 from tercet.collector import settle
 
 Figures = dict[str, Any]
@@ -94,6 +95,11 @@ def _refusals(_seconds: float) -> Iterator[tuple[str, Figures]]:
         yield f"i. refusals of {length:,} tokens beside 1,024 running", _apart(refusals, length)
 
 
+def _token_cost(_seconds: float) -> Iterator[tuple[str, Figures]]:
+    for mean_tokens in (1000, 300):
+        yield f"j. the core for a token, outputs of {mean_tokens} tokens", _apart(token_cost, mean_tokens)
+
+
 PARTS: dict[str, Callable[[float], Iterator[tuple[str, Figures]]]] = {
     "a": _first_tokens,
     "b": _token_gaps,
@@ -104,6 +110,7 @@ PARTS: dict[str, Callable[[float], Iterator[tuple[str, Figures]]]] = {
     "g": _memory,
     "h": _prefix_caching,
     "i": _refusals,
+    "j": _token_cost,
 }
 
 

@@ -80,6 +80,37 @@ def round_cost(
     return figures | _milliseconds("checkpoint", checkpoints)
 
 
+def token_cost(mean_tokens: int, steps: int = 200) -> dict[str, float]:
+    """Microseconds on a core that the core of the scheduler takes for each token, by its parts: `carried` without
+    processes, so that others on the machine disturb it little. A request follows each that has ended."""
+    driver = CoreDriver(
+        [big_worker(index, SEQUENCES_EACH) for index in range(WORKERS)], plan_log_rounds=PLAN_LOG_ROUNDS
+    )
+    rng = random.Random(1)
+
+    def run(count: int) -> int:
+        before = sum(worker.tokens for worker in driver.core.workers)
+        for _ in range(count):
+            missing = WORKERS * SEQUENCES_EACH - driver.outstanding
+            if missing:
+                driver.submit([(64, min(4000, 1 + int(rng.expovariate(1 / mean_tokens)))) for _ in range(missing)])
+            driver.step()
+        return sum(worker.tokens for worker in driver.core.workers) - before
+
+    # Until the workers are full and first ends have spread out.
+    run(150)
+    gc.collect()
+    gc.freeze()
+    driver.times.clear()
+    tokens = run(steps)
+    gc.unfreeze()
+    rounds = driver.times.steady + driver.times.starting + driver.times.other
+    return {
+        f"{part}_us": sum(getattr(each, part).on_core for each in rounds) / tokens * 1e6
+        for part in ("apply", "plan", "record", "whole")
+    }
+
+
 def refusals(length: int, running: int = RUNNING, rounds: int = 500, each: int = 10) -> dict[str, float]:
     """Milliseconds that the core takes to say no to a prompt of `length` tokens where the queue has no room for it, and
     those of the rounds beside it, without newcomers: `each` refusals for each step of 10 ms."""
@@ -199,5 +230,9 @@ async def _carry(
         for task in clients:
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-    figures = {"tokens_per_s": tokens / (end - begin), "scheduler_cpu": cpu / (end - begin)}
+    figures = {
+        "tokens_per_s": tokens / (end - begin),
+        "scheduler_cpu": cpu / (end - begin),
+        "scheduler_us_per_token": cpu / max(1, tokens) * 1e6,
+    }
     return {**figures, "running": fleet.requests_running, "waiting": fleet.requests_waiting}, begin, end
