@@ -98,9 +98,14 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         OperationsService(generations, books, link, guard),
     )
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
-    port = await server.start(
-        settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
-    )
+    try:
+        port = await server.start(
+            settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
+        )
+    except BaseException:
+        # Started again and again, as a supervisor does, it would leave a journal each time.
+        await books.stop()
+        raise
     # These answer with or without a mesh behind them; Inference waits for a live worker.
     for name in ("tercet.v1.Models", "tercet.v1.Operations"):
         server.set_serving(name, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from gateway import server
 from gateway.output import Output
 from gateway.stream import Stream
 from tercet.config import LedgerSettings, TenantsSettings
-from tercet.errors import LedgerError, QueueFullError
+from tercet.errors import ConfigError, LedgerError, QueueFullError
 from tercet.failure import failure_to_proto
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.record import from_line
@@ -394,6 +395,17 @@ async def test_a_gateway_without_its_ledger_does_not_start(scheduler: Any, model
         config = dataclasses.replace(config_for(model_path, scheduler.port), ledger=LedgerSettings(database=str(where)))
         with pytest.raises(LedgerError):
             await server.run(config, asyncio.Event())
+
+
+async def test_a_gateway_that_cannot_listen_leaves_no_journal(books: Books, model_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    config = dataclasses.replace(
+        config_for(model_path, books.scheduler.port, port=books.gateway.port),
+        ledger=LedgerSettings(database=str(path)),
+    )
+    with pytest.raises(ConfigError, match=r"gateway\.port"):
+        await server.run(config, asyncio.Event())
+    assert [name for name in os.listdir(tmp_path) if name.startswith("other.db")] == ["other.db"]
 
 
 async def test_a_ledger_that_nobody_has_named_and_that_cannot_be_is_named(
