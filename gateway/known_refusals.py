@@ -37,7 +37,7 @@ class KnownRefusals:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[str, dict[str, _Known]] = {}
         # Accepted by the scheduler, and not known to have ended.
         self._running: Counter[str] = Counter()
         self._forgotten_at = 0.0
@@ -48,8 +48,11 @@ class KnownRefusals:
         self._forgotten_at = now
 
     def accepted(self, tenant: str) -> None:
-        """The scheduler runs one more of a tenant's requests."""
+        """The scheduler runs one more of a tenant's requests. It may be the last of the minute, and these are
+        looked at first: that as many run as may is not known any more."""
         self._running[tenant] += 1
+        if known := self._known.get(tenant):
+            self._known[tenant] = {name: each for name, each in known.items() if not each.limit}
 
     def over(self, tenant: str) -> None:
         """One of these has ended, or is about to since nobody wants it."""
@@ -73,19 +76,20 @@ class KnownRefusals:
         elif not (isinstance(error, PermissionDeniedError) and "traffic_class" in of):
             # What else there is depends on the prompt, or on others.
             return
-        self._known[tenant, traffic_class] = _Known(error, ask_at, retry_at, limit)
+        self._known.setdefault(tenant, {})[traffic_class] = _Known(error, ask_at, retry_at, limit)
 
     def find(self, tenant: str, traffic_class: str, plan: TenantPlan, now: float) -> RequestError | None:
         """What the scheduler would say to a request of that tenant and class, whatever its prompt, once its size has
         been found good. None if it has to be asked."""
-        known = self._known.get((tenant, traffic_class))
+        of_tenant = self._known.get(tenant, {})
+        known = of_tenant.get(traffic_class)
         if known is None:
             return None
         if now >= known.ask_at:
-            del self._known[tenant, traffic_class]
+            del of_tenant[traffic_class]
             return None
         error = known.error
-        # True if all that it runs came through here: nobody has been told of an end. Tokens would be looked at first.
+        # True if all that it runs came through here: nobody has been told of an end. Tokens would be looked at before.
         full = not plan.tokens_per_minute and self._running[tenant] >= known.limit
         if known.limit and not full:
             return None

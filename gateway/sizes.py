@@ -56,5 +56,7 @@ def surely_fits(request: GenerationRequest, most_prompt_tokens: int, pool: Pool,
     """
     if request.n != 1 or plan.kv_share or request.penalties.min_tokens or not pool.max_sequence_len:
         return False
-    room = min(context_limit(request.model, pool), pool.max_sequence_len, plan.max_context or pool.max_sequence_len)
+    most = context_limit(request.model, pool)
+    # A plan allows as many tokens at once as by the minute, and more.
+    room = min(most, pool.max_sequence_len, plan.max_context or most, plan.tokens_per_minute or most)
     return most_prompt_tokens + (request.stop.max_tokens or 1) <= room

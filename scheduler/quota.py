@@ -5,7 +5,6 @@ Docs: docs/adr/0017-quotas-are-counted-at-the-door.md has why a bucket never giv
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 MINUTE_S = 60.0
@@ -73,8 +72,9 @@ class TokenBucket(Bucket):
 
     # What those under way may use beyond what was taken for them.
     at_risk: int = 0
-    # Those of which something is missing, in the order in which time brings it back.
-    taken: deque[Reservation] = field(default_factory=deque)
+    # What is missing of what was used, and those under way of which something is missing, the oldest first.
+    spent: float = 0.0
+    taken: dict[Reservation, None] = field(default_factory=dict)
 
     @property
     def debt(self) -> float:
@@ -99,6 +99,7 @@ class TokenBucket(Bucket):
         """What is missing of reservations grows or shrinks with what is missing of the bucket, so that no more can be
         given back. What is at risk stays: requests under way may use what they could before."""
         self._pass(now)
+        self.spent *= per_minute / self.per_minute
         for reservation in self.taken:
             reservation.missing *= per_minute / self.per_minute
         # Not by super(): a class with slots is made a second time, and does not find itself.
@@ -111,22 +112,30 @@ class TokenBucket(Bucket):
         self.level -= tokens
         self.at_risk += most - tokens
         reservation = Reservation(self, tokens, most, float(tokens))
-        self.taken.append(reservation)
+        self.taken[reservation] = None
         return reservation
 
     def settle(self, reservation: Reservation, used: int, now: float) -> None:
         self._pass(now)
         back = min(float(reservation.tokens - used), reservation.missing)
         self.level += back
-        reservation.missing -= back
+        self.spent += reservation.missing - back
+        self.taken.pop(reservation, None)
+        reservation.missing = 0.0
         self.at_risk -= reservation.most - reservation.tokens
 
     def _pass(self, now: float) -> None:
-        """Fills it. What time brings back is the oldest first: none of it is to be given back a second time."""
+        """Fills it. What time brings back is first what was used, then what was taken for those under way, the oldest
+        first: none of that is to be given back a second time."""
         grown = self.rate * (now - self.filled_at)
         self.take(0.0, now)
-        while self.taken and grown >= self.taken[0].missing:
-            grown -= self.taken[0].missing
-            self.taken.popleft().missing = 0.0
-        if self.taken:
-            self.taken[0].missing -= grown
+        paid = min(grown, self.spent)
+        self.spent -= paid
+        grown -= paid
+        while grown > 0.0 and self.taken:
+            oldest = next(iter(self.taken))
+            paid = min(grown, oldest.missing)
+            oldest.missing -= paid
+            grown -= paid
+            if not oldest.missing:
+                del self.taken[oldest]

@@ -67,6 +67,8 @@ class Usage:
 
     def check(self, demand: Demand, traffic_class: str, now: float) -> None:
         """Raises TenantQuotaError, without a time to retry if the request can never be let in. Changes nothing."""
+        if self.tokens is not None and demand.most > self.tokens.most_at_once:
+            raise self._never(demand, self.tokens)
         if self.requests is not None and (wait := self.requests.seconds_until(1.0, now)):
             raise self._refusal("requests_per_minute", self.plan.requests_per_minute, wait)
         if self.tokens is not None:
@@ -103,16 +105,6 @@ class Usage:
         self.outputs.setdefault(traffic_class, Mean()).add(length)
 
     def _check_tokens(self, bucket: TokenBucket, demand: Demand, traffic_class: str, now: float) -> None:
-        if demand.most > bucket.most_at_once:
-            raise errors.TenantQuotaError(
-                f"a prompt of {demand.prompt} tokens and {demand.n} x max_tokens {demand.max_tokens} may use"
-                f" {demand.most} tokens; the plan never allows more than {bucket.most_at_once} at once"
-                f" (tokens_per_minute {bucket.per_minute})",
-                metadata={
-                    **self._names("tokens_per_minute", bucket.per_minute),
-                    "tokens_at_most": str(bucket.most_at_once),
-                },
-            )
         level = bucket.level_for(self._expected(demand, traffic_class), demand.most)
         wait = bucket.seconds_until(level, now)
         if level > bucket.per_minute:
@@ -136,6 +128,17 @@ class Usage:
         # Where none ends, that says more than how it was before.
         each = max(known, now - self.still_since)
         return bounded_retry(each * count)
+
+    def _never(self, demand: Demand, bucket: TokenBucket) -> errors.TenantQuotaError:
+        return errors.TenantQuotaError(
+            f"a prompt of {demand.prompt} tokens and {demand.n} x max_tokens {demand.max_tokens} may use"
+            f" {demand.most} tokens; the plan never allows more than {bucket.most_at_once} at once"
+            f" (tokens_per_minute {bucket.per_minute})",
+            metadata={
+                **self._names("tokens_per_minute", bucket.per_minute),
+                "tokens_at_most": str(bucket.most_at_once),
+            },
+        )
 
     def _refusal(self, quota: str, limit: int, retry_after_s: float) -> errors.TenantQuotaError:
         return errors.TenantQuotaError(

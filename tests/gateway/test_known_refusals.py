@@ -62,8 +62,21 @@ def test_requests_at_a_time_are_counted_here() -> None:
     assert find(known, 5.5, TenantPlan(tokens_per_minute=100)) is None
     known.over("a")
     assert find(known, 5.5) is None
+
+
+def test_of_requests_at_a_time_nothing_is_known_once_another_was_let_in() -> None:
+    known = KnownRefusals()
     known.accepted("a")
-    assert find(known, 5.5) is not None
+    known.note("a", "batch", quota("max_concurrent", 3.0, limit="1"), 5.0, 5.0)
+    known.note("a", "rag", NOT_OF_THE_PLAN, 5.0, 5.0)
+    known.over("a")
+    known.accepted("b")
+    known.accepted("a")
+    # As many run, but that one may have been the last of the minute.
+    assert find(known, 5.5) is None
+    assert known.find("a", "rag", FREE, 5.5) is not None
+    known.note("a", "batch", quota("max_concurrent", 2.0, limit="1"), 5.5, 5.5)
+    assert find(known, 5.6) is not None
 
 
 @pytest.mark.parametrize(

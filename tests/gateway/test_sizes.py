@@ -90,6 +90,8 @@ def test_it_is_no_smaller_than_it_has_to_be(model: ServedModel) -> None:
     assert surely_fits(request, 26, pool(), FREE)
     assert not surely_fits(request, 27, pool(), FREE)
     assert not surely_fits(request, 26, pool(), TenantPlan(max_context=29))
+    assert not surely_fits(request, 26, pool(), TenantPlan(tokens_per_minute=29))
+    assert surely_fits(request, 26, pool(), TenantPlan(tokens_per_minute=30))
     with pytest.raises(PromptTooLongError):
         resolve_max_tokens(request, 27, pool(max_model_len=30))
 

@@ -6,10 +6,11 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.known_refusals import KnownRefusals
+from gateway.known_refusals import ASK_AGAIN_S, KnownRefusals
 from scheduler.tenant import TenantPlan
 from scheduler.usage import Demand, fresh_usage
 from tercet.errors import TenantQuotaError
@@ -31,8 +32,9 @@ class Mesh:
         self.refused_here = self.refused_there = 0
         # Accepted, and the gateway has not heard of an end.
         self.running = 0
+        # Requests and answers on their way.
+        self.on_the_way = 0
         self._plan = StoredPlan(requests_per_minute=per_minute, max_concurrent=at_once)
-        self._limit = at_once
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self._last_up = self._last_down = self.now
@@ -52,6 +54,7 @@ class Mesh:
             self._check(error)
             return
         sent_at = self.now
+        self.on_the_way += 1
         self._last_up = max(self._last_up, self.now + up_s)
         self.at(self._last_up, lambda: self._arrive(sent_at, down_s, lasts_s))
 
@@ -65,6 +68,7 @@ class Mesh:
         self.at(self.now + 0.3, lambda: self.usage.ended(None, 2, 0.3, self.now))
 
     def _arrive(self, sent_at: float, down_s: float, lasts_s: float) -> None:
+        self.on_the_way -= 1
         try:
             self.usage.check(ONE, "", self.now)
         except TenantQuotaError as refused:
@@ -85,28 +89,41 @@ class Mesh:
         (self.known.accepted if change > 0 else self.known.over)("a")
 
     def _tell(self, down_s: float, work: Callable[[], None]) -> None:
+        def heard() -> None:
+            self.on_the_way -= 1
+            work()
+
+        self.on_the_way += 1
         self._last_down = max(self._last_down, self.now + down_s)
-        self.at(self._last_down, work)
+        self.at(self._last_down, heard)
 
     def _check(self, error: Exception) -> None:
         assert isinstance(error, TenantQuotaError)
-        if error.metadata["quota"] == "max_concurrent":
-            # Whoever has heard of no end cannot tell whether there was room.
-            assert self.running >= self._limit
-            return
-        bucket = self.usage.requests
-        assert bucket is not None
-        assert error.metadata["quota"] == "requests_per_minute"
-        assert bucket.seconds_until(1.0, self.now) > 0
-        # Only if others were faster it is too early then.
         assert error.retry_after_s is not None
+        if error.metadata["quota"] == "max_concurrent" and self.on_the_way:
+            # Whoever has heard of no end cannot tell whether there was room.
+            return
+        with pytest.raises(TenantQuotaError) as caught:
+            self.usage.check(ONE, "", self.now)
+        right = caught.value
+        assert (error.metadata, error.message) == (right.metadata, right.message)
+        assert right.retry_after_s is not None
+        if error.metadata["quota"] == "max_concurrent":
+            # As of when it was asked.
+            assert abs(error.retry_after_s - right.retry_after_s) <= ASK_AGAIN_S + 1e-3
+            return
+        # Only if others were faster it is too early then.
         self.retry_at = max(getattr(self, "retry_at", 0.0), self.now + error.retry_after_s)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.sampled_from([(0, 2), (3, 0), (40, 0), (600, 0), (40, 2), (600, 3)]),
-    st.lists(st.tuples(st.floats(0.0, 1.5), WAY_S, WAY_S, st.floats(0.01, 3.0)), min_size=5, max_size=60),
+    st.sampled_from([(0, 2), (3, 0), (40, 0), (600, 0), (2, 1), (4, 1), (40, 2), (600, 3)]),
+    st.lists(
+        st.tuples(st.floats(0.0, 0.2) | st.floats(0.0, 1.5), WAY_S, WAY_S, st.floats(0.01, 0.2) | st.floats(0.01, 3.0)),
+        min_size=5,
+        max_size=60,
+    ),
     st.lists(st.floats(0.0, 40.0), max_size=10),
 )
 def test_nothing_is_refused_that_would_be_let_in(
@@ -121,6 +138,15 @@ def test_nothing_is_refused_that_would_be_let_in(
         mesh.at(mesh.now + moment, mesh.elsewhere)
     mesh.run()
     assert not mesh.running
+
+
+def test_the_last_of_the_minute_is_not_taken_for_one_too_many_at_a_time() -> None:
+    mesh = Mesh(2, 1)
+    # The first runs until 0.15, the third is the last of the minute.
+    for after in (0.0, 0.1, 0.2, 0.3):
+        mesh.at(100.0 + after, lambda: mesh.ask(0.001, 0.001, 0.15))
+    mesh.run()
+    assert mesh.refused_there == 2
 
 
 def test_most_of_a_flood_is_refused_without_asking() -> None:
