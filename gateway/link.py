@@ -20,6 +20,7 @@ from tercet.health_client import ask
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.tenants.directory import Directory
+from tercet.tenants.kept import KEPT
 from tercet.tenants.plan import TenantPlan
 from tercet.v1 import operations_pb2
 
@@ -152,7 +153,7 @@ class Link:
         """The scheduler's view of the mesh. Raises SchedulerLostError, or the scheduler's own RequestError."""
         try:
             fleet: operations_pb2.Fleet = await self._stub().GetFleet(
-                operations_pb2.GetFleetRequest(), timeout=_FLEET_TIMEOUT_S
+                operations_pb2.GetFleetRequest(), timeout=_FLEET_TIMEOUT_S, metadata=self._guarded()
             )
         except grpc.aio.AioRpcError as error:
             raise self._refused(error.code(), error.trailing_metadata()) from error
@@ -175,7 +176,9 @@ class Link:
     async def traffic(self, request: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
         """The scheduler's view of the traffic. Raises as `fleet` does."""
         try:
-            traffic: operations_pb2.Traffic = await self._stub().GetTraffic(request, timeout=_FLEET_TIMEOUT_S)
+            traffic: operations_pb2.Traffic = await self._stub().GetTraffic(
+                request, timeout=_FLEET_TIMEOUT_S, metadata=self._guarded()
+            )
         except grpc.aio.AioRpcError as error:
             raise self._refused(error.code(), error.trailing_metadata()) from error
         return traffic
@@ -183,7 +186,7 @@ class Link:
     async def plan_log(self) -> AsyncGenerator[bytes, None]:
         """The scheduler's plan log, piece by piece as it is read. Raises SchedulerLostError, or the scheduler's own
         RequestError."""
-        call = self._stub().DumpPlanLog(operations_pb2.DumpPlanLogRequest())
+        call = self._stub().DumpPlanLog(operations_pb2.DumpPlanLogRequest(), metadata=self._guarded())
         try:
             while (part := await asyncio.wait_for(call.read(), PART_TIMEOUT_S)) is not grpc.aio.EOF:
                 yield part.data
@@ -196,6 +199,10 @@ class Link:
         finally:
             # Without this a reader that leaves lets the scheduler go on.
             call.cancel()
+
+    def _guarded(self) -> tuple[tuple[str, str], ...]:
+        """Whether callers are asked for keys, as metadata."""
+        return () if self._directory is None else (KEPT,)
 
     def _stub(self) -> scheduler_pb2_grpc.SchedulerStub:
         return scheduler_pb2_grpc.SchedulerStub(self._dialer.channel)

@@ -135,6 +135,11 @@ class Core:
         """What classes and tenants ask for and get; of at most so many tenants."""
         return view_traffic(self._mesh, self._settings.classes, now, max_tenants)
 
+    @property
+    def keeps_tenants(self) -> bool:
+        """Whether a gateway ever named tenants."""
+        return self._mesh.tenants.kept
+
     def count_refused(self, tenant: str | None, traffic_class: str, reason: str, count: int) -> None:
         """So many requests were refused at a gateway. Decides nothing, so it is no event."""
         whose, name = (None, "") if tenant is None else self._whose(tenant, traffic_class)

@@ -99,6 +99,11 @@ class Loop:
         """What classes and tenants ask for and get; of at most so many tenants."""
         return self._core.traffic(self._clock(), max_tenants)
 
+    @property
+    def keeps_tenants(self) -> bool:
+        """Whether a gateway ever named tenants."""
+        return self._core.keeps_tenants
+
     def count_refused(self, tenant: str | None, traffic_class: str, reason: str, count: int) -> None:
         """Counts requests that a gateway refused by itself; `tenant` is None for those of nobody it knows."""
         self._core.count_refused(tenant, traffic_class, reason, count)

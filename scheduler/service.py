@@ -19,6 +19,7 @@ import structlog
 from tercet import errors, rpc
 from tercet.failure import failure_to_proto
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
+from tercet.tenants.kept import says_kept
 from tercet.v1 import operations_pb2
 
 from .actions import (
@@ -92,15 +93,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await self._end_for(problem, context, gateway)
 
     async def GetFleet(
-        self, _request: operations_pb2.GetFleetRequest, _context: grpc.aio.ServicerContext
+        self, _request: operations_pb2.GetFleetRequest, context: grpc.aio.ServicerContext
     ) -> operations_pb2.Fleet:
         """The mesh now."""
+        await self._refuse_unguarded(context)
         return fleet_to_proto(self._loop.view())
 
     async def GetTraffic(
-        self, request: operations_pb2.GetTrafficRequest, _context: grpc.aio.ServicerContext
+        self, request: operations_pb2.GetTrafficRequest, context: grpc.aio.ServicerContext
     ) -> operations_pb2.Traffic:
         """What classes and tenants ask for and get."""
+        await self._refuse_unguarded(context)
         view = self._loop.traffic(request.max_tenants or MAX_TENANTS)
         return traffic_to_proto(view, self._epoch, self._loop.uptime_s)
 
@@ -108,6 +111,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, _request: operations_pb2.DumpPlanLogRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[operations_pb2.PlanLogPart]:
         """What was planned lately, and why."""
+        await self._refuse_unguarded(context)
         try:
             parts = self._loop.dump_plan_log(time.time())
         except errors.RequestError as error:
@@ -116,6 +120,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             yield operations_pb2.PlanLogPart(data=part)
             # Whatever the stream can take, those who wait for a plan come first.
             await asyncio.sleep(0)
+
+    async def _refuse_unguarded(self, context: grpc.aio.ServicerContext) -> None:
+        """Refuses what a gateway asks that was started without the store of the others: it lets in anybody."""
+        if self._loop.keeps_tenants and not says_kept(context.invocation_metadata()):
+            text = "the gateway asks nobody for a key; gateways of one mesh must share their tenants.store"
+            await rpc.abort(context, errors.PermissionDeniedError(text))
 
     async def _end_for(self, problem: BaseException | None, context: grpc.aio.ServicerContext, gateway: int) -> None:
         """Ends the stream with the status that `problem`, which ended one of its tasks, calls for; none, with OK."""

@@ -21,6 +21,7 @@ from tercet import errors, rpc
 from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
+from tercet.tenants.kept import says_kept
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
 
 from .guarded_gateway import GuardedGateway, guarded_gateway
@@ -144,6 +145,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.parts_sent = 0
         self.dump: Callable[[Any, Any], AsyncIterator[operations_pb2.PlanLogPart]] = self.send_plan_log
         self.tenants: list[pb.TenantUpdate] = []
+        # Of each call for an operator, whether the gateway said that it asks for keys.
+        self.guarded: list[bool] = []
         self.refusals: list[pb.RefusalCount] = []
         # What the gateway said was running, each time.
         self.running: list[list[int]] = []
@@ -212,14 +215,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             reader.cancel()
 
     async def GetFleet(self, request: Any, context: Any) -> operations_pb2.Fleet:
+        self.guarded.append(says_kept(context.invocation_metadata()))
         return operations_pb2.Fleet(requests_running=len(self.sequences))
 
     async def GetTraffic(self, request: Any, context: Any) -> operations_pb2.Traffic:
+        self.guarded.append(says_kept(context.invocation_metadata()))
         if self.traffic_failure is not None:
             await rpc.abort(context, self.traffic_failure)
         return operations_pb2.Traffic(epoch=self.epoch, uptime_seconds=2.5, tenants_omitted=request.max_tenants)
 
     async def DumpPlanLog(self, request: Any, context: Any) -> AsyncIterator[operations_pb2.PlanLogPart]:
+        self.guarded.append(says_kept(context.invocation_metadata()))
         try:
             async for part in self.dump(request, context):
                 yield part

@@ -121,6 +121,14 @@ async def test_without_a_store_everyone_is_let_in(gateway: Any, scheduler: Any) 
     assert (scheduler.sequences[0].submit.tenant_id, scheduler.sequences[0].submit.prefix_salt) == ("", b"")
     # A key that nobody asks for does no harm.
     assert await call(gateway.channel, "Operations/GetFleet", bearer(new_key()))
+    # Nor does it say that somebody was asked for one.
+    assert scheduler.guarded == [False]
+
+
+async def test_the_scheduler_is_told_that_an_operator_asks(guarded: GuardedGateway) -> None:
+    for method in ("GetFleet", "GetTraffic", "DumpPlanLog"):
+        await guarded.call(f"Operations/{method}", "boss")
+    assert guarded.scheduler.guarded == [True] * 3
 
 
 @pytest.mark.parametrize("what", ["absent", "text"])

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from served import EPOCH, populated, served
 
@@ -16,11 +17,15 @@ from scheduler.loop import Loop
 from scheduler.planner import Policy
 from scheduler.simulator.small import submission
 from scheduler.tenant import TenantPlan
+from tercet import rpc
+from tercet.errors import PermissionDeniedError
 from tercet.mesh.v1 import scheduler_pb2
+from tercet.tenants.kept import KEPT
 from tercet.traffic import from_traffic
 from tercet.v1 import operations_pb2
 
 pytestmark = pytest.mark.timeout(60)
+GUARDED = (KEPT,)
 
 
 class Clock:
@@ -51,7 +56,7 @@ async def test_it_tells_of_classes_and_tenants() -> None:
     clock = Clock()
     async with serving(clock) as stub:
         clock.now += 2.5
-        traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest()))
+        traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest(), metadata=GUARDED))
     assert (traffic.epoch, traffic.uptime_s, traffic.tenants_omitted) == (EPOCH, 2.5, 0)
     classes = {each.name: each for each in traffic.classes}
     assert list(classes) == ["interactive", "rag", "batch", ""]
@@ -73,7 +78,7 @@ async def test_it_tells_of_classes_and_tenants() -> None:
 
 async def test_it_tells_of_no_more_tenants_than_asked_for() -> None:
     async with serving(Clock()) as stub:
-        traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest(max_tenants=1)))
+        traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest(max_tenants=1), metadata=GUARDED))
     assert {each.tenant for each in traffic.tenants} == {"acme"}
     assert traffic.tenants_omitted == 2
 
@@ -83,7 +88,7 @@ async def test_it_counts_what_gateways_have_refused() -> None:
         return scheduler_pb2.RefusalCount(tenant_id=tenant, traffic_class=traffic_class, reason=reason, count=count)
 
     async with serving(Clock()) as stub:
-        before = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest()))
+        before = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest(), metadata=GUARDED))
         call = stub.Attach()
         await call.write(scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id="gateway-2")))
         counts = [
@@ -98,7 +103,7 @@ async def test_it_counts_what_gateways_have_refused() -> None:
         await call.write(scheduler_pb2.GatewayMessage(refusals=scheduler_pb2.RefusalCounts(counts=counts)))
         traffic = before
         while traffic.tenants == before.tenants:
-            traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest()))
+            traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest(), metadata=GUARDED))
         call.cancel()
     tenants = {(each.tenant, each.traffic_class): each.counts.refused for each in traffic.tenants}
     assert tenants == {
@@ -110,3 +115,25 @@ async def test_it_counts_what_gateways_have_refused() -> None:
     classes = {each.name: each.counts.refused for each in traffic.classes}
     assert classes["rag"] == {"TENANT_QUOTA": 4, "ENGINE_FAULT": 1}
     assert classes["interactive"] == {"TENANT_QUOTA": 2, "QUEUE_FULL": 3}
+
+
+async def test_a_gateway_without_tenants_learns_nothing_of_those_there_are() -> None:
+    async with serving(Clock()) as stub:
+        for ask in (
+            lambda **metadata: stub.GetFleet(operations_pb2.GetFleetRequest(), **metadata),
+            lambda **metadata: stub.GetTraffic(operations_pb2.GetTrafficRequest(), **metadata),
+            lambda **metadata: stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest(), **metadata).read(),
+        ):
+            for wrong in ((), (("tercet-tenants", "none"),)):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await ask(metadata=wrong)
+                assert isinstance(rpc.typed_error(caught.value.trailing_metadata()), PermissionDeniedError)
+        assert await stub.GetFleet(operations_pb2.GetFleetRequest(), metadata=GUARDED)
+
+
+async def test_where_nobody_keeps_tenants_nothing_is_asked_for() -> None:
+    loop = Loop(Core(CoreSettings(("host:1",), Policy(4, 0), QueueBounds(100, 1_000_000))), Clock())
+    populated(loop)
+    async with served(loop) as stub:
+        traffic = from_traffic(await stub.GetTraffic(operations_pb2.GetTrafficRequest()))
+    assert traffic.tenants == ()
