@@ -285,7 +285,7 @@ class Core:
         bounds = self._settings.bounds
         if find_overflow(submission, pool.waiting, bounds, traffic_class, plan) is None:
             return
-        # In a burst the queue may hold what a plan can start at once, and what is overdue: that is not to start any more.
+        # In a burst the queue may hold what a plan can start at once; and what is overdue, and not to start any more.
         end_overdue(self._mesh, self._settings.worker_grace_s, now)
         self._plan(now)
         overflow = find_overflow(submission, pool.waiting, bounds, traffic_class, plan)

@@ -225,34 +225,38 @@ class Ahead(NamedTuple):
 
     tokens: float
     sequences: float
+    # Of these, those of its tenant.
+    own_tokens: int = 0
+    own_sequences: int = 0
 
 
 NOTHING_AHEAD = Ahead(0.0, 0.0)
 
 
-def work_ahead(queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantPlan) -> Ahead:
+def work_ahead(
+    queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantPlan, urgency: tuple[float, int]
+) -> Ahead:
     """What of its class would be ahead of a newcomer that nobody is in a hurry about.
 
-    As if tokens flowed: its own line comes first, and every other tenant is served until his counter is where the
-    line's will then be, or nothing is left of him. What is generated meanwhile is not looked at. Takes time for each
-    tenant that waits.
+    As if tokens flowed: what is ahead of it in its own line comes first, and every other tenant is served until his
+    counter is where its own will then be, or nothing is left of him. What is generated meanwhile is not looked at.
+    Takes time for each tenant that waits.
     """
     of_class = queue.classes.get(traffic_class.name)
     if of_class is None:
         return NOTHING_AHEAD
     own = of_class.lines.get(tenant.tenant)
-    tokens = sequences = 0.0
+    own_sequences, own_tokens = (0, 0) if own is None else own.ahead_of(urgency)
     share = Share(tenant.weight) if own is None else own.share
     mark = share.served if own is not None and own.sequences else share.begin(of_class.level(), of_class.credit)
-    if own is not None:
-        tokens, sequences = float(own.num_tokens), float(own.num_sequences)
-        mark += tokens / share.weight
+    mark += own_tokens / share.weight
+    tokens, sequences = float(own_tokens), float(own_sequences)
     for line in of_class.waiting.values():
         if line is not own:
             part = _part(line.share, mark, line.num_tokens)
             tokens += part * line.num_tokens
             sequences += part * line.num_sequences
-    return Ahead(tokens, sequences)
+    return Ahead(tokens, sequences, own_tokens, own_sequences)
 
 
 def _part(share: Share, mark: float, tokens: int) -> float:

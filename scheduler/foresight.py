@@ -230,7 +230,10 @@ class Foresight:
             for name, each in pool.waiting.classes.items()
             if each.traffic_class.max_running
         }
-        around = surroundings(pool.waiting, request.traffic_class, request.tenant, inflows, own_inflow, seats, now)
+        urgency = request.sequences[0].urgency
+        around = surroundings(
+            pool.waiting, request.traffic_class, request.tenant, urgency, inflows, own_inflow, seats, now
+        )
         return replace(around, fresh=1.0 - self.cached_share)
 
     def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .fair_order import work_ahead
+from .fair_order import Ahead, work_ahead
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass
 from .waiting import ClassQueue, WaitingQueue
@@ -44,6 +44,7 @@ def surroundings(
     queue: WaitingQueue,
     traffic_class: TrafficClass,
     tenant: TenantPlan,
+    urgency: tuple[float, int],
     inflows: Mapping[str, float],
     own_inflow: float,
     seats: Mapping[str, int],
@@ -51,13 +52,12 @@ def surroundings(
 ) -> Surroundings:
     """`inflows` are prompt tokens that arrive in a second, by class, `own_inflow` those of its tenant in its class.
     `seats`: of classes with a max_running, the sequences that may start before one of theirs ends."""
-    ahead = work_ahead(queue, traffic_class, tenant)
+    ahead = work_ahead(queue, traffic_class, tenant, urgency)
     of_class = queue.classes.get(traffic_class.name)
-    own = None if of_class is None else of_class.lines.get(tenant.tenant)
     on_credit = of_class is not None and _on_credit(of_class, tenant)
     sequences = tokens = 0.0
     overtaking = max(0.0, inflows.get(traffic_class.name, 0.0) - own_inflow)
-    most = _due_to_others(of_class, tenant, ahead.tokens)
+    most = _due_to_others(of_class, tenant, ahead)
     for name, other in queue.classes.items():
         if name == traffic_class.name:
             continue
@@ -79,8 +79,8 @@ def surroundings(
         sequences=ahead.sequences + sequences,
         tokens=ahead.tokens + tokens,
         of_class=ahead.sequences,
-        own_sequences=0.0 if own is None else own.num_sequences,
-        own_tokens=0.0 if own is None else own.num_tokens,
+        own_sequences=ahead.own_sequences,
+        own_tokens=ahead.own_tokens,
         overtaking=overtaking,
         overtaking_most=most,
         inflow=sum(inflows.values()),
@@ -100,21 +100,21 @@ def _credit_awaited(queue: ClassQueue, now: float) -> bool:
     return queue.awaits(now) or any(line.share.served < line.share.level for line in queue.waiting.values())
 
 
-def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, tokens: float) -> float:
+def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, ahead: Ahead) -> float:
     """Tokens that a class's other tenants may still be served before a newcomer of this one, if they ask for as many;
-    `tokens` are those for which they, and it, have asked."""
+    `ahead` is that for which they, and it, have asked."""
     own = None if queue is None else queue.lines.get(tenant.tenant)
     if queue is None or own is None:
         return 0.0
     level = queue.level()
     begin = own.share.served if own.sequences else own.share.begin(level, queue.credit)
-    mark = begin + own.num_tokens / own.share.weight
+    mark = begin + ahead.own_tokens / own.share.weight
     due = 0.0
     for line in queue.lines.values():
         served = line.share.served if line.sequences else line.share.begin(level, queue.credit)
         if served < mark and line is not own:
             due += (mark - served) * line.share.weight
-    return max(0.0, due + own.num_tokens - tokens)
+    return max(0.0, due + ahead.own_tokens - ahead.tokens)
 
 
 def _part_before(queue: ClassQueue, moment: float, now: float) -> float:

@@ -52,12 +52,21 @@ class Line:
     asked_at: float = -math.inf
 
     def __contains__(self, sequence: Sequence) -> bool:
-        place = self._place(sequence)
+        place = self._place(place_in_line(sequence))
         return place < len(self.sequences) and self.sequences[place] is sequence
+
+    def ahead_of(self, urgency: tuple[float, int]) -> tuple[int, int]:
+        """Sequences and tokens that a newcomer of that urgency finds ahead. Takes time for each of them where it is
+        not the last."""
+        place = self._place((True, urgency))
+        if place == len(self.sequences):
+            return self.num_sequences, self.num_tokens
+        ahead = self.sequences[:place]
+        return sum(len(each.group) for each in ahead), sum(len(each.token_ids) for each in ahead)
 
     def add(self, sequence: Sequence) -> int:
         """Puts it in its place; returns how many are ahead of it."""
-        place = self._place(sequence)
+        place = self._place(place_in_line(sequence))
         self.sequences.insert(place, sequence)
         self.num_sequences += len(sequence.group)
         self.num_tokens += len(sequence.token_ids)
@@ -65,15 +74,14 @@ class Line:
 
     def remove(self, sequence: Sequence) -> None:
         """Takes it out. It must be there."""
-        place = self._place(sequence)
+        place = self._place(place_in_line(sequence))
         assert self.sequences[place] is sequence
         del self.sequences[place]
         self.num_sequences -= len(sequence.group)
         self.num_tokens -= len(sequence.token_ids)
 
-    def _place(self, sequence: Sequence) -> int:
+    def _place(self, key: tuple[bool, tuple[float, int]]) -> int:
         # A new one nearly always goes to the end, and the next one to start nearly always leaves from the front.
-        key = place_in_line(sequence)
         if not self.sequences or place_in_line(self.sequences[-1]) < key:
             return len(self.sequences)
         if place_in_line(self.sequences[0]) >= key:

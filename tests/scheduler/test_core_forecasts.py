@@ -41,6 +41,25 @@ def test_what_a_forecast_does_is_a_setting(mode: AdmissionMode) -> None:
     assert any(forecasts) == (mode is not AdmissionMode.OFF)
 
 
+def test_who_is_more_urgent_is_not_forecast_to_wait_for_its_own_line() -> None:
+    mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)], admission_mode=AdmissionMode.SHADOW, step_time=0.02)
+    line = [mesh.submit(gateway, submission(key, (5, key), 10)) for key in range(40)]
+    mesh.run(until=1.0)
+    plain, urgent = (mesh.submit(gateway, submission(key, (7, 7), 10, priority=50 - key)) for key in (50, 60))
+    settle(mesh)
+    for call in (*line, plain, urgent):
+        judge(call)
+    forecast_s = {
+        log.fields["request_id"]: log.fields["forecast_ms"] / 1e3
+        for log in mesh.logs
+        if log.event == "request_finished" and log.fields["forecast_ms"]
+    }
+    assert plain.times[0] - 1.0 > 20 * (urgent.times[0] - 1.0)
+    # But for two steps.
+    for call in (plain, urgent):
+        assert forecast_s[call.submission.request_id] == pytest.approx(call.times[0] - 1.0, rel=0.3, abs=0.04)
+
+
 @pytest.mark.parametrize(("reason", "ahead", "token_id"), [("INVALID_FIELD", 0, 10**6), ("SLO_UNREACHABLE", 10, 9)])
 def test_a_refused_request_is_not_left_to_the_garbage_collector(reason: str, ahead: int, token_id: int) -> None:
     classes = (TrafficClass("interactive", 0, 0.0, ttft=Target(0.3)),)

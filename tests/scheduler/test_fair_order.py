@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -451,23 +452,28 @@ def test_due_is_half_of_a_promise_or_the_whole_patience() -> None:
     assert not aged(replace(request, traffic_class=RAG), 1000.0)
 
 
+def ahead_of(bench: Bench, traffic_class: TrafficClass, plan: TenantPlan) -> tuple[float, float]:
+    """Tokens and sequences before one that is the last of its line."""
+    return work_ahead(bench.queue, traffic_class, plan, (math.inf, 0))[:2]
+
+
 def test_work_ahead_is_the_own_line_and_of_others_until_they_have_had_as_much() -> None:
     bench = Bench()
     plan = TenantPlan("a")
-    assert work_ahead(bench.queue, INTERACTIVE, plan) == (0.0, 0.0)
+    assert ahead_of(bench, INTERACTIVE, plan) == (0.0, 0.0)
     for _ in range(4):
         bench.add("a", length=100)
     for _ in range(10):
         bench.add("b", length=100)
     # Four of each.
-    assert work_ahead(bench.queue, INTERACTIVE, plan) == (800.0, 8.0)
+    assert ahead_of(bench, INTERACTIVE, plan) == (800.0, 8.0)
     # Somebody new waits for nobody, and the last of the longer line for all.
-    assert work_ahead(bench.queue, INTERACTIVE, TenantPlan("new")) == (0.0, 0.0)
-    assert work_ahead(bench.queue, INTERACTIVE, TenantPlan("b")) == (1400.0, 14.0)
+    assert ahead_of(bench, INTERACTIVE, TenantPlan("new")) == (0.0, 0.0)
+    assert ahead_of(bench, INTERACTIVE, TenantPlan("b")) == (1400.0, 14.0)
     # Other classes are not counted.
     bench.add("c", BATCH, length=200)
-    assert work_ahead(bench.queue, INTERACTIVE, plan) == (800.0, 8.0)
-    assert work_ahead(bench.queue, RAG, plan) == (0.0, 0.0)
+    assert ahead_of(bench, INTERACTIVE, plan) == (800.0, 8.0)
+    assert ahead_of(bench, RAG, plan) == (0.0, 0.0)
 
 
 @given(st.data())
@@ -477,13 +483,20 @@ def test_work_ahead_is_near_what_the_order_has_ahead(data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(0, 20))):
         length = data.draw(st.integers(1, 64))
         longest = max(longest, length)
-        bench.add(data.draw(st.sampled_from("abcd")), data.draw(st.sampled_from([INTERACTIVE, RAG, BATCH])), length)
+        tenant, traffic_class = (
+            data.draw(st.sampled_from("abcd")),
+            data.draw(st.sampled_from([INTERACTIVE, RAG, BATCH])),
+        )
+        bench.add(tenant, traffic_class, length, priority=data.draw(st.integers(-1, 1)))
     for _ in range(data.draw(st.integers(0, 6))):
         if len(bench.queue):
             bench.start()
     tenant, traffic_class = data.draw(st.sampled_from("abcde")), data.draw(st.sampled_from([INTERACTIVE, RAG, BATCH]))
-    ahead = work_ahead(bench.queue, traffic_class, TenantPlan(tenant))
-    newcomer = bench.add(tenant, traffic_class, 1)
+    priority = data.draw(st.integers(-2, 2))
+    newcomer = bench.add(tenant, traffic_class, 1, priority=priority)
+    bench.queue.remove(newcomer)
+    ahead = work_ahead(bench.queue, traffic_class, TenantPlan(tenant), newcomer.urgency)
+    bench.queue.add(newcomer)
     order = bench.order()
     before = [each for each in order[: order.index(newcomer)] if each.request.traffic_class is traffic_class]
     tokens = sum(len(each.token_ids) for each in before)

@@ -32,9 +32,10 @@ class Bench:
 
     def around(
         self, traffic_class: TrafficClass, now: float, tenant: TenantPlan = ANYONE, own_inflow: float = 0.0,
-        seats: Mapping[str, int] | None = None, **inflows: float,
+        seats: Mapping[str, int] | None = None, priority: int = 0, **inflows: float,
     ) -> Surroundings:  # fmt: skip
-        return surroundings(self.queue, traffic_class, tenant, inflows, own_inflow, seats or {}, now)
+        urgency = now + traffic_class.claim_s + 10.0 * priority, self._last + 1
+        return surroundings(self.queue, traffic_class, tenant, urgency, inflows, own_inflow, seats or {}, now)
 
 
 def test_nobody_is_there() -> None:
@@ -48,6 +49,18 @@ def test_its_own_class_is_ahead() -> None:
     around = bench.around(CHAT, 0.3, own_inflow=50.0, interactive=50.0)
     assert (around.sequences, around.tokens, around.inflow) == (3, 300, 50.0)
     assert around.overtaking == around.overtaking_most == 0.0
+
+
+def test_who_is_more_urgent_passes_its_own_line() -> None:
+    bench = Bench()
+    for at in (0.0, 20.0, 24.9):
+        bench.add(CHAT, 100, at, TenantPlan("a"))
+    bench.add(CHAT, 500, 0.0, TenantPlan("b"))
+    asked = [bench.around(CHAT, 25.0, TenantPlan("a"), priority=priority) for priority in (1, 0, -1, -3)]
+    assert [each.own_tokens for each in asked] == [300, 300, 100, 0]
+    assert [each.own_sequences for each in asked] == [3, 3, 1, 0]
+    # And with it what others are served until its turn.
+    assert [each.tokens for each in asked] == [600, 600, 200, 0]
 
 
 def test_of_other_classes_what_is_due_sooner_is_ahead() -> None:
