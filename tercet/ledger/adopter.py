@@ -1,4 +1,4 @@
-"""Brings into the database what gateways that are no more have left in their journals. Knows no rows but those."""
+"""Brings into the database what gateways have left in their journals that are no more."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from .journal import LeftJournal, find_journals, take_left
 from .record import from_line
 from .row import Outcome, RefusalKey, Refusals, Row
+
+log = structlog.get_logger()
 
 # Rows of one transaction.
 MAX_ROWS = 2_000
@@ -38,7 +42,11 @@ def adopt(prefix: Path, ledger: Database) -> list[Adopted]:
     """Each journal of the prefix whose process is no more: what was written already is written again, which changes
     nothing; what is open then is closed. Raises LedgerError; what is not in the database stays."""
     adopted = []
-    for instance in find_journals(prefix):
+    try:
+        instances = find_journals(prefix)
+    except OSError as error:
+        return [Adopted("", problem=str(error))]
+    for instance in instances:
         try:
             with take_left(prefix, instance) as left:
                 if left is not None:
@@ -46,6 +54,30 @@ def adopt(prefix: Path, ledger: Database) -> list[Adopted]:
         except OSError as error:
             adopted.append(Adopted(instance, problem=str(error)))
     return adopted
+
+
+class Adopter:
+    """Adopts again and again, and tells the log; of what cannot be had once."""
+
+    def __init__(self, prefix: Path, ledger: Database) -> None:
+        self._prefix = prefix
+        self._ledger = ledger
+        # By instance.
+        self._problems: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Raises LedgerError."""
+        for found in adopt(self._prefix, self._ledger):
+            if found.problem:
+                if self._problems.get(found.instance) != found.problem:
+                    log.error("ledger_journal_unreadable", instance=found.instance, problem=found.problem)
+                self._problems[found.instance] = found.problem
+                continue
+            log.info("ledger_journal_adopted", instance=found.instance, rows=found.rows)
+            if found.unreadable:
+                log.warning("ledger_journal_torn", instance=found.instance, lines=found.unreadable)
+            if found.closed:
+                log.warning("ledger_rows_closed", rows=found.closed)
 
 
 def _adopt(left: LeftJournal, ledger: Database) -> Adopted:

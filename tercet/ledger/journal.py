@@ -54,10 +54,19 @@ class Journal:
                 f"its journal {first}: {error.strerror}; ledger.journal_folder may name another place"
             ) from error
 
+    @property
+    def found(self) -> bool:
+        """Whether its files are there for whoever comes next: nobody has deleted them."""
+        try:
+            pairs = zip(self._files, self._paths, strict=True)
+            return all(os.path.samestat(os.fstat(file), os.stat(path)) for file, path in pairs)
+        except (OSError, ValueError):
+            return False
+
     def append(self, line: bytes) -> None:
-        """Raises OSError if there is no room for it; then nothing of it is there."""
+        """Raises OSError if there is no room for it, or the journal is not open; then nothing of it is there."""
         if not self._files:
-            return
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         file = self._files[self._current]
         written = os.write(file, line)
         if written != len(line):
@@ -84,7 +93,7 @@ class Journal:
         self._let_go()
 
     def _let_go(self) -> None:
-        files, self._files = self._files, []
+        files, self._files, self._sizes, self._current = self._files, [], [0, 0], 0
         for file in reversed(files):
             os.close(file)
 

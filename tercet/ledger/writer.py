@@ -16,7 +16,7 @@ import structlog
 
 from tercet.errors import LedgerError
 
-from .adopter import MAX_ROWS, adopt
+from .adopter import MAX_ROWS, Adopter
 from .journal import Journal
 from .record import refusals_to_line, row_to_line
 from .refusal_tally import RefusalTally
@@ -66,7 +66,7 @@ class Writer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
-        self._journals = journals
+        self._adopter = Adopter(journals, ledger)
         self._journal = Journal(journals, instance)
         self._instance = instance
         self._retention_days = retention_days
@@ -85,8 +85,6 @@ class Writer:
         self._lost = self._journal_lost = False
         # When the attempt began that is going on.
         self._began_at: float | None = None
-        # Journals of others that cannot be had, and why.
-        self._problems: dict[str, str] = {}
         self._next_beat = self._next_look = self._next_adoption = clock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
@@ -199,7 +197,9 @@ class Writer:
             if self._clock() >= self._next_beat:
                 self._beat()
             if self._clock() >= self._next_adoption:
-                self._adopt()
+                self._find_journal()
+                self._adopter.look()
+                self._next_adoption = self._clock() + BEAT_S
         except Exception as error:
             self._keep(waiting[done:], error)
             return False
@@ -233,9 +233,7 @@ class Writer:
         try:
             self._journal.append(line)
         except OSError as error:
-            if not self._journal_lost:
-                log.error("ledger_journal_lost", problem=str(error))
-            self._journal_lost = True
+            self._miss_journal(error)
             return False
         if self._journal_lost:
             log.info("ledger_journal_found")
@@ -246,20 +244,26 @@ class Writer:
         """Those that nobody has written yet; with the lock."""
         self._refusals.journal(lambda refused: self._append(refusals_to_line(refused)))
 
-    def _adopt(self) -> None:
-        """Writes what gateways have left that are no more."""
-        for found in adopt(self._journals, self._ledger):
-            if found.problem:
-                if self._problems.get(found.instance) != found.problem:
-                    log.error("ledger_journal_unreadable", instance=found.instance, problem=found.problem)
-                self._problems[found.instance] = found.problem
-                continue
-            log.info("ledger_journal_adopted", instance=found.instance, rows=found.rows)
-            if found.unreadable:
-                log.warning("ledger_journal_torn", instance=found.instance, lines=found.unreadable)
-            if found.closed:
-                log.warning("ledger_rows_closed", rows=found.closed)
-        self._next_adoption = self._clock() + BEAT_S
+    def _find_journal(self) -> None:
+        """Makes it anew, with all that waits, if somebody has deleted it."""
+        with self._lock:
+            if self._stopping.is_set() or self._journal.found:
+                return
+            self._journal.close(remove=True)
+            try:
+                self._journal.open()
+            except LedgerError as error:
+                self._miss_journal(error)
+                return
+            waiting = {**self._in_hand, **self._rows}
+            for row in waiting.values():
+                self._append(row_to_line(row))
+        log.warning("ledger_journal_made_anew", rows=len(waiting))
+
+    def _miss_journal(self, error: Exception) -> None:
+        if not self._journal_lost:
+            log.error("ledger_journal_lost", problem=str(error))
+        self._journal_lost = True
 
     def _beat(self) -> None:
         closed = self._ledger.beat(self._instance)

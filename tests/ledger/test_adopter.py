@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tercet.errors import LedgerError
 from tercet.ledger import adopter
-from tercet.ledger.adopter import Adopted, adopt
+from tercet.ledger.adopter import Adopted, Adopter, adopt
 from tercet.ledger.cancellations import read_cancellations
 from tercet.ledger.journal import Journal, find_journals
 from tercet.ledger.ledger import Ledger
@@ -131,6 +132,23 @@ def test_what_a_database_does_not_take_stays(ledger: Ledger, prefix: Path, monke
     adopt(prefix, ledger)
     assert len(stored(ledger)) == 35
     assert find_journals(prefix) == []
+
+
+def test_what_cannot_be_had_is_told_once(ledger: Ledger, prefix: Path) -> None:
+    prefix.with_name("books.bad.0.journal").mkdir()
+    leave(prefix, row_to_line(row(1)), b"torn\n")
+    looking = Adopter(prefix, ledger)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            looking.look()
+    assert [each["event"] for each in logs] == [
+        "ledger_journal_unreadable", "ledger_journal_adopted", "ledger_journal_torn", "ledger_rows_closed",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_is_gone_is_told(ledger: Ledger, tmp_path: Path) -> None:
+    (found,) = adopt(tmp_path / "gone" / "books", ledger)
+    assert "gone" in found.problem
 
 
 def test_one_that_cannot_be_had_keeps_nobody_from_the_others(ledger: Ledger, prefix: Path) -> None:
