@@ -89,6 +89,23 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(
     assert {record["outcome"] for record in two.front.records("scheduler", "request_finished")} == {"LENGTH"}
 
 
+async def test_a_scheduler_that_slept_gives_up_no_worker(make: Callable[..., Mesh]) -> None:
+    two = TwoWorkers(make, TERCET_SCHEDULER_HUNG_SECONDS="2")
+    async with Client(two.front.address) as client:
+        expected = await _run_all(client)
+        streams = [Stream(client, index) for index in range(NUM_STREAMS)]
+        tasks = [asyncio.create_task(stream.run()) for stream in streams]
+        await until(lambda: all(stream.tokens >= 3 for stream in streams), "all stream")
+        os.kill(two.front.pid("scheduler"), signal.SIGSTOP)
+        try:
+            await asyncio.sleep(6.0)
+        finally:
+            os.kill(two.front.pid("scheduler"), signal.SIGCONT)
+        assert await asyncio.gather(*tasks) == expected
+    two.front.wait_idle()
+    assert not two.front.records("scheduler", "worker_dropped")
+
+
 async def test_a_worker_ends_at_sigterm_though_its_device_does_not_come_back(
     make: Callable[..., Mesh], tmp_path: Path
 ) -> None:
