@@ -19,7 +19,7 @@ from sqlalchemy import exc
 
 from tercet.errors import ConfigError
 
-# How long a writer waits for another one, in seconds. Readers of a WAL wait for nobody.
+# How long a writer waits for others, in seconds. Readers of a WAL wait for nobody, those of a file without for a write.
 _BUSY_S = 5.0
 # How long it takes at most until a file that is being made has something in it, and how often it is looked for.
 _MAKING_S, _MAKING_LOOKS = 1.0, 20
@@ -35,15 +35,17 @@ class Database:
     """A SQLite file or whatever a SQLAlchemy URL names. Nothing is opened before the first transaction.
 
     Every method, and the constructor, may raise what `fault` makes of a problem. `made_by` says what makes a file that
-    is not there.
+    is not there. With `wal` what is written goes to a journal beside a file, where much is written at a time; without
+    it the file is all there is of it between two writes, to be copied and put back by anybody.
     """
 
     _reader: sa.Engine
     _writer: sa.Engine
 
-    def __init__(self, where: str, fault: Callable[[str], ConfigError], made_by: str) -> None:
+    def __init__(self, where: str, fault: Callable[[str], ConfigError], made_by: str, *, wal: bool = True) -> None:
         self._fault = fault
         self._made_by = made_by
+        self._wal = wal
         url = self._url(where)
         # That of SQLite; None for a server.
         self.file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
@@ -76,7 +78,7 @@ class Database:
                 os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
             with self._current(self._writer, may_be_empty=True).begin() as connection:
                 fill(connection)
-            if self.file is not None:
+            if self.file is not None and self._wal:
                 with contextlib.closing(self._engine.raw_connection()) as raw:
                     # Outside of a transaction, as SQLite wants it; the file remembers.
                     raw.cursor().execute("PRAGMA journal_mode=WAL")

@@ -58,7 +58,8 @@ class Store:
     """Tenants in a database. `clock` gives seconds since the epoch. Every method may raise StoreError."""
 
     def __init__(self, where: str, clock: Callable[[], float]) -> None:
-        self._database = Database(where, StoreError, "`tercet tenant add NAME`")
+        # Without a WAL: one that stayed behind would undo that an older state of the file is put back.
+        self._database = Database(where, StoreError, "`tercet tenant add NAME`", wal=False)
         self._clock = clock
 
     @property
@@ -70,7 +71,8 @@ class Store:
         """Makes it, unless it is there. A file with nothing in it was another store, or will be: it stays as it is."""
         if self._database.is_empty():
             raise StoreError(
-                f"{self.name} is an empty file: put back the store that was there, or remove the file to begin another"
+                f"{self.name} is an empty file: put back the store that was there, or remove the file to begin another, "
+                f"with {self.name}-journal if that is there"
             )
         self._database.create(self._fill)
 

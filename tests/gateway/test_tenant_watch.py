@@ -203,12 +203,6 @@ def damaged(path: Path) -> bytes:
     return whole
 
 
-def put_back(path: Path, whole: bytes) -> None:
-    """As from a copy: its journal is of no use any more."""
-    path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
-    path.write_bytes(whole)
-
-
 async def test_a_file_that_is_damaged_is_noticed_while_calls_go_on(
     guarded: GuardedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +215,7 @@ async def test_a_file_that_is_damaged_is_noticed_while_calls_go_on(
         assert await guarded.call("Models/ListModels", "bob")
         with pytest.raises(StoreError):
             guarded.store.revoke("bob", None)
-        put_back(path, whole)
+        await asyncio.to_thread(path.write_bytes, whole)
         await until(lambda: any(line["event"] == "tenants_store_found" for line in logs))
     assert [line["event"] for line in logs if line["event"].startswith("tenants_store")] == [
         "tenants_store_lost", "tenants_store_found",
