@@ -117,6 +117,7 @@ def to_tenant_update(directory: Directory) -> pb.TenantUpdate:
     plans = [
         pb.TenantPlan(
             tenant_id=tenant.name,
+            uid=tenant.uid,
             classes=tenant.plan.classes,
             default_class=tenant.plan.default_class,
             weight=tenant.plan.weight,

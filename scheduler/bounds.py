@@ -19,9 +19,9 @@ HALVINGS = 24
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How many of a bound run on one worker, and how they leave."""
+    """How many of a bound run together, and how they leave."""
 
-    count: int
+    count: float
     leaving: LeaveRate
 
 
@@ -33,9 +33,11 @@ class Bound:
     free: float
     wanted: float
     freed: float
-    # Sequences of the bound that wait before the newcomer, and those that run, by the worker's link.
+    # Sequences of the bound that wait before the newcomer; those that run, by the worker's link; and those that wait
+    # and may start at once.
     waiting: float
     running: Mapping[int, Runs]
+    starting: Runs
 
     @property
     def ends(self) -> float:
@@ -49,9 +51,11 @@ class Bound:
         ends = self.ends
         if ends <= 0.0:
             return 0.0
+        there = [(runs, step_s[link]) for link, runs in self.running.items()]
+        there.append((self.starting, sum(step_s.values()) / len(step_s)))
         rates = [
-            (runs.count, runs.leaving.now / step_s[link], 1.0 / (step_s[link] / runs.leaving.later + prompt_s))
-            for link, runs in self.running.items()
+            (runs.count, runs.leaving.now / each_s, 1.0 / (each_s / runs.leaving.later + prompt_s))
+            for runs, each_s in there
         ]
         # Those that run now may all be far from their ends: no later than when each has ended once more.
         low, high = 0.0, (ends + sum(count for count, _, _ in rates)) / sum(count * later for count, _, later in rates)
@@ -69,52 +73,54 @@ def _ended(now: float, later: float, seconds: float) -> float:
     return later * seconds + (now / later - 1.0) * (1.0 - exp(-later * seconds))
 
 
-def find_bounds(
-    pool: Pool, workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings
-) -> tuple[Bound, ...]:
-    """Those that hold for a newcomer. A tenant's max_concurrent is none: whoever is let in by it may start."""
-    bounds = []
-    if leader.request.traffic_class.max_running:
-        bounds.append(_of_class(workers, leader, around))
-    if leader.request.tenant.kv_share:
-        bounds.append(_of_tenant(pool, workers, leader, around))
-    return tuple(bounds)
-
-
-def _of_class(workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings) -> Bound:
+def bound_of_class(
+    workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings, fresh: LeaveRate
+) -> Bound:
+    """The max_running of a newcomer's class. `fresh`: how those leave that have just started."""
     traffic_class = leader.request.traffic_class
     sizes = {link: worker.class_sizes.get(traffic_class.name, 0) for link, (worker, _) in workers.items()}
+    free = sum(traffic_class.max_running - size for size in sizes.values())
     return Bound(
-        free=sum(traffic_class.max_running - size for size in sizes.values()),
+        free=free,
         wanted=around.of_class + len(leader.group),
         freed=1.0,
         waiting=around.of_class,
         running={link: Runs(size, workers[link][1].of(traffic_class.name)) for link, size in sizes.items() if size},
+        starting=Runs(min(around.of_class, free), fresh),
     )
 
 
-def _of_tenant(
-    pool: Pool, workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings
+def bound_of_tenant(
+    pool: Pool,
+    workers: Mapping[int, tuple[Worker, LeaveRates]],
+    leader: Sequence,
+    around: Surroundings,
+    fresh: LeaveRate,
 ) -> Bound:
+    """The kv_share of a newcomer's tenant, as above."""
     tenant = leader.request.tenant
     held, running, later = 0, {}, 0.0
     for link, (worker, leaving) in workers.items():
         tokens, classes = held_by(worker, tenant.tenant)
-        if count := classes.total():
+        if classes:
             held += tokens
-            running[link] = Runs(count, leaving.mixed(classes))
-            later += count * running[link].leaving.later
+            running[link] = Runs(classes.total(), leaving.mixed(classes))
+            later += running[link].count * running[link].leaving.later
     count = sum(runs.count for runs in running.values())
+    free = granted_tokens(pool, tenant.kv_share) - held
     size = max(worker.info.block_size for worker, _ in workers.values())
-    # As long as it waits the others grow by half an output.
-    freed = held / count - 0.5 * count / later if count else 0.0
+    need = size * (start_blocks(leader, size) + len(leader.group))
     # Each has a block to grow by, and half of its last one is empty.
+    ahead = around.own_tokens + 1.5 * size * around.own_sequences
+    each = ahead / around.own_sequences if ahead else need
+    # As long as it waits the others grow by half an output.
+    freed = held / count - 0.5 * count / later if count else each
     return Bound(
-        free=granted_tokens(pool, tenant.kv_share) - held,
-        wanted=around.own_tokens
-        + 1.5 * size * around.own_sequences
-        + size * (start_blocks(leader, size) + len(leader.group)),
+        free=free,
+        wanted=ahead + need,
         freed=max(float(size), freed),
         waiting=around.own_sequences,
         running=running,
+        # Where nothing runs one may, however large.
+        starting=Runs(min(around.own_sequences, max(free / each, 0.0 if count else 1.0)), fresh),
     )

@@ -6,12 +6,13 @@ on the scheduler's clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from tercet import errors
 
-from .bounds import find_bounds
+from .bounds import Bound, bound_of_class, bound_of_tenant
 from .calibration import Errors, ForecastError, Ratios
 from .events import CancelReason
 from .fleet import Pool, Worker
@@ -103,7 +104,8 @@ class Foresight:
             computed={link: self._computed(worker, leader, lookup) for link, (worker, _) in workers.items()},
         )
         around = self._surroundings(pool, request, now)
-        first_token = forecast(workers, newcomer, around, find_bounds(pool, workers, leader, around), policy, now)
+        bounds = self._bounds(pool, workers, leader, around)
+        first_token = forecast(workers, newcomer, around, bounds, policy, now)
         if first_token is None:
             return None
         name, target = traffic_class.name, traffic_class.ttft
@@ -211,8 +213,8 @@ class Foresight:
         target, owed = request.traffic_class.ttft, -self.spare.get(request.whose, 0.0)
         long_s = PROBE_SECONDS if target is None else max(PROBE_SECONDS, PROBE_TARGETS * target.seconds)
         doublings = min(self.tries_missed.get(kind, 0), MOST_TRIES_MISSED) + min(max(owed, 0.0), MOST_MISSES_OWED)
-        long_s *= 2.0**doublings
-        return now >= self.learned_at.get(kind, -inf) + long_s
+        wait_s: float = long_s * 2.0**doublings
+        return now >= self.learned_at.get(kind, -inf) + wait_s
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)
@@ -235,6 +237,18 @@ class Foresight:
             pool.waiting, request.traffic_class, request.tenant, urgency, inflows, own_inflow, seats, now
         )
         return replace(around, fresh=1.0 - self.cached_share)
+
+    def _bounds(
+        self, pool: Pool, workers: Mapping[int, tuple[Worker, LeaveRates]], leader: Sequence, around: Surroundings
+    ) -> list[Bound]:
+        """Those that hold for a newcomer. A tenant's max_concurrent is none: whoever is let in by it may start."""
+        of_class, of_tenant = leader.request.traffic_class.max_running, leader.request.tenant.kv_share
+        if not workers or not (of_class or of_tenant):
+            return []
+        most = leader.request.submission.max_tokens
+        fresh = self._outputs(leader.request.traffic_class.name).leaving((0,), most)
+        bounds = [bound_of_class(workers, leader, around, fresh)] if of_class else []
+        return [*bounds, bound_of_tenant(pool, workers, leader, around, fresh)] if of_tenant else bounds
 
     def _computed(self, worker: Worker, leader: Sequence, lookup: CachedTokens) -> int:
         """Tokens of the prompt that the worker would have to compute."""

@@ -195,6 +195,7 @@ def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> TenantPlan:
         kv_share=plan.kv_share if 0.0 < plan.kv_share < 1.0 else 0.0,
         max_context=plan.max_context,
         min_priority=plan.min_priority,
+        uid=plan.uid,
     )
 
 

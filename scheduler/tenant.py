@@ -31,6 +31,13 @@ class TenantPlan:
     max_context: int = 0
     # The most urgent priority it may ask for.
     min_priority: int = MOST_URGENT
+    # Its alone, whoever had the name before; empty where nobody keeps tenants.
+    uid: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Who it is: under one name there may be another one later."""
+        return self.tenant, self.uid
 
 
 # Whoever asks where nobody keeps tenants: without limits.

@@ -24,8 +24,8 @@ class Tenants:
     kept: bool = False
     # What each live gateway stream that named tenants told last, in the order of that.
     told: dict[int, TenantsChanged] = field(default_factory=dict)
-    # Of those that asked for something, by tenant.
-    usage: dict[str, Usage] = field(default_factory=dict)
+    # Of those that asked for something, by their names and uids.
+    usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
 
     def learn(self, event: TenantsChanged, now: float) -> None:
         """An older revision waits until no gateway tells a newer one: a store may be put back to what it was, which
@@ -50,43 +50,42 @@ class Tenants:
 
     def usage_of(self, plan: TenantPlan, now: float) -> Usage:
         """What that tenant uses; to be kept with `let_in` if it is the first time."""
-        return self.usage.get(plan.tenant) or fresh_usage(plan, now)
+        return self.usage.get(plan.identity) or fresh_usage(plan, now)
 
     def let_in(self, request: Request, demand: Demand, now: float) -> None:
         """A request is accepted: it counts for its tenant."""
-        usage = self.usage.setdefault(request.tenant.tenant, self.usage_of(request.tenant, now))
+        usage = self.usage.setdefault(request.tenant.identity, self.usage_of(request.tenant, now))
         request.reservation = usage.accept(demand, request.traffic_class.name, now)
 
     def request_ended(self, request: Request, now: float) -> None:
         """Settles what was taken for it: the prompt, unless nothing of it was started, and what was generated."""
-        tenant = request.tenant.tenant
-        usage = self.usage[tenant]
+        usage = self.usage[request.tenant.identity]
         started = [sequence for sequence in request.sequences if sequence.placements]
         for sequence in started:
             usage.note_output(request.traffic_class.name, sequence.generated)
         used = started[0].prompt_length + sum(sequence.generated for sequence in started) if started else 0
         usage.ended(request.reservation, used, now - request.arrived_at, now)
-        if self.kept and tenant not in self.plans and not usage.running:
-            # Who gets the name next is another tenant.
-            del self.usage[tenant]
+        if self.kept and not usage.running and not self._named(request.tenant.identity):
+            del self.usage[request.tenant.identity]
 
     def problems(self, live: Iterable[Request]) -> list[str]:
         """What does not add up with the requests that have not ended."""
-        running: Counter[str] = Counter()
-        at_risk: Counter[str] = Counter()
+        running: Counter[tuple[str, str]] = Counter()
+        at_risk: Counter[tuple[str, str]] = Counter()
         for request in live:
-            tenant, taken = request.tenant.tenant, request.reservation
-            running[tenant] += 1
-            usage = self.usage.get(tenant)
+            identity, taken = request.tenant.identity, request.reservation
+            running[identity] += 1
+            usage = self.usage.get(identity)
             if usage is not None and taken is not None and taken.bucket is usage.tokens:
-                at_risk[tenant] += taken.most - taken.tokens
-        problems = [f"tenant {tenant!r} has requests and uses nothing" for tenant in running.keys() - self.usage.keys()]
-        for tenant, usage in self.usage.items():
-            if usage.running != running[tenant]:
-                problems.append(f"tenant {tenant!r} is said to have {usage.running} requests, it has {running[tenant]}")
-            if usage.tokens is not None and usage.tokens.at_risk != at_risk[tenant]:
+                at_risk[identity] += taken.most - taken.tokens
+        problems = [f"tenant {name!r} has requests and uses nothing" for name, _ in running.keys() - self.usage.keys()]
+        for identity, usage in self.usage.items():
+            tenant, count, risk = identity[0], running[identity], at_risk[identity]
+            if usage.running != count:
+                problems.append(f"tenant {tenant!r} is said to have {usage.running} requests, it has {count}")
+            if usage.tokens is not None and usage.tokens.at_risk != risk:
                 problems.append(
-                    f"{usage.tokens.at_risk} tokens of tenant {tenant!r} are said to be at risk, {at_risk[tenant]} are"
+                    f"{usage.tokens.at_risk} tokens of tenant {tenant!r} are said to be at risk, {risk} are"
                 )
         return problems
 
@@ -98,9 +97,13 @@ class Tenants:
 
     def _adopt(self, now: float) -> None:
         """Those that are gone and have nothing left are forgotten; what the others have left runs on."""
-        for tenant, usage in list(self.usage.items()):
-            plan = self.plans.get(tenant)
-            if plan is not None:
-                usage.adopt(plan, now)
+        for identity, usage in list(self.usage.items()):
+            if self._named(identity):
+                usage.adopt(self.plans[identity[0]], now)
             elif not usage.running:
-                del self.usage[tenant]
+                del self.usage[identity]
+
+    def _named(self, identity: tuple[str, str]) -> bool:
+        """Whether that tenant is there, and no other of its name."""
+        plan = self.plans.get(identity[0])
+        return plan is not None and plan.identity == identity

@@ -23,6 +23,8 @@ def conforms(value: Any, hint: Any) -> bool:
         return type(value) in _NUMBERS if hint is float else type(value) is hint
     if hint is Any:
         return True
+    if hint is None:
+        return value is None
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is typing.Union or origin is types.UnionType:

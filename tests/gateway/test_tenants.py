@@ -25,6 +25,8 @@ async def test_the_scheduler_is_told_who_asks_and_what_tenants_may_do(guarded: G
     assert scheduler.sequences[0].submit.tenant_id == "alice"
     assert [plan.tenant_id for plan in scheduler.tenants[0].tenants] == ["alice", "bob", "boss"]
     assert scheduler.tenants[0].tenants[0].weight == 1.0
+    # Each has its own, also who takes the name of another.
+    assert len({plan.uid for plan in scheduler.tenants[0].tenants} - {""}) == 3
     plan = {
         "default_class": "batch", "weight": 2.0, "requests_per_minute": 7, "tokens_per_minute": 2**40,
         "max_concurrent": 3, "kv_share": 0.5, "max_context": 99, "min_priority": -4,

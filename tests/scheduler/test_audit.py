@@ -119,7 +119,7 @@ def _no_account(state: MeshState, worker: Worker) -> None:
 
 
 def _one_request_too_many(state: MeshState, worker: Worker) -> None:
-    state.tenants.usage[""].running += 1
+    state.tenants.usage["", ""].running += 1
 
 
 def _usage_forgotten(state: MeshState, worker: Worker) -> None:
@@ -127,7 +127,7 @@ def _usage_forgotten(state: MeshState, worker: Worker) -> None:
 
 
 def _risk_forgotten(state: MeshState, worker: Worker) -> None:
-    usage = state.tenants.usage[""]
+    usage = state.tenants.usage["", ""]
     usage.adopt(TenantPlan("", tokens_per_minute=100), 0.0)
     usage.tokens.reserve(1, 10, 0.0)  # type: ignore[union-attr]
 

@@ -14,9 +14,15 @@ from scheduler.output_length import LeaveRate, LeaveRates
 RATES = st.builds(LeaveRate, st.floats(0.0, 1.0), st.floats(1e-4, 1.0))
 
 
-def bound(free: float, wanted: float, waiting: float = 0.0, freed: float = 1.0, **running: tuple[int, float]) -> Bound:
+NOBODY = Runs(0, LeaveRate(0.1, 0.1))
+
+
+def bound(
+    free: float, wanted: float, waiting: float = 0.0, freed: float = 1.0, start: Runs = NOBODY,
+    **running: tuple[int, float],
+) -> Bound:  # fmt: skip
     runs = {int(link[1:]): Runs(count, LeaveRate(rate, rate)) for link, (count, rate) in running.items()}
-    return Bound(free, wanted, freed, waiting, runs)
+    return Bound(free, wanted, freed, waiting, runs, start)
 
 
 def test_there_is_room() -> None:
@@ -24,7 +30,7 @@ def test_there_is_room() -> None:
 
 
 def test_one_may_always_run() -> None:
-    assert bound(2, 4).seconds({}, 0.0) == 0.0
+    assert bound(2, 4).seconds({1: 0.01}, 0.0) == 0.0
     # Of what is larger than the bound when all have left.
     assert bound(0, 10, waiting=1, _1=(2, 0.1)).ends == 3
 
@@ -40,8 +46,19 @@ def test_ends_come_from_all_workers_as_fast_as_their_steps_are() -> None:
 
 
 def test_those_that_begin_now_end_later() -> None:
-    young, old = (Bound(0, 1, 1.0, 0.0, {1: Runs(8, LeaveRate(now, 0.01))}) for now in (0.0, 0.05))
+    young, old = (Bound(0, 1, 1.0, 0.0, {1: Runs(8, LeaveRate(now, 0.01))}, NOBODY) for now in (0.0, 0.05))
     assert old.seconds({1: 0.01}, 0.0) < 0.03 < 0.2 < young.seconds({1: 0.01}, 0.0)
+
+
+def test_those_who_wait_start_at_once_where_there_are_places() -> None:
+    start = Runs(4, LeaveRate(0.01, 0.01))
+    full = bound(4, 8, waiting=7, start=start)
+    assert full.ends == 4
+    assert full.seconds({1: 0.01}, 0.0) == pytest.approx(1.0)
+    # Half of the places are free.
+    assert bound(2, 6, waiting=5, start=Runs(2, LeaveRate(0.01, 0.01)), _1=(2, 0.01)).seconds(
+        {1: 0.01}, 0.0
+    ) == pytest.approx(1.0)
 
 
 def test_as_it_is_when_places_are_left_by_chance() -> None:
@@ -67,7 +84,8 @@ def test_the_more_wait_the_longer_and_never_for_ever(
     running = {link: Runs(count, leaving) for link, (count, leaving, _) in enumerate(workers)}
     step_s = {link: each for link, (_, _, each) in enumerate(workers)}
     waits = [
-        Bound(0, each, 1.0, each - 1, running).seconds(step_s, prompt_s) for each in (wanted, wanted + 1, 2 * wanted)
+        Bound(0, each, 1.0, each - 1, running, NOBODY).seconds(step_s, prompt_s)
+        for each in (wanted, wanted + 1, 2 * wanted)
     ]
     assert 0.0 < waits[0] <= waits[1] <= waits[2] < float("inf")
 

@@ -184,14 +184,14 @@ def test_quotas_are_settled_by_what_was_used() -> None:
     mesh.at(0.05, lambda: mesh.cancel(gateway, calls[2]))
     levels: list[float] = []
     usage = mesh.core._mesh.tenants.usage
-    mesh.at(2.0, lambda: levels.append(usage["a"].tokens.level_at(2.0)))
+    mesh.at(2.0, lambda: levels.append(usage["a", ""].tokens.level_at(2.0)))
     settle(mesh)
     for call in calls:
         judge(call)
     used = 3 + 2 + 20 + sum(log.fields["tokens"] for log in mesh.logs if log.event == "request_finished")
     # Two seconds bring back 20; the first milliseconds found it full.
     assert levels == [pytest.approx(600 - used + 20, abs=0.1)]
-    assert (usage["a"].running, usage["a"].tokens.at_risk) == (0, 0)
+    assert (usage["a", ""].running, usage["a", ""].tokens.at_risk) == (0, 0)
 
 
 def test_a_request_that_never_started_costs_nothing() -> None:
@@ -200,7 +200,7 @@ def test_a_request_that_never_started_costs_nothing() -> None:
     for key in range(SLOTS):
         door.accept(3, tenant="a", max_tokens=1, key=key)
     door.accept(100, tenant="a", max_tokens=20, key=SLOTS)
-    usage = door.core._mesh.tenants.usage["a"]
+    usage = door.core._mesh.tenants.usage["a", ""]
     assert usage.tokens is not None
     assert (usage.tokens.level, usage.running) == (600 - SLOTS * 4 - 120, SLOTS + 1)
     assert door.refusal(tenant="a").metadata["quota"] == "max_concurrent"

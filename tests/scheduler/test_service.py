@@ -83,10 +83,11 @@ def test_what_a_gateway_says_of_tenants_is_taken_over() -> None:
         kv_share=0.5,
         max_context=100,
         min_priority=-7,
+        uid="u1",
     )
     silent = scheduler_pb2.TenantPlan(tenant_id="b")
     event = tenants_from_proto(5, scheduler_pb2.TenantUpdate(revision=9, tenants=[said, silent]))
-    plan = TenantPlan("a", ("rag", "batch"), "batch", 2.5, 3, 2**40, 4, 0.5, 100, -7)
+    plan = TenantPlan("a", ("rag", "batch"), "batch", 2.5, 3, 2**40, 4, 0.5, 100, -7, "u1")
     assert event == TenantsChanged(5, 9, (plan, TenantPlan("b", min_priority=0)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,14 +56,36 @@ def let_in(tenants: Tenants, plan: TenantPlan) -> Request:
     return request
 
 
-def test_who_takes_the_name_of_a_tenant_that_was_removed_inherits_nothing() -> None:
+@pytest.mark.parametrize("seen", [False, True])
+def test_who_takes_the_name_of_a_tenant_that_was_removed_inherits_nothing(seen: bool) -> None:
+    """Nor while something of the other is under way; whether or not a gateway has `seen` that there was none."""
+    tenants = Tenants()
+    old, new = (TenantPlan("a", requests_per_minute=2, max_concurrent=1, uid=uid) for uid in ("u1", "u2"))
+    tenants.learn(TenantsChanged(1, 1, (old,)), 0.0)
+    running = let_in(tenants, old)
+    if seen:
+        tenants.learn(told(1, 2, "b"), 0.5)
+    tenants.learn(TenantsChanged(1, 3, (new,)), 1.0)
+    usage = tenants.usage_of(new, 1.0)
+    usage.check(Demand(1, 1, 1), "", 1.0)
+    assert usage.requests is not None
+    assert usage.requests.level_at(1.0) == 2.0
+    own = let_in(tenants, new)
+    assert not tenants.problems([running, own])
+    tenants.request_ended(running, 2.0)
+    assert list(tenants.usage) == [new.identity]
+    assert tenants.usage[new.identity].running == 1
+    assert not tenants.problems([own])
+
+
+def test_what_a_tenant_that_was_removed_has_under_way_is_settled_with_it() -> None:
     tenants, plan = Tenants(), TenantPlan("a", requests_per_minute=2)
     tenants.learn(TenantsChanged(1, 1, (plan,)), 0.0)
     first, second = let_in(tenants, plan), let_in(tenants, plan)
     tenants.request_ended(first, 1.0)
     tenants.learn(told(1, 2, "b"), 2.0)
     # What is left of it goes on.
-    assert tenants.usage["a"].running == 1
+    assert tenants.usage[plan.identity].running == 1
     tenants.request_ended(second, 3.0)
     assert not tenants.usage
     tenants.learn(TenantsChanged(1, 3, (plan,)), 4.0)
@@ -77,7 +100,7 @@ def test_what_a_tenant_used_is_kept_while_there_is_one() -> None:
         if named:
             tenants.learn(TenantsChanged(1, 1, (plan,)), 0.0)
         tenants.request_ended(let_in(tenants, plan), 1.0)
-        assert list(tenants.usage) == [plan.tenant]
+        assert list(tenants.usage) == [plan.identity]
 
 
 @settings(max_examples=100)
