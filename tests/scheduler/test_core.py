@@ -14,11 +14,13 @@ from scheduler.events import (
     DrainExpired,
     DrainStarted,
     EndReason,
+    TenantsChanged,
 )
 from scheduler.sequence import Sequence
 from scheduler.simulator.gateway import Call
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
+from scheduler.tenant import TenantPlan
 
 
 def test_one_request_gets_its_tokens_and_its_end() -> None:
@@ -267,6 +269,25 @@ def test_losing_a_gateway_cancels_only_its_requests() -> None:
     judge(kept)
     ended = [log.fields for log in mesh.logs if log.event == "request_finished"]
     assert sorted(str(fields["reason"]) for fields in ended) == ["", CancelReason.LINK_LOST.name]
+
+
+def test_a_tenant_whom_only_a_lost_gateway_named_is_counted_among_those_that_are_gone() -> None:
+    mesh = VirtualMesh()
+    one, two = mesh.attach_gateway(1), mesh.attach_gateway(2)
+    mesh.attach_worker()
+    mesh.post(TenantsChanged(one.number, 1, (TenantPlan("known"),)))
+    mesh.post(TenantsChanged(two.number, 2, (TenantPlan("known"), TenantPlan("guest"))))
+    for key, tenant in enumerate(("known", "guest")):
+        mesh.submit(two, submission(key, tenant=tenant))
+    settle(mesh)
+
+    def accepted() -> dict[str | None, int]:
+        return {each.tenant: each.counts.accepted for each in mesh.core.traffic(mesh.now, 10).tenants}
+
+    assert accepted() == {"known": 1, "guest": 1}
+    mesh.lose_gateway(two)
+    mesh.run(until=mesh.now + 0.1)
+    assert accepted() == {"known": 1, None: 1}
 
 
 def test_what_ended_does_not_wait_for_the_garbage_collector() -> None:

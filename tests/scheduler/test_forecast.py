@@ -125,6 +125,24 @@ def test_behind_a_long_prompt(seen: Seen) -> None:
     assert took > 0.1
 
 
+def test_places_that_are_kept_for_who_asks_for_less_are_not_forecast_for_others(seen: Seen) -> None:
+    mesh, gateway = known_mesh(max_num_seqs=64)
+    mesh.post(TenantsChanged(gateway.number, 1, (TenantPlan("flood"), TenantPlan("quiet"))))
+    ask(mesh, gateway, 20, 4, tenant="quiet")
+    mesh.run(until=mesh.now + 0.5)
+    for _ in range(62):
+        ask(mesh, gateway, 20, 300, tenant="flood")
+    mesh.run(until=mesh.now + 1.2)
+    key = ask(mesh, gateway, 20, 4, tenant="flood")
+    # Two of 64 are free.
+    other = ask(mesh, gateway, 20, 4, tenant="quiet")
+    settle(mesh)
+    outlook, took = of(seen, key)
+    assert outlook.first_token.regime is Regime.PLACE
+    assert took > 20 * of(seen, other)[1]
+    assert of(seen, other)[0].first_token.regime is Regime.IDLE
+
+
 def test_what_is_less_urgent_is_passed(seen: Seen) -> None:
     mesh, gateway = known_mesh()
     for _ in range(5):

@@ -217,6 +217,23 @@ def test_a_part_is_kept_while_one_is_likely_to_come_to_whom_something_is_owed() 
     assert dealt_beside(5.0, blocks=128) - dealt_beside(15.0, blocks=128) == 1
 
 
+def test_who_gets_blocks_from_others_leaves_what_is_kept_for_those_to_whom_something_is_owed() -> None:
+    pool = pool_of(worker(1, max_num_seqs=64, num_blocks=64, max_num_batched_tokens=200))
+    running = [decode(pool, 1, wait_for(pool, key, [1] * 30, tenant=FLOOD)) for key in range(1, 7)]
+    newcomer = wait_for(pool, 9, [1] * 36, tenant=FLOOD, at=1.0)
+    beyond = {each.sequence_id for each in running}
+
+    def leaving(*, reserved: bool) -> int:
+        room = Room.of(pool.workers[1], POLICY, pool.waiting)
+        room.turn_to(newcomer, 0.0, reserved=reserved)
+        victims = room.who_returns(newcomer, beyond)
+        assert victims is not None
+        return len(victims)
+
+    # Of 64 six have eight each and keep one to grow by, and the newcomer needs the other ten: two of these are kept.
+    assert (leaving(reserved=False), leaving(reserved=True)) == (0, 1)
+
+
 def test_what_needs_all_there_is_waits_for_nobody_who_is_only_likely_to_come() -> None:
     pool = pool_of(worker(1, max_num_seqs=64, num_blocks=400, max_num_batched_tokens=100))
     served = start(pool, 1, 8, FLOOD, at=0.0)
