@@ -19,8 +19,9 @@ from rich.table import Table
 from tercet.cancel_times import times_by_origin
 from tercet.cli.asking import CONTROL_TIMEOUT_S, run_async
 from tercet.cli.connection import client_options
+from tercet.cli.console import Output
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
-from tercet.cli.usage import print_whole, to_moment
+from tercet.cli.usage import to_moment
 from tercet.client import Client
 from tercet.config import LedgerSettings, MeshConfig
 from tercet.ledger.place import AUTO, ledger_place
@@ -136,7 +137,7 @@ def _write_table(lines: Sequence[Line]) -> None:
                          justify="right" if number else "left")  # fmt: skip
     for line in lines:
         table.add_row(*(_cell(name, value) for name, value in line.items()))
-    print_whole(table)
+    Output().print_whole(table)
 
 
 def _cell(name: str, value: Any) -> str:

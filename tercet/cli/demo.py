@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from tercet.cli.asking import CONTROL_TIMEOUT_S, show_text
+from tercet.cli.console import Output
 from tercet.cli.root import EXIT_INTERRUPTED
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
@@ -36,7 +37,7 @@ _START_TIMEOUT_S = 300.0
 )  # the demo picks free ports, so that it runs beside anything
 def demo(config: MeshConfig, question: str) -> None:
     """Start gateway, scheduler and worker on free ports of this machine, ask one question, stop them."""
-    console = Console(highlight=False)
+    console = Output()
     with tempfile.TemporaryDirectory(prefix="tercet-demo-") as folder:
         try:
             asyncio.run(run_demo(private(config), question, Path(folder), console))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import click
-from rich.console import Console
 from rich.text import Text
 
+from tercet.cli.console import Output
 from tercet.cli.root import EXIT_REQUEST
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.config import MeshConfig
@@ -32,7 +32,7 @@ def doctor(config: MeshConfig) -> None:
 
     The exit code is 1 if something that is needed is missing.
     """
-    console = Console(highlight=False)
+    console = Output()
     findings: list[Finding] = []
     for finding in examine(config):
         console.print(to_text(finding), soft_wrap=True)

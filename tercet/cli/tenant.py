@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from tercet.cli.console import Output
 from tercet.cli.finite import SECONDS, FiniteNumber
 from tercet.cli.root import EXIT_REQUEST, Failure
 from tercet.cli.settings import SettingsCommand, with_config
@@ -143,7 +143,7 @@ def list_(config: MeshConfig, as_json: bool) -> None:
         for entry in entries:
             click.echo(json.dumps(to_json(entry, now)))
     else:
-        Console(highlight=False).print(to_table(entries, now))
+        Output().print_whole(to_table(entries, now))
 
 
 @tenant.command("set", cls=SettingsCommand)

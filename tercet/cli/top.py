@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from tercet.cli.asking import run_async
 from tercet.cli.connection import client_options
+from tercet.cli.console import Output
 from tercet.cli.finite import FiniteRange
 from tercet.cli.keys import keys_pressed
 from tercet.cli.root import to_text
@@ -68,12 +68,12 @@ async def looks(client: Client, interval_s: float) -> AsyncGenerator[Look, None]
 
 
 class Screen:
-    """The whole terminal, or, where standard output is none, one picture after the other. A scope."""
+    """The whole terminal, or, where standard output is none that can be wiped, one picture after the other. A scope."""
 
-    def __init__(self, console: Console, address: str) -> None:
+    def __init__(self, console: Output, address: str) -> None:
         self._console = console
         self._picture = Picture(address, problem="connecting")
-        self._live = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else None
+        self._live = Live(console=console, screen=True, auto_refresh=False) if console.is_screen else None
 
     def __enter__(self) -> Screen:
         if self._live is not None:
@@ -112,7 +112,7 @@ async def watch(client: Client, interval_s: float, *, as_json: bool) -> None:
         take = _print_json
         if not as_json:
             scopes.enter_context(keys_pressed(lambda key: stop.set() if key in "qQ" else None))
-            screen = scopes.enter_context(Screen(Console(highlight=False), client.address))
+            screen = scopes.enter_context(Screen(Output(), client.address))
             scopes.enter_context(_handled(screen.draw, signal.SIGWINCH))
             take = screen.take
         following = asyncio.create_task(_follow(client, interval_s, take))
@@ -190,4 +190,4 @@ def top(client: Client, interval: float, once: bool, as_json: bool) -> None:
     if as_json:
         _print_json(seen)
     else:
-        Console(highlight=False).print(Picture(client.address, seen.moment))
+        Output().print(Picture(client.address, seen.moment))

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from tercet.cli.console import Output
 from tercet.cli.finite import SOME_SECONDS
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
 from tercet.cli.settings import SettingsCommand, with_config
@@ -112,7 +113,7 @@ def up(
     stopped, and the exit code is not 0; but while one of several workers or gateways lives, the mesh goes on. The
     addresses by which they find each other follow from their ports.
     """
-    console = Console(highlight=False)
+    console = Output()
     members = layout(config, num_workers, num_gateways)
     # Before there is a folder of logs: nothing starts that could write one.
     check_ports(members)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 import click
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
+from tercet.cli.console import Output
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.config import MeshConfig, variable_of
 from tercet.errors import LedgerError
@@ -26,7 +25,6 @@ from tercet.ledger.usage import GROUPS, SUMS, Usage
 from tercet.ledger.usage import usage as read_usage
 
 _DATABASE = "ledger.database"
-_MAX_WIDTH = 1_000
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -111,15 +109,7 @@ def write_table(rows: Sequence[Usage], by: Sequence[str]) -> None:
         table.add_column(_COLUMNS[name], justify="right")
     for row in rows:
         table.add_row(*(value or "-" for value in row.group), *(_amount(getattr(row, name)) for name in shown))
-    print_whole(table)
-
-
-def print_whole(table: Table) -> None:
-    """However narrow the terminal is: a number that is cut is none."""
-    console = Console(highlight=False)
-    wide = console.options.update(width=_MAX_WIDTH)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
+    Output().print_whole(table)
 
 
 def write_csv(rows: Sequence[Usage], by: Sequence[str]) -> None:

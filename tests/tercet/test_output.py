@@ -13,7 +13,14 @@ from command_line import ROOT, start
 
 @pytest.mark.parametrize(
     "arguments",
-    [["generate", "forever", "--raw"], ["generate", "count 3000", "--raw", "--json"], ["fleet"], ["tokenize", "a b"]],
+    [
+        ["generate", "forever", "--raw"],
+        ["generate", "count 3000", "--raw", "--json"],
+        ["fleet"],
+        ["tokenize", "a b"],
+        ["top", "--interval", "0.1"],
+        ["top", "--once"],
+    ],
 )
 def test_a_reader_that_leaves_ends_the_command_quietly(gateway, arguments):
     with start(*arguments, "--address", gateway.address) as process:
@@ -48,3 +55,27 @@ def test_input_that_is_not_utf_8_is_said_to_be(gateway, command, locale):
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"tercet: INVALID_FIELD: standard input is not UTF-8 (byte 1)\n"
+
+
+def test_what_an_encoding_does_not_have_is_a_question_mark(gateway):
+    name = "a" * 64
+    for encoding in ("ascii", "latin-1"):
+        gateway.traffic.ClearField("tenants")
+        gateway.traffic.tenants.add(tenant_id=name, traffic_class="interactive", load={"requests_waiting": 1})
+        done = subprocess.run(
+            [sys.executable, "-m", "tercet", "top", "--once", "--address", gateway.address],
+            capture_output=True, timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding, "COLUMNS": "80"},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"aaa?" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "80", "x"])
+def test_a_width_that_is_none_is_another(gateway, columns):
+    done = subprocess.run(
+        [sys.executable, "-m", "tercet", "top", "--once", "--address", gateway.address],
+        capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns, "LINES": "0"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (b"tercet " in done.stdout) == (columns != "1")

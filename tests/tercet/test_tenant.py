@@ -149,6 +149,15 @@ def test_a_grace_ends(tenant, path, grace):
     assert find(path, key) is None
 
 
+def test_list_shortens_nothing_where_there_is_little_room(tenant, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a" * 64
+    tenant("add", name, "--class", "interactive", "--default-class", "interactive", "--requests-per-minute", "123456")
+    row = next(line for line in tenant("list").output.splitlines() if line.startswith("a"))
+    assert row.split()[0] == name
+    assert "classes interactive" in row
+
+
 def test_list_shows_no_secret(tenant):
     assert tenant("add", "alice", "--kv-share", "0.25").exit_code == 0
     key = read_key(tenant("add", "boss", "--operator").stdout.strip())

@@ -156,12 +156,12 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 class Terminal:
     """A terminal with `tercet top` on it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, kind: str) -> None:
         self.fd, inside = pty.openpty()
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(inside)
         self.seen = ""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": kind}
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
@@ -200,8 +200,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    there = Terminal(*arguments)
+def terminal(*arguments: str, kind: str = "xterm-256color") -> Iterator[Terminal]:
+    there = Terminal(*arguments, kind=kind)
     try:
         yield there
     finally:
@@ -233,6 +233,15 @@ def test_a_terminal_of_another_size_gets_another_picture(gateway: Any) -> None:
         there.wait_for(lambda seen: "gap target" in seen, "a wide picture")
         there.press("q")
         assert there.end() == 0
+
+
+@pytest.mark.parametrize("kind", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_be_wiped_gets_one_picture_after_the_other(gateway: Any, kind: str) -> None:
+    with terminal("--interval", "0.1", "--address", gateway.address, kind=kind) as there:
+        there.wait_for(lambda seen: seen.count("interactive") > 2, "three pictures")
+        there.press("q")
+        assert there.end() == 0
+        assert "\x1b[?1049h" not in there.seen
 
 
 def test_a_lost_gateway_is_shown_and_waited_for(gateway: Any) -> None:
