@@ -16,8 +16,8 @@ from .fleet import Worker
 from .outlook import FirstToken, Regime
 from .output_length import LeaveRate, LeaveRates
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
-from .planner import LEAST_PREFILL_TOKENS, Policy, prefill_cap
-from .room import KEPT
+from .planner import LEAST_PREFILL_TOKENS, Policy, paced, prefill_cap
+from .room import kept_of
 from .surroundings import Surroundings
 
 # Moves of the fluid; the first ones are single steps, since there it is none yet.
@@ -97,7 +97,7 @@ class _Lane:
         mixed = None if within is None else within - int(self.decoding)
         most = max(1.0, min(most, prefill_cap(self.policy, mixed)))
         if self.paced:
-            most = min(most, max(LEAST_PREFILL_TOKENS, (self.pending + waiting + self.own + self.behind) / 2))
+            most = min(most, paced(self.pending + waiting + self.own + self.behind))
         return most
 
     def step_seconds(self, prefill: float, own: float = 0.0) -> float:
@@ -115,9 +115,8 @@ class _Lane:
         if self.running < 1.0 and sequences <= 0.0:
             # An empty worker takes whatever was admitted.
             return 0.0
-        size = self.worker.info.block_size
-        own = blocks_for(newcomer.prompt_tokens + 1, size) + newcomer.members - 1
-        blocks = tokens / size + sequences + own - self.free_blocks
+        blocks = tokens / self.worker.info.block_size + sequences - self.free_blocks
+        blocks += _own_blocks(self.worker, newcomer)
         # When all have left there is room for one, whatever their blocks were taken for.
         ends = max(
             sequences + newcomer.members - self.free_slots, min(blocks / self.freed_blocks, sequences + self.running)
@@ -194,10 +193,10 @@ def _lane(
         computed = running - arriving + int(around.fresh * in_step)
         seconds = worker.step_times.predict(computed, worker.context_tokens) or 0.0
         step_s = max(0.0, worker.heard_at + seconds - now)
-
-    def kept(places: int) -> int:
-        return int(KEPT * places) if around.paced else 0
-
+    kept_slots = kept_blocks = 0
+    if around.paced:
+        kept_slots = kept_of(worker.limits.max_running, newcomer.members)
+        kept_blocks = kept_of(worker.info.num_blocks, _own_blocks(worker, newcomer))
     return _Lane(
         worker=worker,
         policy=policy,
@@ -208,17 +207,22 @@ def _lane(
         arriving=arriving,
         decoding=running - arriving,
         fresh=around.fresh,
-        free_slots=max(0, worker.free_slots - kept(worker.limits.max_running)),
+        free_slots=max(0, worker.free_slots - kept_slots),
         # Those that rest give up theirs.
         held=min(
             worker.info.num_blocks,
-            worker.info.num_blocks - worker.ledger.available - worker.resting_blocks + kept(worker.info.num_blocks),
+            worker.info.num_blocks - worker.ledger.available - worker.resting_blocks + kept_blocks,
         ),
         leaving=leaving,
         on_credit=around.on_credit,
         paced=around.paced,
         own=newcomer.computed[worker.link],
     )
+
+
+def _own_blocks(worker: Worker, newcomer: Newcomer) -> int:
+    """With which it can start there."""
+    return blocks_for(newcomer.prompt_tokens + 1, worker.info.block_size) + newcomer.members - 1
 
 
 def _until_bounds_let(
@@ -325,7 +329,7 @@ def _own_seconds(lane: _Lane, room: float) -> float:
         return lane.step_seconds(min(max(0.0, cap - tokens), beside), tokens)
     seconds, tokens = lane.step_seconds(cap - room, room), tokens - room
     while lane.paced and tokens > LEAST_PREFILL_TOKENS and tokens + lane.behind < 2 * cap:
-        chunk = min(tokens, (tokens + lane.behind) / 2)
+        chunk = min(tokens, paced(tokens + lane.behind))
         seconds, tokens = seconds + lane.step_seconds(0.0, chunk), tokens - chunk
     full, rest = divmod(tokens, cap)
     seconds += full * lane.step_seconds(0.0, cap)

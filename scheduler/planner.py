@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
 from .credits import blocks_for
@@ -394,7 +395,12 @@ def _paced(prefills: Sequence[Prefill], waiting: Sequence[Candidate], awaited: C
     for newcomer in waiting:
         if newcomer.class_name in tokens and not newcomer.on_credit and not newcomer.kept:
             tokens[newcomer.class_name] += newcomer.tokens
-    return {name: max(LEAST_PREFILL_TOKENS, (pending + 1) // 2) for name, pending in tokens.items()}
+    return {name: ceil(paced(pending)) for name, pending in tokens.items()}
+
+
+def paced(pending: float) -> float:
+    """Of so many prefill tokens those in a step that somebody may have to wait for to whom something is owed."""
+    return max(LEAST_PREFILL_TOKENS, pending / 2)
 
 
 def prefill_cap(policy: Policy, mixed_tokens: int | None) -> int:

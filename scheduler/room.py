@@ -101,9 +101,8 @@ class Room:
         `reserved`: a part is kept for others, unless the sequence needs all there is."""
         self.kept_slots = self.kept_blocks = 0
         if reserved:
-            slots, blocks = self.worker.limits.max_running, self.worker.info.num_blocks
-            self.kept_slots = min(int(KEPT * slots), max(0, slots - len(sequence.group)))
-            self.kept_blocks = min(int(KEPT * blocks), max(0, blocks - self.need(sequence)))
+            self.kept_slots = kept_of(self.worker.limits.max_running, len(sequence.group))
+            self.kept_blocks = kept_of(self.worker.info.num_blocks, self.need(sequence))
         self.place = place_among(self.begun, sequence, served)
         self.first = self.first_tokens = self.first_slots = 0
         for place, tokens, lent in reversed(self.behind):
@@ -257,6 +256,11 @@ class Room:
         if budget is None:
             budget = STEPS_DEALT * traffic_class.max_prefill_tokens - self.worker.pending_of_class(traffic_class.name)
         return budget
+
+
+def kept_of(places: int, needed: int) -> int:
+    """Of a worker's slots or blocks, what is kept from one that needs so many: it may have them if that is all."""
+    return min(int(KEPT * places), max(0, places - needed))
 
 
 def start_blocks(sequence: Sequence, block_size: int) -> int:
