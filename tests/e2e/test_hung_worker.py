@@ -98,7 +98,8 @@ async def test_a_scheduler_that_slept_gives_up_no_worker(make: Callable[..., Mes
         await until(lambda: all(stream.tokens >= 3 for stream in streams), "all stream")
         os.kill(two.front.pid("scheduler"), signal.SIGSTOP)
         try:
-            await asyncio.sleep(6.0)
+            # Longer than it waits for those that nobody can replace.
+            await asyncio.sleep(14.0)
         finally:
             os.kill(two.front.pid("scheduler"), signal.SIGCONT)
         assert await asyncio.gather(*tasks) == expected
