@@ -167,7 +167,8 @@ class Client:
     `address` is host:port; `tls` says by what its certificate is known, None is plain text. `api_key` is sent with
     every call; without `tls` all on the way can read it. Nothing is dialled before the first call. Every method raises
     errors.RequestError: the gateway's own, GatewayLostError if there is no gateway, DeadlineError after `timeout_s`
-    seconds. Raises ValueError for an address that is not host:port and a key that no gateway could read.
+    seconds. Raises ValueError for an address that is not host:port, for a key that no gateway could read, and for a
+    `timeout_s` of more than a year; None is no limit.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, api_key: str = "", tls: ClientTls | None = None) -> None:
@@ -203,7 +204,7 @@ class Client:
         """
         request = to_request(prompt, _options(options, more))
         call = inference_pb2_grpc.InferenceStub(self._live()).Generate(
-            request, timeout=timeout_s, metadata=self._metadata
+            request, timeout=_time_limit(timeout_s), metadata=self._metadata
         )
         self._open.add(call)
         call.add_done_callback(self._open.discard)
@@ -286,7 +287,9 @@ class Client:
     async def dump_plan_log(self, *, timeout_s: float | None = None) -> AsyncGenerator[bytes, None]:
         """The scheduler's plan log: the file for `tercet replay-plans`, piece by piece."""
         stub = operations_pb2_grpc.OperationsStub(self._live())
-        call = stub.DumpPlanLog(operations_pb2.DumpPlanLogRequest(), timeout=timeout_s, metadata=self._metadata)
+        call = stub.DumpPlanLog(
+            operations_pb2.DumpPlanLogRequest(), timeout=_time_limit(timeout_s), metadata=self._metadata
+        )
         self._open.add(call)
         call.add_done_callback(self._open.discard)
         try:
@@ -296,7 +299,7 @@ class Client:
             call.cancel()
 
     async def _ask(self, method: Callable[..., Awaitable[Any]], request: Any, timeout_s: float | None) -> Any:
-        return await _typed(method(request, timeout=timeout_s, metadata=self._metadata), self.address)
+        return await _typed(method(request, timeout=_time_limit(timeout_s), metadata=self._metadata), self.address)
 
     def _live(self) -> grpc.aio.Channel:
         if self._channel is None:
@@ -335,6 +338,13 @@ def _options(options: Options | None, more: dict[str, Any]) -> Options:
         if name not in known:
             raise TypeError(f"{name!r} is not an option; options are {', '.join(known)}")
     return options or Options(**more)
+
+
+def _time_limit(timeout_s: float | None) -> float | None:
+    # gRPC takes what overflows there for a time that has passed. Written so that NaN fails.
+    if timeout_s is not None and not timeout_s <= setting_check.MAX_SECONDS:
+        raise ValueError(f"timeout_s must be at most {setting_check.MAX_SECONDS:,}, is {timeout_s:g}; None is no limit")
+    return timeout_s
 
 
 async def _typed(reply: Awaitable[Reply], address: str) -> Reply:

@@ -1,4 +1,5 @@
 import asyncio
+import math
 
 import pytest
 
@@ -339,6 +340,17 @@ async def test_use_outside_the_scope_is_a_bug_that_is_named():
     with pytest.raises(TypeError, match="not both"):
         async with Client() as client:
             client.generate("x", Options(), temperature=1.0)
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, math.nan, 1e12, 1e300, 31_536_001])
+async def test_a_time_that_is_none_is_refused_before_anything_is_sent(gateway, timeout_s):
+    async with Client(gateway.address) as client:
+        for ask in (client.generate_once("x", timeout_s=timeout_s), client.models(timeout_s=timeout_s)):
+            with pytest.raises(ValueError, match="timeout_s must be at most 31,536,000, is "):
+                await ask
+        with pytest.raises(ValueError, match="None is no limit"):
+            client.generate("x", timeout_s=timeout_s)
+        assert await client.models(timeout_s=31_536_000)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", "http://127.0.0.1:1", ""])
