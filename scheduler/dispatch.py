@@ -112,7 +112,7 @@ def _decide(
             each.kept_blocks if each.resting else 0,
             each.request.traffic_class.name,
             each.request.traffic_class.max_prefill_tokens,
-            each.on_credit,
+            each.owed_turn,
         )
         for each in dealt
     ]
@@ -122,7 +122,7 @@ def _decide(
         mixed_tokens=worker.mixed_tokens(policy.max_mixed_step_s, running.decoding),
         crowded=pool.crowded,
         awaited=awaited,
-        rest_waited=worker.credit_waits.over(worker.steps),
+        rest_waited=worker.owed_waits.over(worker.steps),
     )
     return make_plan(running, candidates, account, worker.limits, policy, forecast)
 
@@ -156,7 +156,7 @@ def _send(
     if decision.start or revoke_through:
         worker.pace.disturb()
     if decision.rest_waits:
-        worker.credit_waits.note(worker.steps)
+        worker.owed_waits.note(worker.steps)
     for sequence_id in decision.join:
         for sequence in worker.sequences[sequence_id].group:
             sequence.join_first = sequence.join_first or plan_seq

@@ -92,7 +92,7 @@ class _Class:
         return self._heap[0][0]
 
     @property
-    def on_credit(self) -> bool:
+    def owed_turn(self) -> bool:
         served, _, line, _ = self._heap[0]
         return served < line.share.level
 
@@ -150,7 +150,7 @@ class FairOrder:
     # What its tenant has been served in its class by then.
     served: float
     # This is owed to its tenant, who asked for less than the others got.
-    on_credit: bool
+    owed_turn: bool
     # It is not, and one to whom something is owed was before it, or is likely to come.
     reserved: bool
     # Names of classes in which one was seen, or is likely to come.
@@ -208,10 +208,10 @@ class FairOrder:
         self._class = chosen
         self.next = chosen.next
         self.served = chosen.tenant_served
-        self.on_credit = chosen.on_credit
-        if self.on_credit:
+        self.owed_turn = chosen.owed_turn
+        if self.owed_turn:
             self.awaited.add(chosen.name)
-        self.reserved = chosen.name in self.awaited and not self.on_credit
+        self.reserved = chosen.name in self.awaited and not self.owed_turn
         self.due = chosen in due
         self.hurried = chosen.served > rival.served
 
@@ -248,7 +248,7 @@ def work_ahead(
     own = of_class.lines.get(tenant.tenant)
     own_sequences, own_tokens = (0, 0) if own is None else own.ahead_of(urgency)
     share = Share(tenant.weight) if own is None else own.share
-    mark = share.served if own is not None and own.sequences else share.begin(of_class.level(), of_class.credit)
+    mark = share.served if own is not None and own.sequences else share.begin(of_class.level(), of_class.owed)
     mark += own_tokens / share.weight
     tokens, sequences = float(own_tokens), float(own_sequences)
     for line in of_class.waiting.values():

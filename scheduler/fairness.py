@@ -33,14 +33,14 @@ class Share:
         # From nothing on, so that what rounding leaves does not add up.
         self.charged_ahead = self.charged_ahead + tokens / weight if self.ahead else 0.0
 
-    def come_back(self, level: float, credit: float) -> None:
+    def come_back(self, level: float, owed: float) -> None:
         """It has something to be served again, where the others are at `level`."""
-        self.served = self.begin(level, credit)
+        self.served = self.begin(level, owed)
         self.level = max(self.received, level)
 
-    def begin(self, level: float, credit: float) -> float:
-        """The counter if it comes back now: of what it did not ask for meanwhile it is owed `credit` tokens at most."""
-        return max(self.served, level - credit / self.weight)
+    def begin(self, level: float, owed: float) -> float:
+        """The counter if it comes back now: of what it did not ask for it is owed at most `owed` tokens."""
+        return max(self.served, level - owed / self.weight)
 
 
 def level(competing: Iterable[Share], last: Share | None) -> float:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .actions import PoolState
-from .credit_waits import CreditWaits
 from .credits import CreditLedger, blocks_for
 from .events import WorkerInfo
 from .fair_order import FairOrder
 from .output_length import LeaveRates
+from .owed_waits import OwedWaits
 from .plan_length import PlanPace
 from .planner import Limits
 from .prefix_index import PromisedPrefixes
@@ -24,7 +24,7 @@ from .window import PlanWindow
 
 # What is owed to a tenant at most that has asked for less than the others got, in the largest steps of all workers:
 # some prompts that come at once.
-CREDIT_STEPS = 2
+OWED_STEPS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Worker:
     class_sizes: dict[str, int] = field(default_factory=dict)
     # And how many of tenants whose share of blocks is bounded.
     num_bounded: int = 0
-    credit_waits: CreditWaits = field(default_factory=CreditWaits)
+    owed_waits: OwedWaits = field(default_factory=OwedWaits)
 
     def __post_init__(self) -> None:
         info = self.info
@@ -333,7 +333,7 @@ class Pool:
     def note_size(self) -> None:
         """Workers came or went: what is owed to a tenant at most depends on what they do."""
         steps = sum(worker.limits.max_num_batched_tokens for worker in self.workers.values())
-        self.waiting.set_credit(float(CREDIT_STEPS * steps))
+        self.waiting.set_owed(float(OWED_STEPS * steps))
 
     def rouse(self, worker: Worker, sequence: Sequence) -> None:
         """One that rests on a worker has to leave it, wherever it waits for that."""

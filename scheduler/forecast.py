@@ -62,7 +62,7 @@ class _Lane:
     # Blocks with a claim.
     held: float
     leaving: LeaveRate
-    on_credit: bool
+    owed_turn: bool
     paced: bool
     # Of the newcomer's own prompt.
     own: float
@@ -182,7 +182,7 @@ def _lane(
     in_step = sum(sum(plan.chunks.values()) for plan in worker.window.expected(revoking=True))
     pending = behind = 0
     for place, tokens, _ in worker.pending_prefills():
-        if place < newcomer.claim and not around.on_credit:
+        if place < newcomer.claim and not around.owed_turn:
             pending += tokens
         else:
             behind += tokens
@@ -202,8 +202,8 @@ def _lane(
         policy=policy,
         step_s=step_s,
         pending=max(0.0, float(pending - in_step)),
-        # Beside one that is on credit half of the others' is computed.
-        behind=behind / 2 if around.on_credit else behind,
+        # Beside one to whom something is owed half of the others' is computed.
+        behind=behind / 2 if around.owed_turn else behind,
         arriving=arriving,
         decoding=running - arriving,
         fresh=around.fresh,
@@ -214,7 +214,7 @@ def _lane(
             worker.info.num_blocks - worker.ledger.available - worker.resting_blocks + kept_blocks,
         ),
         leaving=leaving,
-        on_credit=around.on_credit,
+        owed_turn=around.owed_turn,
         paced=around.paced,
         own=newcomer.computed[worker.link],
     )
@@ -314,7 +314,7 @@ def _follow(
         regime = Regime.PLACE
     if bound_s > queue_s:
         queue_s, room = bound_s, lane.cap()
-    if regime is not Regime.PLACE and not lane.on_credit:
+    if regime is not Regime.PLACE and not lane.owed_turn:
         # Those who come later fill up the steps that it takes.
         lane.behind += inflow * (lane.step_s + queue_s)
     own_s = max(_own_seconds(lane, room), LEAST_SECONDS)
@@ -325,7 +325,7 @@ def _own_seconds(lane: _Lane, room: float) -> float:
     """Of the steps with the newcomer's own prefill; in the first others have left it `room`."""
     tokens, cap = lane.own, lane.cap()
     if tokens <= room:
-        beside = lane.behind if lane.on_credit else cap - room + lane.behind
+        beside = lane.behind if lane.owed_turn else cap - room + lane.behind
         return lane.step_seconds(min(max(0.0, cap - tokens), beside), tokens)
     seconds, tokens = lane.step_seconds(cap - room, room), tokens - room
     while lane.paced and tokens > LEAST_PREFILL_TOKENS and tokens + lane.behind < 2 * cap:

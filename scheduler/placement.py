@@ -124,7 +124,7 @@ def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_t
         best, computed = _cheapest(fitting, sequence, lookup)
         if best.tokens_left > 0:
             best.take(sequence, computed)
-            sequence.hurried, sequence.on_credit = order.hurried, order.on_credit
+            sequence.hurried, sequence.owed_turn = order.hurried, order.owed_turn
             shares.take(sequence)
             dealt.setdefault(best.worker.link, []).append(sequence)
             order.advance(computed)

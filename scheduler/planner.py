@@ -36,7 +36,7 @@ class Prefill(NamedTuple):
     class_name: str = ""
     class_tokens: int = 0
     # It was owed to its tenant, who had asked for less than the others of the class got.
-    on_credit: bool = False
+    owed_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Candidate(NamedTuple):
     # As of a Prefill.
     class_name: str = ""
     class_tokens: int = 0
-    on_credit: bool = False
+    owed_turn: bool = False
 
     def blocks(self, steps: int, block_size: int) -> int:
         """Blocks it may take in `steps` steps of decoding. Forks share the full blocks of the prompt."""
@@ -157,9 +157,9 @@ class Forecast:
     mixed_tokens: int | None = None
     # Others wait for a place on the worker.
     crowded: bool = False
-    # Classes in which somebody is likely to come on credit, or waits, while others wait.
+    # Classes in which one to whom something is owed is likely to come, or waits, while others wait.
     awaited: Collection[str] = ()
-    # Prompts have waited long enough for first tokens on credit.
+    # Prompts have waited long enough for first tokens that are owed.
     rest_waited: bool = False
 
 
@@ -178,7 +178,7 @@ class Decision:
     start: tuple[int, ...] = ()
     # Blocks by which credits fall short of one more step: somebody must give way first.
     shortage: int = 0
-    # Prompts wait for a first token on credit.
+    # Prompts wait for a first token that is owed.
     rest_waits: bool = False
     # Blocks by which they fall short of the length that is best.
     lacking: int = 0
@@ -208,7 +208,7 @@ class _FirstStep:
     # Somebody decodes in it: then classes have limits of their own; and what is left of these, by class.
     mixed: bool = False
     class_left: dict[str, int] = field(default_factory=dict)
-    # By class: prefill tokens that are left for those who are not on credit, where these are bounded.
+    # By class: prefill tokens that are left for those to whom nothing is owed, where these are bounded.
     rest_left: dict[str, int] = field(default_factory=dict)
     # These may have to wait for one that is; and whether they do, in these classes.
     rest_may_wait: bool = True
@@ -219,7 +219,7 @@ class _FirstStep:
     # A newcomer found no room: nobody who is less urgent takes what it waits for.
     full: bool = False
     # Forks wait for the slots that they lent.
-    owed: bool = False
+    awaits_slots: bool = False
     # The last to arrive of those whose prefill is complete with this step.
     newest: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)
@@ -231,12 +231,12 @@ class _FirstStep:
         self._note_turn(prefill)
         count = min(prefill.left, self.budget + 1, self.cap, self._left_of_class(prefill))
         self.slots -= prefill.lent
-        owed = prefill.lent > 0 > self.slots
-        if owed:
-            self.owed = True
+        awaits_slots = prefill.lent > 0 > self.slots
+        if awaits_slots:
+            self.awaits_slots = True
             count = min(count, prefill.before_end)
         if count < prefill.left:
-            self.backlog |= count > 0 or not owed
+            self.backlog |= count > 0 or not awaits_slots
         else:
             self._completes(prefill, prefill.steps_left)
         if count > 0:
@@ -292,7 +292,7 @@ class _FirstStep:
         left = self.limits.max_num_batched_tokens
         if self.mixed and each.class_tokens:
             left = self.class_left.setdefault(each.class_name, each.class_tokens)
-        if each.on_credit:
+        if each.owed_turn:
             return left
         if each.class_name in self.preferring:
             self.rest_waits = True
@@ -305,12 +305,12 @@ class _FirstStep:
         self.chunks.append((each.sequence_id, count))
         self.cap -= count
         self.short -= count
-        if each.class_name in self.rest_left and not each.on_credit:
+        if each.class_name in self.rest_left and not each.owed_turn:
             self.rest_left[each.class_name] -= count
 
     def _completes(self, each: Prefill | Candidate, steps_left: int) -> None:
         """It decodes after this step."""
-        if each.on_credit and self.rest_may_wait:
+        if each.owed_turn and self.rest_may_wait:
             self.preferring.add(each.class_name)
         self.newest = max(self.newest, each.urgency[1])
         self.last_end = max(self.last_end, steps_left)
@@ -386,14 +386,14 @@ def _in_turn(prefills: Sequence[Prefill], waiting: Sequence[Candidate]) -> Itera
 
 
 def _paced(prefills: Sequence[Prefill], waiting: Sequence[Candidate], awaited: Collection[str]) -> dict[str, int]:
-    """By class: the prefill tokens that those who are not on credit may have in a step that somebody who is may have to
+    """By class: the prefill tokens that those to whom nothing is owed may have in a step that others may have to
     wait for. Half of what they have to do: so little work makes no long step, and much goes on as fast as it can."""
     tokens = dict.fromkeys(awaited, 0)
     for each in prefills:
-        if each.class_name in tokens and not each.on_credit:
+        if each.class_name in tokens and not each.owed_turn:
             tokens[each.class_name] += each.left
     for newcomer in waiting:
-        if newcomer.class_name in tokens and not newcomer.on_credit and not newcomer.kept:
+        if newcomer.class_name in tokens and not newcomer.owed_turn and not newcomer.kept:
             tokens[newcomer.class_name] += newcomer.tokens
     return {name: ceil(paced(pending)) for name, pending in tokens.items()}
 
@@ -423,7 +423,7 @@ def _wanted_steps(step: _FirstStep, running: Running, policy: Policy, forecast: 
 def _good_steps(step: _FirstStep, running: Running, forecast: Forecast) -> int:
     """The length that is best. A plan that starts something ends the quiet."""
     steps = choose_steps(0 if step.start else forecast.quiet_steps, forecast.step_seconds)
-    if (forecast.crowded or step.owed) and running.first_end:
+    if (forecast.crowded or step.awaits_slots) and running.first_end:
         # The place that an end frees is filled in the next plan.
         steps = min(steps, max(running.first_end, least_steps(forecast.step_seconds)))
     return steps

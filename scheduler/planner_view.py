@@ -119,7 +119,7 @@ def _prefill_view(
         before_end or 0,
         traffic_class.name,
         traffic_class.max_prefill_tokens,
-        sequence.on_credit,
+        sequence.owed_turn,
     )
     return view, 0
 

@@ -204,7 +204,7 @@ class Sequence:
     # Its promise was at stake when it was dealt, ahead of the turn of its class: that is not charged to the class.
     hurried: bool = False
     # When it was dealt it was owed to its tenant, who had asked for less than the others got.
-    on_credit: bool = False
+    owed_turn: bool = False
     # Prompt tokens that were not charged, since a prefix cache had them; and how long it was when what it had got was
     # last charged.
     uncharged_prompt: int = 0

@@ -34,7 +34,7 @@ class Surroundings:
     # The part of prompts that is in no prefix cache. Plans take room for the rest, too; steps are shorter for it.
     fresh: float = 1.0
     # Something is owed to the newcomer: it passes the prompts at hand of those to whom nothing is.
-    on_credit: bool = False
+    owed_turn: bool = False
     # Nothing is, and one to whom something is waits, or is likely to come: a part of the places is kept for him, and a
     # step has at most half of the prompts at hand.
     paced: bool = False
@@ -54,7 +54,7 @@ def surroundings(
     `seats`: of classes with a max_running, the sequences that may start before one of theirs ends."""
     ahead = work_ahead(queue, traffic_class, tenant, urgency)
     of_class = queue.classes.get(traffic_class.name)
-    on_credit = of_class is not None and _on_credit(of_class, tenant)
+    owed_turn = of_class is not None and _owed_turn(of_class, tenant)
     sequences = tokens = 0.0
     overtaking = max(0.0, inflows.get(traffic_class.name, 0.0) - own_inflow)
     most = _due_to_others(of_class, tenant, ahead)
@@ -84,18 +84,18 @@ def surroundings(
         overtaking=overtaking,
         overtaking_most=most,
         inflow=sum(inflows.values()),
-        on_credit=on_credit,
-        paced=of_class is not None and not on_credit and _credit_awaited(of_class, now),
+        owed_turn=owed_turn,
+        paced=of_class is not None and not owed_turn and _owed_awaited(of_class, now),
     )
 
 
-def _on_credit(queue: ClassQueue, tenant: TenantPlan) -> bool:
+def _owed_turn(queue: ClassQueue, tenant: TenantPlan) -> bool:
     """Whether something is owed to a newcomer of that tenant."""
     line = queue.lines.get(tenant.tenant)
     return line is not None and line.share.served < (line.share.level if line.sequences else queue.level())
 
 
-def _credit_awaited(queue: ClassQueue, now: float) -> bool:
+def _owed_awaited(queue: ClassQueue, now: float) -> bool:
     """Whether one to whom something is owed waits, or is likely to come."""
     return queue.awaits(now) or any(line.share.served < line.share.level for line in queue.waiting.values())
 
@@ -107,11 +107,11 @@ def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, ahead: Ahead) -
     if queue is None or own is None:
         return 0.0
     level = queue.level()
-    begin = own.share.served if own.sequences else own.share.begin(level, queue.credit)
+    begin = own.share.served if own.sequences else own.share.begin(level, queue.owed)
     mark = begin + ahead.own_tokens / own.share.weight
     due = 0.0
     for line in queue.lines.values():
-        served = line.share.served if line.sequences else line.share.begin(level, queue.credit)
+        served = line.share.served if line.sequences else line.share.begin(level, queue.owed)
         if served < mark and line is not own:
             due += (mark - served) * line.share.weight
     return max(0.0, due + ahead.own_tokens - ahead.tokens)

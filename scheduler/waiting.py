@@ -106,7 +106,7 @@ class ClassQueue:
     # Of the tenant of whom something waited last.
     last: Share | None = None
     # Tokens that are owed at most to a tenant who has asked for less than the others got.
-    credit: float = 0.0
+    owed: float = 0.0
 
     def line(self, tenant: str, weight: float) -> Line:
         """The tenant's line. One that is not known begins where those who wait are."""
@@ -120,7 +120,7 @@ class ClassQueue:
 
     def come_back(self, line: Line) -> None:
         """Something of its tenant is going to wait."""
-        line.share.come_back(self.level(), self.credit)
+        line.share.come_back(self.level(), self.owed)
 
     def level(self) -> float:
         """Where the tenants are of whom something waits."""
@@ -128,7 +128,7 @@ class ClassQueue:
 
     def awaits(self, now: float) -> bool:
         """Whether a tenant of whom nothing waits is likely to come, and would be owed something."""
-        if not self.credit:
+        if not self.owed:
             return False
         level, since = self.level(), now - LATELY_SECONDS
         return any(line.asked_at > since and line.share.served < level for line in self.empty.values())
@@ -139,13 +139,13 @@ class ClassQueue:
 
     def _forget(self) -> None:
         """Those who ask again begin at the level, as if they had not been forgotten."""
-        level, credit = self.level(), self.credit
+        level, owed = self.level(), self.owed
         self.lines = {
             tenant: line
             for tenant, line in self.lines.items()
             if line.sequences
             or line.share.ahead
-            or line.share.served > level - credit / line.share.weight
+            or line.share.served > level - owed / line.share.weight
             or line.share is self.last
         }
         self.empty = {tenant: line for tenant, line in self.empty.items() if tenant in self.lines}
@@ -162,7 +162,7 @@ class WaitingQueue:
     # Of the class of which something waited last.
     last: Share | None = None
     # As of its classes.
-    credit: float = 0.0
+    owed: float = 0.0
     _length: int = 0
 
     def __len__(self) -> int:
@@ -177,11 +177,11 @@ class WaitingQueue:
         line = None if queue is None else queue.waiting.get(sequence.request.tenant.tenant)
         return line is not None and sequence in line
 
-    def set_credit(self, tokens: float) -> None:
+    def set_owed(self, tokens: float) -> None:
         """So much is owed to a tenant at most."""
-        self.credit = tokens
+        self.owed = tokens
         for queue in self.classes.values():
-            queue.credit = tokens
+            queue.owed = tokens
 
     @property
     def num_requests(self) -> int:
@@ -312,7 +312,7 @@ class WaitingQueue:
     def _queue(self, traffic_class: TrafficClass) -> ClassQueue:
         queue = self.classes.get(traffic_class.name)
         if queue is None:
-            queue = ClassQueue(traffic_class, Share(traffic_class.weight), credit=self.credit)
+            queue = ClassQueue(traffic_class, Share(traffic_class.weight), owed=self.owed)
             queue.share.come_back(self.level(), 0.0)
             self.classes[traffic_class.name] = queue
         return queue

@@ -45,7 +45,7 @@ def test_beside_a_flood_they_are_near_it(own: str, flood: str) -> None:
 
 def test_what_the_neighbour_gets_costs_the_mesh_little(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = beside("chat", "chat")
-    monkeypatch.setattr(fleet, "CREDIT_STEPS", 0)
+    monkeypatch.setattr(fleet, "OWED_STEPS", 0)
     without = measure(CHAT, CHAT, 3.0, 10.0, seed=1)
     assert figures["tokens_per_second"] >= 0.97 * without["tokens_per_second"]
     assert without["first_token_ms"]["p50"] >= 1.5 * figures["first_token_ms"]["p50"]

@@ -57,7 +57,7 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_turns() -> None:
         judge(call)
 
 
-def test_a_lone_tenant_has_the_worker_as_if_there_were_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_tenant_has_the_worker_as_if_nothing_were_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     def commands() -> list[ToWorker]:
         """All that a worker with 64 places is sent for one that asks for more than it can do, and then for less."""
         mesh, gateway = crowd(TenantPlan("flood"), TenantPlan("silent"), max_num_seqs=64, num_blocks=600)
@@ -68,10 +68,10 @@ def test_a_lone_tenant_has_the_worker_as_if_there_were_no_credit(monkeypatch: py
         settle(mesh)
         return mesh.sent
 
-    with_credit = commands()
-    monkeypatch.setattr(fleet, "CREDIT_STEPS", 0)
-    assert with_credit == commands()
-    assert len(with_credit) > 500
+    plain = commands()
+    monkeypatch.setattr(fleet, "OWED_STEPS", 0)
+    assert plain == commands()
+    assert len(plain) > 500
 
 
 def test_what_a_tenant_asks_for_all_with_one_priority_comes_as_without_it() -> None:

@@ -236,11 +236,11 @@ def test_a_tenant_who_comes_back_goes_first_but_is_owed_nothing() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 300.0]), st.sampled_from([1.0, 3.0]))
-def test_in_no_time_does_who_comes_and_goes_get_more_than_its_part_and_its_credit(
-    seed: int, credit: float, weight: float
+def test_in_no_time_does_who_comes_and_goes_get_more_than_its_part_and_what_is_owed(
+    seed: int, owed: float, weight: float
 ) -> None:
     rng, bench = random.Random(seed), Bench()
-    bench.queue.set_credit(credit)
+    bench.queue.set_owed(owed)
     of_tenant = {"flood": 1.0, "guest": weight}
     longest, most_tokens, places = 50, 30, 4
     served, running = dict.fromkeys(of_tenant, 0.0), dict[int, tuple[Sequence, int]]()
@@ -275,12 +275,12 @@ def test_in_no_time_does_who_comes_and_goes_get_more_than_its_part_and_its_credi
         least_lead = min(least_lead, lead)
         most_gain = max(most_gain, lead - least_lead)
     # And a prompt, what those get that run when it comes, and what its own get when it is ahead.
-    assert most_gain <= credit / weight + longest + 2 * places * most_tokens
+    assert most_gain <= owed / weight + longest + 2 * places * most_tokens
 
 
-def test_who_is_on_credit_is_first_and_a_part_is_kept_for_it() -> None:
+def test_to_whom_something_is_owed_is_first_and_a_part_is_kept_for_it() -> None:
     bench = Bench()
-    bench.queue.set_credit(250.0)
+    bench.queue.set_owed(250.0)
     for _ in range(9):
         bench.add("flood", length=100)
     for _ in range(6):
@@ -291,7 +291,7 @@ def test_who_is_on_credit_is_first_and_a_part_is_kept_for_it() -> None:
     walk, found = FairOrder(bench.queue, 0.0), []
     while walk.next is not None:
         if walk.next.request.traffic_class is INTERACTIVE:
-            found.append((walk.next.request.tenant.tenant, walk.on_credit, walk.reserved))
+            found.append((walk.next.request.tenant.tenant, walk.owed_turn, walk.reserved))
         else:
             assert not walk.reserved
         walk.advance()

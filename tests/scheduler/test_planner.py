@@ -149,10 +149,10 @@ def test_a_class_has_its_part_of_a_step_with_decodes_and_holds_up_nobody() -> No
     assert chunks(num_steps=8) == ((4, 8), (5, 8), (6, 8))
 
 
-def test_beside_a_first_token_on_credit_others_of_its_class_wait_a_step() -> None:
+def test_beside_a_first_token_that_is_owed_others_of_its_class_wait_a_step() -> None:
     chat = {"class_name": "chat"}
     rest = Prefill(2, (2.0, 2), 30, 100, joined=True, class_name="chat")
-    owed = candidate(9, 10, 20, 1.0, on_credit=True, **chat)
+    owed = candidate(9, 10, 20, 1.0, owed_turn=True, **chat)
     behind = [candidate(11, 8, 20, **chat), candidate(12, 8, 20, class_name="rag")]
 
     def plan(newcomer: Candidate, *, rest_waited: bool = False) -> Decision:
@@ -165,16 +165,16 @@ def test_beside_a_first_token_on_credit_others_of_its_class_wait_a_step() -> Non
         return decision.chunks
 
     assert chunks(owed) == ((9, 10), (12, 8))
-    assert chunks(owed._replace(on_credit=False)) == ((9, 10), (2, 30))
+    assert chunks(owed._replace(owed_turn=False)) == ((9, 10), (2, 30))
     # That is told, so that they do not wait for ever.
-    assert not plan(owed._replace(on_credit=False)).rest_waits
+    assert not plan(owed._replace(owed_turn=False)).rest_waits
     assert plan(owed).rest_waits
     assert chunks(owed, rest_waited=True) == ((9, 10), (2, 30))
     # As long as it gets none they have what it leaves.
     assert chunks(owed._replace(urgency=(99.0, 9), tokens=38)) == ((2, 30), (9, 10))
 
 
-def test_while_somebody_on_credit_is_likely_to_come_the_others_compute_half_of_what_they_have_to() -> None:
+def test_while_one_to_whom_something_is_owed_is_likely_to_come_the_others_compute_half_of_what_they_have_to() -> None:
     rest = Prefill(2, (2.0, 2), 24, 100, joined=True, class_name="chat")
     waiting = [candidate(9, 30, 50, class_name="chat"), candidate(10, 5, 20, class_name="rag")]
     running = replace(columns(decoder(1)), prefills=(rest,))
@@ -186,8 +186,8 @@ def test_while_somebody_on_credit_is_likely_to_come_the_others_compute_half_of_w
     assert chunks() == {2: 24, 9: 30, 10: 5}
     assert chunks("rag") == {2: 24, 9: 30, 10: 5}
     assert chunks("chat") == {2: 24, 9: 3, 10: 5}
-    # One on credit is not held back.
-    assert chunks("chat", newcomers=[waiting[0]._replace(on_credit=True)]) == {2: 16, 9: 30}
+    # One that is owed is not held back.
+    assert chunks("chat", newcomers=[waiting[0]._replace(owed_turn=True)]) == {2: 16, 9: 30}
     # Where nobody decodes there is no step to keep short.
     assert chunks("chat", running=replace(running, decoding=0)) == {2: 24, 9: 30, 10: 5}
 

@@ -164,7 +164,7 @@ def start(pool: Pool, key: int, length: int, tenant: TenantPlan, at: float) -> S
 
 def test_who_has_received_less_passes_a_prefill_of_another_tenant_and_is_passed_by_none() -> None:
     pool = pool_of(worker(1, num_blocks=400, max_num_batched_tokens=100))
-    pool.waiting.set_credit(0.0)
+    pool.waiting.set_owed(0.0)
     begun = start(pool, 1, 30, FLOOD, at=0.0)
     pool.waiting.note_prefill(begun, 0, 10)
     # It is owed nothing for the time before, and is not behind what is to come.
@@ -183,10 +183,10 @@ def test_those_of_a_tenant_that_pass_the_others_keep_their_order() -> None:
     pool = pool_of(worker(1, num_blocks=400, max_num_batched_tokens=100))
     begun = start(pool, 1, 90, FLOOD, at=0.0)
     pool.waiting.note_prefill(begun, 0, 40)
-    # On credit, so that all of them pass the one that has begun.
+    # They are owed, so that all of them pass the one that has begun.
     first, second = (start(pool, key, 20, QUIET, at=float(key)) for key in (2, 3))
-    assert first.on_credit
-    assert second.on_credit
+    assert first.owed_turn
+    assert second.owed_turn
     assert first.place_there <= second.place_there < begun.place_there
     third = wait_for(pool, 4, [1] * 20, tenant=QUIET, at=4.0)
     assert dealt(pool, 4.0)[1] == [4]

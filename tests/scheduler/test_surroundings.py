@@ -131,20 +131,20 @@ def test_other_tenants_pass_one_that_floods_up_to_their_shares() -> None:
 
 def test_whoever_asks_for_less_than_his_part_passes_and_the_others_steps_are_short_for_him() -> None:
     bench, small, flood = Bench(), TenantPlan("small"), TenantPlan("flood")
-    bench.queue.set_credit(1000.0)
+    bench.queue.set_owed(1000.0)
     bench.add(CHAT, 10, 0.0, small)
     bench.add(CHAT, 400, 0.0, flood)
     queue = bench.queue.classes["interactive"]
     queue.lines["flood"].share.charge(400, 1.0)
     bench.queue.remove(queue.lines["small"].sequences[0])
     around = {tenant.tenant: bench.around(CHAT, 0.1, tenant) for tenant in (small, flood)}
-    assert (around["small"].on_credit, around["small"].paced) == (True, False)
-    assert (around["flood"].on_credit, around["flood"].paced) == (False, True)
+    assert (around["small"].owed_turn, around["small"].paced) == (True, False)
+    assert (around["flood"].owed_turn, around["flood"].paced) == (False, True)
     # He has not asked for long.
     assert not bench.around(CHAT, 100.0, flood).paced
     # Where all are one nothing is owed to anybody.
     alone = Bench()
-    alone.queue.set_credit(1000.0)
+    alone.queue.set_owed(1000.0)
     alone.add(CHAT, 400, 0.0)
     assert not alone.around(CHAT, 0.1).paced
-    assert not alone.around(CHAT, 0.1).on_credit
+    assert not alone.around(CHAT, 0.1).owed_turn

@@ -202,7 +202,7 @@ def test_where_nobody_waits_one_begins_where_the_last_one_left() -> None:
 
 def test_who_asked_for_less_is_owed_some_of_it_whoever_else_is() -> None:
     queue = WaitingQueue()
-    queue.set_credit(100.0)
+    queue.set_owed(100.0)
     flood = make(1, 1000, tenant="flood")
     queue.add(flood)
     queue.add(make(2, tenant="flood"))

@@ -1,15 +1,15 @@
-"""How long a worker's prompts have waited for first tokens on credit. Knows no plans, only when they are made."""
+"""How long a worker's prompts have waited for first tokens that are owed. Knows no plans, only when they are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Steps in a row. Where first tokens on credit come with every step, the others' prompts would wait for ever.
+# Steps in a row. Where first tokens that are owed come with every step, the others' prompts would wait for ever.
 MOST_WAITS = 3
 
 
 @dataclass(slots=True, eq=False)
-class CreditWaits:
+class OwedWaits:
     """Steps in a row whose plans let them wait, and how many had run when the last of these plans was made."""
 
     count: int = 0
