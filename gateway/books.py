@@ -31,8 +31,9 @@ _HOUR_S = 3600.0
 
 
 class Books:
-    """The rows of this gateway, `instance`, in a `ledger` with `journals`; without one nothing is kept. `classes` are
-    the names of those there are: what else clients name is not kept. `clock` gives seconds since the epoch.
+    """The rows of this gateway, `instance`, in a `ledger`, which comes with what the names of its journals begin with;
+    without one nothing is kept. `classes` are the names of those there are: what else clients name is not kept. `clock`
+    gives seconds since the epoch.
 
     At most `settings.max_waiting_rows` requests are running or wait to be written.
     """
