@@ -23,7 +23,8 @@ _NO_KEY = ApiKey("", "")
 class Guard:
     """Checks the key of each call against the tenants as last read. Without tenants everyone is ANYONE.
 
-    `clock` gives seconds since the epoch; `note` is told of each refusal of somebody who is not known.
+    `clock` gives seconds since the epoch; `note` is told of each refusal of somebody who is not known. What has expired
+    stays so when the clock is set back: the latest time that was seen counts, and that of the last change in the store.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Guard:
         self._tenants = tenants
         self._clock = clock
         self._note = note
+        self._latest = 0.0
 
     def caller(self, context: grpc.aio.ServicerContext) -> Caller:
         """Who calls. Raises UnauthenticatedError, the same one whatever is wrong with the key, and StoreLostError while
@@ -52,7 +54,8 @@ class Guard:
                 retry_after_s=_RETRY_AFTER_S,
             )
         directory = tenants.directory
-        key = directory.find(_given(context.invocation_metadata() or ()) or _NO_KEY, self._clock())
+        self._latest = max(self._latest, self._clock(), directory.changed_at)
+        key = directory.find(_given(context.invocation_metadata() or ()) or _NO_KEY, self._latest)
         if key is None:
             raise _unauthenticated()
         plan = directory.tenants[key.tenant].plan

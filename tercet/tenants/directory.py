@@ -41,6 +41,11 @@ class Directory:
     tenants: Mapping[str, Tenant]
     keys: Mapping[str, Key]
 
+    @property
+    def changed_at(self) -> float:
+        """When the store was changed last, in seconds since the epoch; later where its clock had been set back."""
+        return self.revision / 1e6
+
     def find(self, given: ApiKey, now: float) -> Key | None:
         """The key if it is right and has not expired; `now` is seconds since the epoch."""
         key = self.keys.get(given.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from .directory import Directory, Key, Tenant
 from .plan import NAME, PlanError, TenantPlan
 from .tables import PLAN_COLUMNS, SCHEMA, keys, metadata, settings, tenants
 
+_YEAR_10000 = 253_402_300_800.0
 OPERATOR = "operator"
 TENANT = "tenant"
 
@@ -71,8 +72,8 @@ class Store:
         """Makes it, unless it is there. A file with nothing in it was another store, or will be: it stays as it is."""
         if self._database.is_empty():
             raise StoreError(
-                f"{self.name} is an empty file: put back the store that was there, or remove the file to begin another, "
-                f"with {self.name}-journal if that is there"
+                f"{self.name} is an empty file: remove {self.name}-journal, if that is there, and put back the store "
+                "that was there, or remove the file to begin another"
             )
         self._database.create(self._fill)
 
@@ -92,8 +93,8 @@ class Store:
             row = self._settings(connection)
             if row.revision == known:
                 return None
-            found_tenants = connection.execute(sa.select(tenants)).all()
-            found_keys = connection.execute(sa.select(keys).where(keys.c.revoked_at.is_(None))).all()
+            found_tenants = self._rows(connection, tenants)
+            found_keys = self._rows(connection, keys, keys.c.revoked_at.is_(None))
         return Directory(
             revision=row.revision,
             server_key=row.server_key,
@@ -108,8 +109,8 @@ class Store:
         """All tenants by name."""
         with self._database.read() as connection:
             self._settings(connection)
-            found = connection.execute(sa.select(tenants).order_by(tenants.c.name)).all()
-            of_tenants = connection.execute(sa.select(keys).order_by(keys.c.created_at, keys.c.id)).all()
+            found = sorted(self._rows(connection, tenants), key=lambda each: each.name)
+            of_tenants = sorted(self._rows(connection, keys), key=lambda each: (each.created_at, each.id))
         keys_of: dict[str, list[KeyEntry]] = {}
         for key in of_tenants:
             entry = KeyEntry(key.id, key.role, key.created_at, key.expires_at, key.revoked_at)
@@ -134,7 +135,7 @@ class Store:
         with self._change() as connection:
             if connection.execute(sa.select(tenants.c.name).where(tenants.c.name == name)).first() is not None:
                 raise TenantError(f"there is a tenant {name} already; `tercet tenant set {name}` changes it")
-            row = {"name": name, "uid": secrets.token_hex(16), "created_at": self._clock()}
+            row = {"name": name, "uid": secrets.token_hex(16), "created_at": self._now()}
             connection.execute(tenants.insert().values(**row, **_columns(plan)))
             return self._insert_key(connection, name, OPERATOR if operator else TENANT)
 
@@ -156,7 +157,7 @@ class Store:
             self._tenant(connection, name)
             newest = sa.select(keys.c.role).where(keys.c.tenant == name).order_by(keys.c.created_at.desc())
             role = connection.execute(newest).scalars().first()
-            ends_at = self._clock() + grace_s
+            ends_at = self._now() + grace_s
             later = sa.or_(keys.c.expires_at.is_(None), keys.c.expires_at > ends_at)
             ending = (keys.c.tenant == name, keys.c.revoked_at.is_(None), later)
             connection.execute(keys.update().where(*ending).values(expires_at=ends_at))
@@ -176,7 +177,7 @@ class Store:
                     raise TenantError(f"tenant {name} has no key {key_id}; `tercet tenant list --json` shows them")
                 found = {key_id: found[key_id]}
             ended = tuple(key for key, revoked_at in found.items() if revoked_at is None)
-            connection.execute(keys.update().where(keys.c.id.in_(ended)).values(revoked_at=self._clock()))
+            connection.execute(keys.update().where(keys.c.id.in_(ended)).values(revoked_at=self._now()))
         return ended
 
     def remove(self, name: str) -> None:
@@ -205,8 +206,12 @@ class Store:
             yield connection
 
     def _settings(self, connection: sa.Connection, *, lock: bool = False) -> Any:
-        query = sa.select(settings)
-        row = connection.execute(query.with_for_update() if lock else query).one()
+        if lock:
+            connection.execute(sa.select(settings.c.id).with_for_update())
+        rows = self._rows(connection, settings)
+        if not rows:
+            raise StoreError(f"{self.name} has no settings: it is damaged")
+        row = rows[0]
         if row.schema_version > SCHEMA:
             raise StoreError(
                 f"{self.name} has schema {row.schema_version}; this version of tercet knows those up to {SCHEMA}: use "
@@ -215,10 +220,23 @@ class Store:
         return row
 
     def _tenant(self, connection: sa.Connection, name: str) -> Any:
-        row = connection.execute(sa.select(tenants).where(tenants.c.name == name)).first()
-        if row is None:
+        rows = self._rows(connection, tenants, tenants.c.name == name)
+        if not rows:
             raise TenantError(f"there is no tenant {name!r}; `tercet tenant list` shows those there are")
-        return row
+        return rows[0]
+
+    def _rows(self, connection: sa.Connection, table: sa.Table, *which: sa.ColumnElement[bool]) -> Sequence[Any]:
+        """Rows of a table. SQLite keeps a value of any type in any column: raises StoreError for a wrong one."""
+        found = connection.execute(sa.select(table).where(*which)).all()
+        kinds = [(name, _kinds(column)) for name, column in table.columns.items()]
+        for row in found:
+            for (name, kind), value in zip(kinds, row, strict=True):
+                if not isinstance(value, kind):
+                    raise StoreError(
+                        f"{self.name}: {name} of {table.name} {row[0]} cannot be {type(value).__name__}: it is changed "
+                        "by `tercet tenant` alone"
+                    )
+        return found
 
     def _plan(self, row: Any) -> TenantPlan:
         values = {name: getattr(row, name) for name in PLAN_COLUMNS}
@@ -232,14 +250,27 @@ class Store:
         key = new_key()
         last = connection.execute(sa.select(sa.func.max(keys.c.created_at)).where(keys.c.tenant == tenant)).scalar()
         # A tenant's keys have an order, whatever becomes of the clock: the role of the newest is the one that is kept.
-        created_at = self._clock() if last is None else max(self._clock(), math.nextafter(last, math.inf))
+        created_at = self._now() if last is None else max(self._now(), math.nextafter(last, math.inf))
         row = {"id": key.id, "tenant": tenant, "digest": key.digest, "role": role, "created_at": created_at}
         connection.execute(keys.insert().values(**row))
         return key
 
     def _revision_after(self, revision: int) -> int:
         # By the clock, so that a store made anew, or one that goes on from a copy, is not taken for an older state.
-        return max(revision + 1, int(self._clock() * 1e6))
+        return max(revision + 1, int(self._now() * 1e6))
+
+    def _now(self) -> float:
+        now = self._clock()
+        if not now < _YEAR_10000:
+            raise StoreError(f"the clock of this host is wrong: it is {now:g} s since 1970")
+        return now
+
+
+def _kinds(column: sa.Column[Any]) -> tuple[type, ...]:
+    """Types of what may stand in a column."""
+    kind = column.type.python_type
+    # A whole number is a number; no other is a whole one.
+    return (kind, *([int] if kind is float else []), *([type(None)] if column.nullable else []))
 
 
 def _columns(plan: TenantPlan) -> dict[str, Any]:

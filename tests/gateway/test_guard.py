@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import types
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from gateway.guard import Guard
 from tercet import errors
 from tercet.config import GatewaySettings, MeshConfig, ModelSettings, TenantsSettings
 from tercet.tenants.api_key import ApiKey, new_key
+from tercet.tenants.plan import TenantPlan
+from tercet.tenants.store import Store
 
 from .guarded_gateway import METHODS, PROMPT, GuardedGateway, Headers, bearer, call, refusal
 
@@ -144,3 +147,42 @@ async def test_a_store_that_cannot_be_read_stops_the_start(what: str, tmp_path: 
     with pytest.raises(errors.StoreError, match=r"^tenants\.store: ") as caught:
         await server.run(config, asyncio.Event())
     assert caught.value.key == "tenants.store"
+
+
+class Calling:
+    """A call with a key."""
+
+    def __init__(self, key: ApiKey) -> None:
+        self._headers = bearer(key)
+
+    def invocation_metadata(self) -> Any:
+        return self._headers
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_has_expired_stays_so_when_the_clock_is_set_back(tmp_path: Path, restarted: bool) -> None:
+    now = 1_800_000_000.0
+    store = Store(str(tmp_path / "tenants.db"), lambda: now)
+    store.create()
+    old = store.add("alice", TenantPlan(), operator=False)
+    new = store.rotate("alice", grace_s=5, operator=None)
+    watch = types.SimpleNamespace(stale=False, directory=store.read())
+
+    def guard() -> Guard:
+        return Guard(watch, lambda: now)  # type: ignore[arg-type]
+
+    door = guard()
+    assert door.caller(Calling(old)).tenant == "alice"  # type: ignore[arg-type]
+    now += 10
+    with pytest.raises(errors.UnauthenticatedError):
+        door.caller(Calling(old))  # type: ignore[arg-type]
+    if restarted:
+        # Of the time itself nothing is kept, but of that of the last change.
+        store.change("alice", weight=2.0)
+        watch.directory = store.read()
+        door = guard()
+    now -= 3600
+    with pytest.raises(errors.UnauthenticatedError):
+        door.caller(Calling(old))  # type: ignore[arg-type]
+    assert door.caller(Calling(new)).tenant == "alice"  # type: ignore[arg-type]
+    store.close()

@@ -391,6 +391,44 @@ def test_a_plan_that_cannot_be_is_an_error_of_the_store(store, path):
     assert store.read()
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("tenants SET weight = 'abc'", "weight of tenants alice cannot be str"),
+        ("tenants SET requests_per_minute = 1.5", "requests_per_minute of tenants alice cannot be float"),
+        ("tenants SET classes = x'00'", "classes of tenants alice cannot be bytes"),
+        ("tenants SET created_at = 'yesterday'", "created_at of tenants alice cannot be str"),
+        ("keys SET expires_at = 'soon'", "expires_at of keys [0-9a-z]+ cannot be str"),
+        ("keys SET digest = 'text'", "digest of keys [0-9a-z]+ cannot be str"),
+        ("settings SET revision = 'new'", "revision of settings 1 cannot be str"),
+        ("settings SET server_key = 7", "server_key of settings 1 cannot be int"),
+    ],
+)
+def test_a_value_of_another_type_is_an_error_of_the_store(store, path, change, what):
+    store.add("alice", TenantPlan(), operator=False)
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE {change}")
+    for ask in (store.read, store.entries, store.check):
+        if ask == store.check and not change.startswith("settings"):
+            continue
+        with pytest.raises(StoreError, match=what):
+            ask()
+
+
+@pytest.mark.parametrize("now", [1e18, math.inf, math.nan])
+def test_a_clock_that_cannot_be_is_an_error_of_the_store(store, clock, now):
+    store.add("alice", TenantPlan(), operator=False)
+    known = store.read()
+    clock.now = now
+    for ask in (
+        lambda: store.add("bob", TenantPlan(), operator=False), lambda: store.rotate("alice", grace_s=1, operator=None),
+        lambda: store.revoke("alice", None), lambda: store.change("alice", weight=2.0),
+    ):  # fmt: skip
+        with pytest.raises(StoreError, match="the clock of this host is wrong"):
+            ask()
+    assert store.read() == known
+
+
 @pytest.mark.parametrize("where", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
 def test_a_store_is_a_file(where):
     with pytest.raises(StoreError, match="must be a file"):
