@@ -77,7 +77,7 @@ class ForecastError(NamedTuple):
     bias: float
 
 
-class Errors:
+class ForecastErrors:
     """How far forecasts were off, of late."""
 
     __slots__ = ("_relative",)

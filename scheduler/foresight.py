@@ -13,7 +13,7 @@ from math import inf
 from tercet import errors
 
 from .bounds import Bound, bound_of_class, bound_of_tenant
-from .calibration import Errors, ForecastError, Ratios
+from .calibration import ForecastError, ForecastErrors, Ratios
 from .events import CancelReason
 from .fleet import Pool, Worker
 from .forecast import Newcomer, forecast
@@ -65,7 +65,7 @@ class Foresight:
 
     ratios: dict[Kind, Ratios] = field(default_factory=dict)
     outputs: dict[str, OutputLengths] = field(default_factory=dict)
-    off: Errors = field(default_factory=Errors)
+    off: ForecastErrors = field(default_factory=ForecastErrors)
     # When something was last learned.
     learned_at: dict[Kind, float] = field(default_factory=dict)
     # Of those let in to see, how many in a row were not in time; one under way counts as late.

@@ -37,7 +37,7 @@ _FAILED_AS = {CancelReason.DEADLINE.name: errors.DeadlineError.reason}
 
 
 @dataclass(slots=True)
-class Promise:
+class Kept:
     """How often one kind of promise was kept, and how often not."""
 
     kept: int = 0
@@ -49,7 +49,7 @@ class Promise:
         else:
             self.broken += 1
 
-    def merge(self, other: Promise) -> None:
+    def merge(self, other: Kept) -> None:
         self.kept += other.kept
         self.broken += other.broken
 
@@ -59,9 +59,9 @@ class Promises:
     """Of accepted requests whose class promises something: the time to the first token, the mean time from one token
     to the next; and of all but those that were cancelled, whether they were served with all that was promised."""
 
-    ttft: Promise = field(default_factory=Promise)
-    gap: Promise = field(default_factory=Promise)
-    request: Promise = field(default_factory=Promise)
+    ttft: Kept = field(default_factory=Kept)
+    gap: Kept = field(default_factory=Kept)
+    request: Kept = field(default_factory=Kept)
 
     def merge(self, other: Promises) -> None:
         self.ttft.merge(other.ttft)

@@ -6,7 +6,7 @@ from tercet.v1 import operations_pb2 as pb
 
 from .foresight import ForecastView
 from .histogram import Histogram
-from .traffic import Counts, Promise, Promises, Service
+from .traffic import Counts, Kept, Promises, Service
 from .traffic_class import TrafficClass
 from .traffic_view import Load, TrafficView
 
@@ -83,13 +83,11 @@ def _counts(counts: Counts, load: Load) -> pb.TrafficCounts:
 
 
 def _promises(promises: Promises) -> pb.PromiseCounts:
-    return pb.PromiseCounts(
-        ttft=_promise(promises.ttft), gap=_promise(promises.gap), request=_promise(promises.request)
-    )
+    return pb.PromiseCounts(ttft=_kept(promises.ttft), gap=_kept(promises.gap), request=_kept(promises.request))
 
 
-def _promise(promise: Promise) -> pb.PromiseCount:
-    return pb.PromiseCount(kept=promise.kept, broken=promise.broken)
+def _kept(kept: Kept) -> pb.PromiseCount:
+    return pb.PromiseCount(kept=kept.kept, broken=kept.broken)
 
 
 def _targets(traffic_class: TrafficClass) -> pb.TrafficTargets:

@@ -9,7 +9,7 @@ from tercet.v1 import operations_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Kept:
     """How often one promise was kept, and how often not."""
 
     kept: int = 0
@@ -21,17 +21,17 @@ class Promise:
         total = self.kept + self.broken
         return self.kept / total if total else None
 
-    def __add__(self, other: Promise) -> Promise:
-        return Promise(self.kept + other.kept, self.broken + other.broken)
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(self.kept + other.kept, self.broken + other.broken)
 
 
 @dataclass(frozen=True, slots=True)
 class Promises:
     """Of accepted requests: first token in time, mean time between tokens within the target, both and served."""
 
-    ttft: Promise
-    gap: Promise
-    request: Promise
+    ttft: Kept
+    gap: Kept
+    request: Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _counts(counts: pb.TrafficCounts) -> Counts:
 
 def _promises(promises: pb.PromiseCounts) -> Promises:
     return Promises(
-        *(Promise(each.kept, each.broken) for each in (promises.ttft, promises.gap, promises.request)),
+        *(Kept(each.kept, each.broken) for each in (promises.ttft, promises.gap, promises.request)),
     )
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tercet.cli.top_rates import Flow, Moment, Rates
 from tercet.cli.top_words import NOTHING, amount, duration, percent
-from tercet.traffic import ClassTraffic, Counts, Load, Promise, TenantTraffic
+from tercet.traffic import ClassTraffic, Counts, Kept, Load, TenantTraffic
 
 # Narrower than that, columns that can be done without are left out.
 WIDE = 110
@@ -82,8 +82,8 @@ class TenantRow:
             return NOTHING if self.loads else ""
         return amount(sum(map(of, self.flows)))
 
-    def promise(self, of: Callable[[Counts], Promise]) -> str:
-        return percent(sum(map(of, self.counts), Promise()).part) if self.counts else ""
+    def promise(self, of: Callable[[Counts], Kept]) -> str:
+        return percent(sum(map(of, self.counts), Kept()).part) if self.counts else ""
 
     @property
     def kv(self) -> str:
@@ -115,11 +115,11 @@ def tenant_rows(moment: Moment, rates: Rates | None) -> list[TenantRow]:
     ]
 
 
-def _judged(promise: Promise, percentile: float) -> Text:
+def _judged(kept: Kept, percentile: float) -> Text:
     """Green if as many as promised."""
-    if promise.part is None or not percentile:
-        return Text(percent(promise.part))
-    return Text(percent(promise.part), style="green" if promise.part * 100 >= percentile else "red")
+    if kept.part is None or not percentile:
+        return Text(percent(kept.part))
+    return Text(percent(kept.part), style="green" if kept.part * 100 >= percentile else "red")
 
 
 _CLASS_COLUMNS: tuple[_Column[_ClassRow], ...] = (

@@ -14,8 +14,8 @@ from scheduler.calibration import (
     MEMORY_SECONDS,
     PRIOR,
     SPACING_SECONDS,
-    Errors,
     ForecastError,
+    ForecastErrors,
     Ratios,
 )
 
@@ -81,7 +81,7 @@ def test_of_those_that_come_together_one_counts() -> None:
 
 
 def test_errors_are_parts_of_the_actual_time() -> None:
-    errors = Errors()
+    errors = ForecastErrors()
     assert errors.view() is None
     for forecast_s, actual_s in ((1.5, 1.0), (1.0, 1.0), (0.9, 1.0)):
         errors.add(forecast_s, actual_s)

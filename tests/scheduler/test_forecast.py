@@ -318,8 +318,13 @@ def test_two_workers_share_what_waits(seen: Seen) -> None:
     assert outlook.first_token.seconds == pytest.approx(took, rel=0.3)
 
 
-# Seeds that were not used to tune anything.
-@pytest.mark.parametrize(("name", "load", "seed", "most_wrong"), [("chat", 1.5, 101, 0.08), ("mix", 2.0, 102, 0.15)])
+# Seeds that were not used to tune anything. Of all with a target 2 in 100 may be refused wrongly, and are not more where
+# the load is far beyond the capacity. A queue that grows slowly passes once through what is neither sure to be in time
+# nor sure to be late: of a run as short as this that is a large part. docs/results.md has longer ones.
+@pytest.mark.parametrize(
+    ("name", "load", "seed", "most_wrong"),
+    [("chat", 2.0, 101, 0.02), ("chat", 1.5, 101, 0.08), ("mix", 2.0, 102, 0.15)],
+)
 def test_accuracy(seen: Seen, name: str, load: float, seed: int, most_wrong: float) -> None:
     case = replace(next(case for case in CASES if case.name == name), requests=900)
     enforced = run(case, load, AdmissionMode.ENFORCE, seed)
@@ -331,6 +336,5 @@ def test_accuracy(seen: Seen, name: str, load: float, seed: int, most_wrong: flo
     assert found["error"] < 0.2
     assert found["late"] <= 0.05
     assert found["interactive_p95_ms"] < 1000
-    # A queue that grows passes once through what is neither sure to be in time nor sure to be late.
-    assert found["wrong_of_all"] < most_wrong
+    assert found["wrong_of_all"] <= most_wrong
     assert found["qualified"] > found["qualified_shadow"] + 0.1

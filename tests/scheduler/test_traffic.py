@@ -15,7 +15,7 @@ from scheduler.sequence import Request
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import ANYONE, TenantPlan
-from scheduler.traffic import RECENT_SPANS, SPAN_SECONDS, Counts, Promise, Traffic
+from scheduler.traffic import RECENT_SPANS, SPAN_SECONDS, Counts, Kept, Traffic
 from scheduler.traffic_class import CLASSES, Target, TrafficClass
 from scheduler.traffic_messages import traffic_to_proto
 from scheduler.traffic_view import ClassView, Load, TrafficView
@@ -59,7 +59,7 @@ def test_a_request_that_is_served_in_time_keeps_its_promises() -> None:
     served(traffic, 0.5, 0.05)
     counts = of_class(traffic)
     assert (counts.accepted, counts.served, counts.cancelled, counts.failed) == (1, 1, 0, {})
-    assert counts.promises.ttft == counts.promises.gap == counts.promises.request == Promise(1, 0)
+    assert counts.promises.ttft == counts.promises.gap == counts.promises.request == Kept(1, 0)
     assert (counts.prompt_tokens, counts.generated_tokens) == (4, 11)
 
 
@@ -78,15 +78,15 @@ def test_a_class_that_promises_nothing_breaks_nothing() -> None:
     traffic = Traffic()
     served(traffic, 100.0, 10.0, traffic_class=CLASSES["batch"])
     promises = of_class(traffic, "batch").promises
-    assert promises.ttft == promises.gap == Promise()
-    assert promises.request == Promise(1, 0)
+    assert promises.ttft == promises.gap == Kept()
+    assert promises.request == Kept(1, 0)
 
 
 def test_one_token_has_no_gap() -> None:
     traffic = Traffic()
     served(traffic, 0.5, 0.0, tokens=1)
-    assert of_class(traffic).promises.gap == Promise()
-    assert of_class(traffic).promises.request == Promise(1, 0)
+    assert of_class(traffic).promises.gap == Kept()
+    assert of_class(traffic).promises.request == Kept(1, 0)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_ends(outcome: str, reason: str, served: int, cancelled: int, failed: di
     assert (counts.served, counts.cancelled, counts.failed) == (served, cancelled, failed)
     assert counts.generated_tokens == 5
     # Who nobody wanted any more was neither served well nor badly.
-    assert counts.promises.request == Promise(served, len(failed))
+    assert counts.promises.request == Kept(served, len(failed))
 
 
 @pytest.mark.parametrize(("waited", "broken"), [(0.9, 0), (1.1, 1)])
@@ -124,8 +124,8 @@ def test_whoever_leaves_late_without_a_token_had_a_promise_broken(waited: float,
     request = request_of()
     traffic.accepted(request)
     traffic.ended(request, "CANCELLED", reason, request.arrived_at + waited)
-    assert of_class(traffic).promises.ttft == Promise(0, broken)
-    assert traffic.classes["chat"].recent(11.0).promises.ttft == Promise(0, broken)
+    assert of_class(traffic).promises.ttft == Kept(0, broken)
+    assert traffic.classes["chat"].recent(11.0).promises.ttft == Kept(0, broken)
 
 
 def test_what_is_recent_passes() -> None:
@@ -134,7 +134,7 @@ def test_what_is_recent_passes() -> None:
     minute = RECENT_SPANS * SPAN_SECONDS
     recent = traffic.classes["chat"].recent(11.0)
     assert recent.ttft.count == 1
-    assert recent.promises.request == Promise(1, 0)
+    assert recent.promises.request == Kept(1, 0)
     assert traffic.classes["chat"].recent(11.0 + minute - 2 * SPAN_SECONDS).ttft.count == 1
     assert traffic.classes["chat"].recent(11.0 + minute).ttft.count == 0
     served(traffic, 0.5, 0.05, arrived_at=10.0 + minute)
@@ -142,7 +142,7 @@ def test_what_is_recent_passes() -> None:
     for index in range(100):
         served(traffic, 0.5, 0.05, arrived_at=1000.0 + 7 * index)
     assert len(traffic.classes["chat"].spans) == RECENT_SPANS
-    assert of_class(traffic).promises.request == Promise(102, 0)
+    assert of_class(traffic).promises.request == Kept(102, 0)
 
 
 def test_tenants_that_are_gone_are_one() -> None:

@@ -11,8 +11,8 @@ from tercet.traffic import (
     ClassTraffic,
     Counts,
     ForecastQuality,
+    Kept,
     Load,
-    Promise,
     Promises,
     Spread,
     Targets,
@@ -20,7 +20,7 @@ from tercet.traffic import (
     TrafficInfo,
 )
 
-NO_PROMISES = Promises(Promise(), Promise(), Promise())
+NO_PROMISES = Promises(Kept(), Kept(), Kept())
 CALM = Load(0, 0, None, 0, 0)
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from tercet.cli.top_picture import Picture
 from tercet.cli.top_rates import Moment, rates_between
-from tercet.traffic import CancelTraffic, ForecastQuality, Load, Promise, Promises, Spread, Targets
+from tercet.traffic import CancelTraffic, ForecastQuality, Kept, Load, Promises, Spread, Targets
 
-KEPT = Promises(Promise(96, 4), Promise(90, 10), Promise(88, 12))
+KEPT = Promises(Kept(96, 4), Kept(90, 10), Kept(88, 12))
 
 
 def busy(uptime_s: float, *, num_workers: int = 2, num_tenants: int = 3) -> Moment:
