@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from .step_time import LEAST_SECONDS
+from .traffic_class import PRIORITY_SECONDS
 
 # What decides before anything else who gives way: smaller goes first.
 _Standing: TypeAlias = tuple[bool, bool, bool, int]
@@ -35,6 +36,11 @@ class Holder(NamedTuple):
     resting: bool = False
 
     @property
+    def urgency(self) -> tuple[float, int]:
+        """Among its tenant's of the class, smaller first."""
+        return self.claim[0] + PRIORITY_SECONDS * self.priority, self.claim[1]
+
+    @property
     def slots(self) -> int:
         """Slots that are free when it is gone."""
         return 0 if self.resting else len(self.sequence_ids)
@@ -43,10 +49,13 @@ class Holder(NamedTuple):
 def choose_victims(holders: Sequence[Holder], shortage: int) -> tuple[Holder, ...]:
     """Those whose going makes up for `shortage` blocks, in order; all but one if that is not enough.
 
-    The oldest claim of those that run never goes. The others do in the order of `first_to_go`, so that nobody loses
-    twice without a token between while anybody else can help.
+    Who has the oldest claim of those that run keeps the most urgent that it has in that class. The others go in the
+    order of `first_to_go`, so that nobody loses twice without a token between while anybody else can help.
     """
-    keep = min((each for each in holders if not each.resting), key=lambda each: each.claim, default=None)
+    running = [each for each in holders if not each.resting]
+    oldest = min(running, key=lambda each: each.claim, default=None)
+    mine = [each for each in running if oldest is not None and each.whose == oldest.whose]
+    keep = min(mine, key=lambda each: each.urgency, default=None)
     victims = []
     for each in first_to_go(each for each in holders if each is not keep):
         if shortage <= 0:

@@ -14,7 +14,7 @@ def holder(key: int, **changes: Any) -> Holder:
     values: dict[str, Any] = {
         "sequence_ids": (key,),
         "rank": 0,
-        "whose": ("interactive", ""),
+        "whose": (f"of rank {changes.get('rank', 0)}", ""),
         "priority": 0,
         "claim": (0.0, key),
         "beyond_share": False,
@@ -73,8 +73,12 @@ def test_who_is_beyond_a_share_of_blocks_gives_way_first_but_for_the_shielded() 
     assert choose_returning([holder(2, beyond_share=True, shielded=True)], 1) is None
 
 
-def test_the_most_urgent_stays_whatever_its_class() -> None:
-    assert victims(holder(1, rank=2, priority=99), holder(2), shortage=9) == [2]
+def test_of_who_has_the_oldest_claim_the_most_urgent_stays_whatever_its_class() -> None:
+    assert victims(holder(1, rank=2), holder(2), shortage=9) == [2]
+    assert victims(holder(1), holder(2, priority=-1), holder(3), shortage=9) == [3, 1]
+    # Not a more urgent one of others.
+    assert victims(holder(1), holder(2, priority=-1, whose=("interactive", "b")), shortage=9) == [2]
+    assert victims(holder(1), holder(2, priority=-1, rank=1), shortage=9) == [2]
     assert victims(holder(1), shortage=9) == []
     assert victims(shortage=9) == []
 
@@ -105,8 +109,9 @@ def test_no_victim_too_many_and_never_all(rows: list[tuple[int, int, bool, int, 
         for key, (rank, priority, shielded, lost, blocks) in enumerate(rows)
     ]
     chosen = choose_victims(holders, shortage)
-    assert holders[0] not in chosen
-    kept = [each for each in holders[1:] if each not in chosen]
+    first = min((each for each in holders if each.rank == holders[0].rank), key=lambda each: each.urgency)
+    assert first not in chosen
+    kept = [each for each in holders if each not in chosen and each is not first]
     # Without the last one it would not have been enough; if somebody stays, it is.
     assert sum(each.blocks for each in chosen[:-1]) < shortage
     assert not kept or sum(each.blocks for each in chosen) >= shortage
