@@ -6,8 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from tercet.errors import QueueFullError, TenantQuotaError
+from tercet.errors import QueueFullError
+from tercet.mean import Mean
 from tercet.retry import bounded_retry
+from tercet.tenants.plan import used_up
 
 from .caller import Caller
 from .link import RETRY_AFTER_S
@@ -17,8 +19,6 @@ TIMES_FREE = 3
 # A tenant has at most so many times its max_concurrent: what runs, and as much on its way to the scheduler, whose
 # refusal is exact and knows when to come again.
 TIMES_CONCURRENT = 2
-# How long a place is held is a mean in which the last one counts for one in so many.
-HELD_MEMORY = 64
 
 
 class Places:
@@ -32,20 +32,17 @@ class Places:
         self.num_turned_away = 0
         self._clock = clock
         # Seconds for which all places together were held since one was left, up to the last change; and the mean of
-        # that from one leaving to the next, which is how long a place is held. None: none was left yet.
+        # that from one leaving to the next, which is how long a place is held.
         self._held_s = 0.0
         self._changed_at = clock()
-        self._mean_held_s: float | None = None
+        self._mean_held_s = Mean()
 
     def check(self, caller: Caller) -> None:
         """Raises QueueFullError, or TenantQuotaError, if there is none for one more request of the caller's."""
         mine, most = self._taken[caller.tenant], caller.plan.max_concurrent
         if most and mine >= TIMES_CONCURRENT * most:
-            raise TenantQuotaError(
-                f"the plan's max_concurrent of {most} is used up",
-                metadata={"quota": "max_concurrent", "limit": str(most), "tenant": caller.tenant},
-                retry_after_s=self._retry_after(1 + mine - TIMES_CONCURRENT * most, mine),
-            )
+            retry_s = self._retry_after(1 + mine - TIMES_CONCURRENT * most, mine)
+            raise used_up(caller.tenant, "max_concurrent", most, retry_s)
         if not self._free or (caller.tenant and mine >= TIMES_FREE * self._free):
             self.num_turned_away += 1
             short = mine // TIMES_FREE + 1 - self._free if caller.tenant else 1
@@ -63,8 +60,7 @@ class Places:
     def leave(self, tenant: str) -> None:
         """One that has its place no more."""
         self._pass()
-        mean = self._held_s if self._mean_held_s is None else self._mean_held_s
-        self._mean_held_s = mean + (self._held_s - mean) / HELD_MEMORY
+        self._mean_held_s.add(self._held_s)
         self._held_s = 0.0
         self._taken[tenant] -= 1
         self._free += 1
@@ -78,9 +74,9 @@ class Places:
 
     def _retry_after(self, ends: int, held: int) -> float:
         """Seconds until so many of `held` places are left."""
-        if self._mean_held_s is None:
+        if not self._mean_held_s.count:
             return RETRY_AFTER_S
         self._pass()
         # Where nobody leaves, that says more than how it was before.
-        held_s = max(self._mean_held_s, self._held_s)
+        held_s = max(self._mean_held_s.value, self._held_s)
         return bounded_retry(ends * held_s / held)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tercet.mean import Mean
 from tercet.retry import LONGEST_RETRY_SECONDS, bounded_retry
-
-from .mean import Mean
 
 # To the next start while nothing is known: long enough not to hammer, short enough to find a gap.
 UNKNOWN_SECONDS = 1.0

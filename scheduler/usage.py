@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 
 from tercet import errors
+from tercet.mean import Mean
 from tercet.retry import bounded_retry
+from tercet.tenants.plan import quota_names, used_up
 
-from .mean import Mean
 from .quota import Bucket, Reservation, TokenBucket
 from .tenant import TenantPlan
 
@@ -135,18 +136,13 @@ class Usage:
             f" {demand.most} tokens; the plan never allows more than {bucket.most_at_once} at once"
             f" (tokens_per_minute {bucket.per_minute})",
             metadata={
-                **self._names("tokens_per_minute", bucket.per_minute),
+                **quota_names(self.plan.tenant, "tokens_per_minute", bucket.per_minute),
                 "tokens_at_most": str(bucket.most_at_once),
             },
         )
 
     def _refusal(self, quota: str, limit: int, retry_after_s: float) -> errors.TenantQuotaError:
-        return errors.TenantQuotaError(
-            f"the plan's {quota} of {limit} is used up", metadata=self._names(quota, limit), retry_after_s=retry_after_s
-        )
-
-    def _names(self, quota: str, limit: int) -> dict[str, str]:
-        return {"quota": quota, "limit": str(limit), "tenant": self.plan.tenant}
+        return used_up(self.plan.tenant, quota, limit, retry_after_s)
 
 
 def fresh_usage(plan: TenantPlan, now: float) -> Usage:

@@ -14,6 +14,8 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any
 
+from tercet import mean
+
 from .. import (
     actions,
     admission,
@@ -26,7 +28,6 @@ from .. import (
     fleet,
     foresight,
     inflow,
-    mean,
     membership,
     outlook,
     output_length,

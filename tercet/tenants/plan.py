@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tercet.errors import TenantError
+from tercet.errors import TenantError, TenantQuotaError
 
 # Written in logs and shown in tables, so nothing that could pass for something else there.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -73,6 +73,20 @@ class TenantPlan:
         for field, most in _COUNTS.items():
             if not 0 <= getattr(self, field) <= most:
                 yield field, f"must be from 0 to {most:,}, is {getattr(self, field):,}"
+
+
+def used_up(tenant: str, quota: str, limit: int, retry_after_s: float) -> TenantQuotaError:
+    """What refuses a request beyond that limit of its tenant's plan."""
+    return TenantQuotaError(
+        f"the plan's {quota} of {limit} is used up",
+        metadata=quota_names(tenant, quota, limit),
+        retry_after_s=retry_after_s,
+    )
+
+
+def quota_names(tenant: str, quota: str, limit: int) -> dict[str, str]:
+    """The metadata of every refusal for a plan."""
+    return {"quota": quota, "limit": str(limit), "tenant": tenant}
 
 
 _COUNTS = {

@@ -318,7 +318,7 @@ def test_two_workers_share_what_waits(seen: Seen) -> None:
     assert outlook.first_token.seconds == pytest.approx(took, rel=0.3)
 
 
-# Seeds that were not used to tune anything. Of all with a target 2 in 100 may be refused wrongly, and are not more where
+# Seeds that were not used to tune anything. Of all with a target 2 in 100 may be refused wrongly, and no more are where
 # the load is far beyond the capacity. A queue that grows slowly passes once through what is neither sure to be in time
 # nor sure to be late: of a run as short as this that is a large part. docs/results.md has longer ones.
 @pytest.mark.parametrize(

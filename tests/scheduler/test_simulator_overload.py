@@ -56,8 +56,8 @@ def test_beyond_its_capacity_the_mesh_keeps_what_it_does() -> None:
     assert qualified(full) > 1.8 * qualified(below)
     for load in (2.0, 4.0):
         assert qualified(mixed(load)) >= 1.2 * qualified(full)
-        # 95 % are asked, and 94 are reached: chats, which are served first, have fewer tokens for each slot and step that
-        # they take than the retrievals that give way to them.
+        # 95 % are asked, and 94 are reached: chats, which are served first, have fewer tokens for each slot and step
+        # than the retrievals that give way to them.
         assert qualified(mixed(load), "tokens_") >= 0.93 * qualified(full, "tokens_")
 
 
@@ -66,8 +66,8 @@ def test_who_is_let_in_has_what_was_promised_and_who_is_not_knows_when_to_come_a
     chat, retrieval, summaries = mixed(load).values()
     assert chat["ttft_ms"]["p95"] <= 1000
     assert chat["qualified"] >= 0.95 * chat["accepted"]
-    # 95 % are promised, and 90 to 92 are kept: what may wait for 5 s is passed by chats that nobody knows of yet when it
-    # is let in, and a minute is a few waves of misses. docs/overload.md has longer runs.
+    # 95 % are promised, and 90 to 92 are kept: what may wait for 5 s is passed by chats of which nobody knows yet when
+    # it is let in, and a minute is a few waves of misses. docs/overload.md has longer runs.
     assert retrieval["qualified"] >= 0.88 * retrieval["accepted"]
     refused = {flow["traffic_class"]: flow["refused"] for flow in mixed(load).values()}
     assert set(refused["interactive"]) | set(refused["rag"]) == {"SLO_UNREACHABLE"}
