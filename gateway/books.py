@@ -18,6 +18,7 @@ from tercet.config import LedgerSettings
 from tercet.errors import LedgerLostError
 from tercet.ledger.row import Cancellation, Outcome, Promise, RefusalKey, Row, slo_of
 from tercet.ledger.writer import Database, Writer
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 
 from .cancel import Cancels
 from .sequence_end import Account
@@ -26,7 +27,6 @@ from .validate import GenerationRequest
 
 # Cancels that are remembered without a ledger.
 MAX_CANCELLATIONS = 1_000
-_RETRY_AFTER_S = 1.0
 _HOUR_S = 3600.0
 
 
@@ -91,7 +91,7 @@ class Books:
             raise LedgerLostError(
                 "as many requests as the gateway has room for wait to be written to its ledger "
                 "(ledger.max_waiting_rows)",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=UNKNOWN_RETRY_SECONDS,
             )
         self._free -= 1
         self._next_number += 1

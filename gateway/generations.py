@@ -13,13 +13,14 @@ import structlog
 from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, RequestCancelledError, RequestError
 from tercet.ids import new_request_id
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.directory import Directory
 
 from .books import Books
 from .caller import Caller
 from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
-from .link import RETRY_AFTER_S, Link
+from .link import Link
 from .places import Places
 from .refusal_counts import RefusalKind
 from .tokenizing import Tokenizing
@@ -141,4 +142,4 @@ class Generations:
 
 def draining_error() -> DrainingError:
     """The refusal of a gateway that stops."""
-    return DrainingError("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+    return DrainingError("the gateway is shutting down", retry_after_s=UNKNOWN_RETRY_SECONDS)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import grpc.aio
 
 from tercet.errors import PermissionDeniedError, RequestError, StoreLostError, UnauthenticatedError
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.api_key import ApiKey, read_key
 
 from .caller import ANYONE, Caller
@@ -15,8 +16,7 @@ from .tenant_watch import TenantWatch
 
 _HEADER = "authorization"
 _SCHEME = "bearer"
-_RETRY_AFTER_S = 1.0
-# Has the form of a key, so that a call without one takes as long to refuse as one with a wrong one.
+# It has a digest to compare, so that a call without a key takes as long to refuse as one with a wrong one.
 _NO_KEY = ApiKey("", "")
 
 
@@ -51,7 +51,7 @@ class Guard:
         if tenants.stale:
             raise StoreLostError(
                 "the gateway has not been able to read its tenants for too long",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=UNKNOWN_RETRY_SECONDS,
             )
         directory = tenants.directory
         self._latest = max(self._latest, self._clock(), directory.changed_at)

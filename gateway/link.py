@@ -19,6 +19,7 @@ from tercet.health import Conditions
 from tercet.health_client import ask
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.directory import Directory
 from tercet.tenants.kept import KEPT
 from tercet.tenants.plan import TenantPlan
@@ -33,7 +34,6 @@ from .stream import Stream
 
 log = structlog.get_logger()
 
-RETRY_AFTER_S = 1.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 _FLEET_TIMEOUT_S = 5.0
@@ -106,7 +106,7 @@ class Link:
                 f"no worker serves model {model!r}; served: {served}", metadata={"model": model, "served": served}
             )
         raise errors.NoWorkerError(
-            f"no live worker serves {model}", metadata={"model": model}, retry_after_s=RETRY_AFTER_S
+            f"no live worker serves {model}", metadata={"model": model}, retry_after_s=UNKNOWN_RETRY_SECONDS
         )
 
     def ready(self, model: str, revision: str) -> bool:
@@ -277,7 +277,7 @@ class Link:
 
     def _lost(self, message: str) -> errors.SchedulerLostError:
         return errors.SchedulerLostError(
-            f"{message} at {self._address}", metadata={"scheduler": self._address}, retry_after_s=RETRY_AFTER_S
+            f"{message} at {self._address}", metadata={"scheduler": self._address}, retry_after_s=UNKNOWN_RETRY_SECONDS
         )
 
     def _refused(

@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from tercet.errors import QueueFullError
 from tercet.mean import Mean
-from tercet.retry import bounded_retry
+from tercet.retry import UNKNOWN_RETRY_SECONDS, bounded_retry
 from tercet.tenants.plan import used_up
 
 from .caller import Caller
-from .link import RETRY_AFTER_S
 
 # A tenant has at most so many times the places that it leaves free: one alone 3/4 of all, two 3/7 each.
 TIMES_FREE = 3
@@ -75,7 +74,7 @@ class Places:
     def _retry_after(self, ends: int, held: int) -> float:
         """Seconds until so many of `held` places are left."""
         if not self._mean_held_s.count:
-            return RETRY_AFTER_S
+            return UNKNOWN_RETRY_SECONDS
         self._pass()
         # Where nobody leaves, that says more than how it was before.
         held_s = max(self._mean_held_s.value, self._held_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from tercet import errors
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.plan import MAX_PRIORITY
 
 from .events import Submission
@@ -18,8 +19,6 @@ from .traffic_class import TrafficClass
 from .usage import Demand
 from .waiting import NOBODY, ClassQueue, Line, Waiting, WaitingQueue
 
-# A restarted worker is dialled at least once a second.
-NO_WORKER_RETRY_SECONDS = 1.0
 # Names in a message that lists what is served.
 MAX_MODELS_LISTED = 16
 # A seed is a number below this.
@@ -95,7 +94,7 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
         raise errors.NoWorkerError(
             f"no live worker serves model {submission.model!r}",
             metadata={"model": submission.model},
-            retry_after_s=NO_WORKER_RETRY_SECONDS,
+            retry_after_s=UNKNOWN_RETRY_SECONDS,
         )
     for pool in live:
         if pool.model_revision == submission.model_revision:

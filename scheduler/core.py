@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tercet import errors
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 
 from . import membership, pausing, reports
 from .actions import REQUEST_REFUSED, Accepted, Action, CancelDone, NewSequence, Refused, ToWorker
@@ -235,7 +236,7 @@ class Core:
                 metadata={"request_key": str(submission.request_key)},
             )
         if self._mesh.draining:
-            raise errors.DrainingError("the scheduler is stopping", retry_after_s=1.0)
+            raise errors.DrainingError("the scheduler is stopping", retry_after_s=UNKNOWN_RETRY_SECONDS)
         plan = self._mesh.tenants.plan_of(submission.tenant)
         traffic_class = self._class_of(submission.traffic_class, plan)
         submission = clamp_priority(submission, plan)
@@ -362,7 +363,9 @@ class Core:
         self._mesh.draining = True
         for requests in list(self._mesh.gateways.values()):
             for request in list(requests.values()):
-                failure = errors.DrainingError("the scheduler stopped before the request ended", retry_after_s=1.0)
+                failure = errors.DrainingError(
+                    "the scheduler stopped before the request ended", retry_after_s=UNKNOWN_RETRY_SECONDS
+                )
                 cancel(self._mesh, request, CancelReason.SHUTDOWN, failure, now)
 
     def _plan(self, now: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tercet import errors
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 
 from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
-from .admission import NO_WORKER_RETRY_SECONDS
 from .cancel_trail import CancelMark, CancelTrail, trail_of
 from .events import CancelReason, EndReason
 from .fleet import Pool
@@ -105,7 +105,7 @@ def fail_waiting(mesh: MeshState, pool: Pool, leader: Sequence, now: float) -> N
         sequence.become(State.CANCELLING)
         failure: errors.RequestError
         # What a client has seen the beginning of is not to be repeated behind its back.
-        retry = None if sequence.generated else NO_WORKER_RETRY_SECONDS
+        retry = None if sequence.generated else UNKNOWN_RETRY_SECONDS
         if sequence.placements:
             failure = _worker_lost(sequence, "the worker was lost and no other took over", retry)
         else:

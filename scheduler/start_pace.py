@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tercet.mean import Mean
-from tercet.retry import LONGEST_RETRY_SECONDS, bounded_retry
+from tercet.retry import LONGEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS, bounded_retry
 
-# To the next start while nothing is known: long enough not to hammer, short enough to find a gap.
-UNKNOWN_SECONDS = 1.0
 # Those who were refused are told to come one behind the other, over so many seconds: who does not come leaves a gap.
 SPREAD_SECONDS = 10.0
 
@@ -43,14 +41,14 @@ class StartPace:
         still_since = self.waits_since if self.started_at is None else self.started_at
         # A queue that stands still says more than how it moved before.
         each = max(self.between.value, 0.0 if still_since is None else now - still_since)
-        shortest = 0.0 if self.between.count else UNKNOWN_SECONDS
+        shortest = 0.0 if self.between.count else UNKNOWN_RETRY_SECONDS
         return bounded_retry(max(each * count, shortest))
 
     def retry_after(self, soonest_s: float, now: float) -> float:
         """When one who is refused may come again, no sooner than in `soonest_s`: as many in a second as start, so that
         not all who were refused for the same come in the same moment."""
         soonest = now + soonest_s
-        after = self.expected_at + (self.between.value if self.between.count else UNKNOWN_SECONDS)
+        after = self.expected_at + (self.between.value if self.between.count else UNKNOWN_RETRY_SECONDS)
         # Beyond, it starts over: as many come for each place.
         self.expected_at = after if soonest <= after <= soonest + SPREAD_SECONDS else soonest
         return min(self.expected_at - now, LONGEST_RETRY_SECONDS)

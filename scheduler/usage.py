@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tercet import errors
 from tercet.mean import Mean
-from tercet.retry import bounded_retry
+from tercet.retry import UNKNOWN_RETRY_SECONDS, bounded_retry
 from tercet.tenants.plan import quota_names, used_up
 
 from .quota import Bucket, Reservation, TokenBucket
@@ -15,8 +15,6 @@ from .tenant import TenantPlan
 
 # So many outputs have to have ended before their mean length is expected of the next.
 OUTPUTS_KNOWN = 4
-# When a request of the tenant may end, while none has.
-END_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,8 @@ class Usage:
     def _next_ends(self, count: int, now: float) -> float:
         """Seconds until so many of its requests have ended, by how long they take and how many run."""
         if not self.running:
-            return END_RETRY_SECONDS
-        known = self.seconds.value / self.running if self.seconds.count else END_RETRY_SECONDS
+            return UNKNOWN_RETRY_SECONDS
+        known = self.seconds.value / self.running if self.seconds.count else UNKNOWN_RETRY_SECONDS
         # Where none ends, that says more than how it was before.
         each = max(known, now - self.still_since)
         return bounded_retry(each * count)

@@ -109,7 +109,7 @@ class ClassQueue:
     owed: float = 0.0
 
     def line(self, tenant: str, weight: float) -> Line:
-        """The tenant's line. One that is not known begins where those who wait are."""
+        """The tenant's line. One that is not known begins as one that comes back."""
         line = self.lines.get(tenant)
         if line is None:
             if len(self.lines) > TENANTS_REMEMBERED + 2 * len(self.waiting):
@@ -138,7 +138,7 @@ class ClassQueue:
         return Waiting(len(self.requests), self.num_sequences, self.num_tokens)
 
     def _forget(self) -> None:
-        """Those who ask again begin at the level, as if they had not been forgotten."""
+        """Those who ask again begin by what is owed before the level, as if they had not been forgotten."""
         level, owed = self.level(), self.owed
         self.lines = {
             tenant: line

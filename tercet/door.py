@@ -18,6 +18,7 @@ import structlog
 from tercet import errors
 from tercet.call_status import abort
 from tercet.refusal_lines import RefusalLines
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 
 log = structlog.get_logger()
 
@@ -30,7 +31,6 @@ MAX_OPEN_CALLS = 1_024
 REQUEST_SECONDS = 30.0
 # For those that ask for no key: their requests are small.
 OPEN_REQUEST_SECONDS = 5.0
-RETRY_AFTER_S = 1.0
 # Of refusals there is a line for the first one, and then one in so many seconds: nobody shall fill a log with them.
 TELL_SECONDS = 10.0
 
@@ -109,7 +109,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 self._calls > self._max_calls or (is_open and self._open_calls > self._max_open_calls)
             ):
                 self.num_turned_away += not is_open
-                raise errors.QueueFullError("too many calls are open here", retry_after_s=RETRY_AFTER_S)
+                raise errors.QueueFullError("too many calls are open here", retry_after_s=UNKNOWN_RETRY_SECONDS)
         except errors.RequestError as error:
             self._refusals.tell("call_refused", reason=error.reason, method=method)
             await abort(context, error)

@@ -13,14 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
 from scheduler.tenant import TenantPlan
 from scheduler.usage import (
-    END_RETRY_SECONDS,
     OUTPUTS_KNOWN,
     Demand,
     Usage,
     fresh_usage,
 )
 from tercet import errors
-from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS
+from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
 
 LIMIT = 600
 RATE = LIMIT / MINUTE_S
@@ -296,7 +295,7 @@ def test_requests_at_a_time() -> None:
         usage.accept(Demand(1, 1, 1), "rag", 0.0)
     error = refusal_of(usage, Demand(1, 1, 1))
     assert error.metadata["quota"] == "max_concurrent"
-    assert error.retry_after_s == END_RETRY_SECONDS
+    assert error.retry_after_s == UNKNOWN_RETRY_SECONDS
     usage.ended(None, 2, 6.0, 6.0)
     usage.accept(Demand(1, 1, 1), "rag", 6.0)
     # Two run, and each takes six seconds.
@@ -308,7 +307,7 @@ def test_a_limit_that_was_lowered_waits_for_several_to_end() -> None:
     for _ in range(4):
         usage.accept(Demand(1, 1, 1), "rag", 0.0)
     usage.adopt(TenantPlan("a", max_concurrent=1), 0.0)
-    assert refusal_of(usage, Demand(1, 1, 1), 0.0).retry_after_s == 4 * END_RETRY_SECONDS
+    assert refusal_of(usage, Demand(1, 1, 1), 0.0).retry_after_s == 4 * UNKNOWN_RETRY_SECONDS
     usage.ended(None, 2, 6.0, 6.0)
     # Three run for six seconds each: one ends every two.
     assert refusal_of(usage, Demand(1, 1, 1), 6.0).retry_after_s == 6.0
@@ -321,7 +320,7 @@ def test_requests_that_run_on_are_not_expected_to_end_in_a_second() -> None:
     usage = usage_of(max_concurrent=1)
     usage.accept(Demand(1, 1, 1), "rag", 100.0)
     waits = [refusal_of(usage, Demand(1, 1, 1), 100.0 + after).retry_after_s for after in (0.0, 0.5, 30.0, 1000.0)]
-    assert waits == [END_RETRY_SECONDS, END_RETRY_SECONDS, 30.0, LONGEST_RETRY_SECONDS]
+    assert waits == [UNKNOWN_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS, 30.0, LONGEST_RETRY_SECONDS]
     # What began when nothing ran is not as old as what ended before.
     usage.ended(None, 2, 0.5, 1000.0)
     usage.accept(Demand(1, 1, 1), "rag", 2000.0)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.start_pace import SPREAD_SECONDS, UNKNOWN_SECONDS, StartPace
-from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS
+from scheduler.start_pace import SPREAD_SECONDS, StartPace
+from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
 
 
 def moving(between: float, now: float) -> StartPace:
@@ -19,7 +19,7 @@ def moving(between: float, now: float) -> StartPace:
 
 
 def test_a_queue_of_which_nothing_is_known() -> None:
-    assert StartPace().seconds_for(5, 100.0) == UNKNOWN_SECONDS
+    assert StartPace().seconds_for(5, 100.0) == UNKNOWN_RETRY_SECONDS
 
 
 def test_a_queue_in_which_nothing_has_started_yet() -> None:
