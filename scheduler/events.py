@@ -51,6 +51,8 @@ class Sampling:
     penalties: bytes = b""
     # None: no logprobs.
     num_logprobs: int | None = None
+    # Tokens to generate before a stop id may be chosen, as the penalties have it.
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ waiting sequence is looked at by itself.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, exp, inf
 
 from .bounds import Bound
 from .credits import blocks_for
@@ -17,6 +18,7 @@ from .outlook import FirstToken, Regime
 from .output_length import LeaveRate, LeaveRates
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
 from .planner import LEAST_PREFILL_TOKENS, Policy, paced, prefill_cap
+from .preemption import Holder, choose_yielding
 from .room import kept_of
 from .surroundings import Surroundings
 
@@ -26,6 +28,8 @@ SINGLE_STEPS = 4
 # Part of those that run that may leave in a move, or part of the way so far that a move may add: how fast things go
 # depends on how many run.
 MOVE_SHARE = 0.25
+# With so few left nobody is there: the last one leaves by chance after 1 / chance steps, when 1 / e is left of it.
+ALL_LEFT = exp(-1.0)
 # What lies further ahead is as good as never, and nothing is there at once.
 LONGEST_SECONDS = 3600.0
 LEAST_SECONDS = 1e-6
@@ -38,8 +42,11 @@ class Newcomer:
 
     prompt_tokens: int
     members: int
+    rank: int
     claim: tuple[float, int]
     computed: Mapping[int, int]
+    # Seconds until its promise is at stake, so that those of higher ranks make room for it; infinite: never.
+    due_s: float = inf
 
 
 @dataclass(slots=True)
@@ -66,6 +73,12 @@ class _Lane:
     paced: bool
     # Of the newcomer's own prompt.
     own: float
+    # After how many steps from now those leave whose ends are known, the first one first; others leave by chance.
+    known: Sequence[int]
+    # Those that may make room, the first to go first.
+    yielders: Sequence[Holder]
+    # Steps that have passed.
+    passed: float = 0.0
     # Most tokens of a step that was passed: a worker's first steps grow, each twice as large as those before it.
     largest: float = 0.0
 
@@ -112,7 +125,7 @@ class _Lane:
 
     def steps_for_places(self, sequences: float, tokens: float, newcomer: Newcomer) -> float:
         """Steps until so many sequences of so many tokens, and the newcomer, have had a place."""
-        if self.running < 1.0 and sequences <= 0.0:
+        if self.running < ALL_LEFT and sequences <= 0.0:
             # An empty worker takes whatever was admitted.
             return 0.0
         blocks = tokens / self.worker.info.block_size + sequences - self.free_blocks
@@ -121,16 +134,15 @@ class _Lane:
         ends = max(
             sequences + newcomer.members - self.free_slots, min(blocks / self.freed_blocks, sequences + self.running)
         )
-        if ends <= 0.0:
-            return 0.0
-        in_a_step = self.decoding * self.leaving.now
-        return ends / in_a_step if in_a_step > 0.0 else inf
+        return self._steps_for_ends(ends) if ends > 0.0 else 0.0
 
     def run(self, steps: float, waiting: float, mean: float) -> tuple[float, float]:
         """Runs so many steps; `waiting` sequences of `mean` tokens come as they find a place. Returns how many started,
         and the seconds."""
         cap, blocks, freed = self.cap(waiting * mean), mean / self.worker.info.block_size, self.freed_blocks
-        leave = self.decoding * self.leaving.now * steps
+        leave = self._by_chance() * self.leaving.now * steps
+        leave += bisect_right(self.known, self.passed + steps) - bisect_right(self.known, self.passed)
+        self.passed += steps
         # In a long move places are taken as they become free.
         again = leave if steps > 1.0 else 0.0
         places = min(self.free_slots + again, (self.free_blocks + again * (freed + 1.0)) / (blocks + 1.0))
@@ -145,10 +157,33 @@ class _Lane:
         self.arriving -= arrived
         self.decoding += arrived + starts - leave
         self.free_slots += leave - starts
-        self.held = self.held + starts * blocks - leave * freed if self.running >= 1.0 else 0.0
+        self.held = self.held + starts * blocks - leave * freed if self.running >= ALL_LEFT else 0.0
         now, later = self.leaving
         self.leaving = LeaveRate(now + (later - now) * min(1.0, later * steps), later)
         return starts, seconds
+
+    def make_room(self, victims: Sequence[Holder]) -> None:
+        """These go."""
+        slots = sum(each.slots for each in victims)
+        self.free_slots += slots
+        self.held = max(0.0, self.held - sum(each.blocks for each in victims))
+        self.decoding = max(0.0, self.decoding - slots)
+
+    def _by_chance(self) -> float:
+        """Of those that decode, the ones that may leave with any step."""
+        return max(0.0, self.decoding - (len(self.known) - bisect_right(self.known, self.passed)))
+
+    def _steps_for_ends(self, ends: float) -> float:
+        """Steps until so many more have left."""
+        first, in_a_step = bisect_right(self.known, self.passed), self._by_chance() * self.leaving.now
+
+        def left(place: int) -> float:
+            return in_a_step * (self.known[place] - self.passed) + place - first + 1
+
+        # Of those whose ends are known, the first with which there are enough.
+        place = bisect_left(range(len(self.known)), ends, lo=first, key=left)
+        steps = (ends - (place - first)) / in_a_step if in_a_step > 0.0 else inf
+        return min(steps, self.known[place] - self.passed) if place < len(self.known) else steps
 
 
 def forecast(
@@ -166,7 +201,7 @@ def forecast(
     """
     if not workers or any(worker.step_times.predict(1, 0) is None for worker, _ in workers.values()):
         return None
-    lanes = [_lane(worker, leaving.all, newcomer, around, policy, now) for worker, leaving in workers.values()]
+    lanes = [_lane(worker, leaving, newcomer, around, policy, now) for worker, leaving in workers.values()]
     rates = {lane.worker.link: lane.tokens_per_second() for lane in lanes}
     mean = around.tokens / around.sequences if around.sequences else max(1.0, newcomer.prompt_tokens)
     passing = _passing(around, sum(lane.pending for lane in lanes), sum(rates.values()))
@@ -177,7 +212,7 @@ def forecast(
 
 
 def _lane(
-    worker: Worker, leaving: LeaveRate, newcomer: Newcomer, around: Surroundings, policy: Policy, now: float
+    worker: Worker, leaving: LeaveRates, newcomer: Newcomer, around: Surroundings, policy: Policy, now: float
 ) -> _Lane:
     in_step = sum(sum(plan.chunks.values()) for plan in worker.window.expected(revoking=True))
     pending = behind = 0
@@ -186,7 +221,8 @@ def _lane(
             pending += tokens
         else:
             behind += tokens
-    running = len(worker.sequences)
+    running, rate, since = len(worker.sequences), leaving.all, worker.steps - leaving.steps
+    known = tuple(steps - since for steps in leaving.known if steps > since)
     arriving = sum(len(each.group) for each in worker.arriving.values())
     step_s = 0.0
     if len(worker.window):
@@ -213,10 +249,15 @@ def _lane(
             worker.info.num_blocks,
             worker.info.num_blocks - worker.ledger.available - worker.resting_blocks + kept_blocks,
         ),
-        leaving=leaving,
+        # Where all ends are known, those that start in their places leave as any.
+        leaving=LeaveRate(rate.now * running / (running - len(known)), rate.later)
+        if running > len(known)
+        else LeaveRate(rate.later, rate.later),
         owed_turn=around.owed_turn,
         paced=around.paced,
         own=newcomer.computed[worker.link],
+        known=known,
+        yielders=leaving.yielders,
     )
 
 
@@ -287,7 +328,11 @@ def _follow(
     """Lets what is ahead pass, then the newcomer, which starts after `bound_s` seconds at the soonest."""
     mean = tokens / sequences if sequences else 1.0
     regime = Regime.PREFILL if lane.pending or sequences else Regime.IDLE
-    queue_s, room, passed, steps = 0.0, 0.0, 0.0, 1.0
+    queue_s, room, steps = 0.0, 0.0, 1.0
+    soonest_s = _known_seconds(lane, newcomer)
+    victims = _who_yields(lane, newcomer, sequences, tokens)
+    if victims:
+        soonest_s = min(soonest_s, newcomer.due_s)
     for move in range(MAX_MOVES):
         cap = lane.cap(sequences * mean)
         work = (lane.pending + sequences * mean) / cap
@@ -295,7 +340,18 @@ def _follow(
         if places > work:
             regime = Regime.PLACE
         if move >= SINGLE_STEPS:
-            steps = max(1.0, min(2 * steps, MOVE_SHARE * max(1.0 / lane.leaving.later, passed)))
+            steps = max(1.0, min(2 * steps, MOVE_SHARE * max(1.0 / lane.leaving.later, lane.passed)))
+        if victims and places > work:
+            until_due = (newcomer.due_s - lane.step_s - queue_s) / lane.step_seconds(min(cap, lane.pending))
+            if until_due <= 0.0:
+                # They go with the step in which they are told.
+                started, seconds = lane.run(1.0, sequences, mean)
+                sequences -= started
+                queue_s += seconds
+                lane.make_room(victims)
+                victims = ()
+                continue
+            steps = min(steps, max(1.0, ceil(until_due)))
         if max(work, places) <= steps or move == MAX_MOVES - 1:
             if places > work:
                 queue_s += min(places, 1e9) * lane.step_seconds(work / places * cap)
@@ -308,7 +364,6 @@ def _follow(
         started, seconds = lane.run(steps, sequences, mean)
         sequences -= started
         queue_s += seconds
-        passed += steps
     queue_s = min(queue_s, LONGEST_SECONDS)
     if bound_s > 0.0:
         regime = Regime.PLACE
@@ -318,7 +373,23 @@ def _follow(
         # Those who come later fill up the steps that it takes.
         lane.behind += inflow * (lane.step_s + queue_s)
     own_s = max(_own_seconds(lane, room), LEAST_SECONDS)
-    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer))
+    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer), soonest_s)
+
+
+def _known_seconds(lane: _Lane, newcomer: Newcomer) -> float:
+    """How long it takes at least until there is a place for the newcomer; 0 if that is not known."""
+    if newcomer.members <= lane.free_slots or len(lane.known) < lane.running:
+        return 0.0
+    return lane.known[min(ceil(newcomer.members - lane.free_slots), len(lane.known)) - 1] * lane.step_seconds(0.0)
+
+
+def _who_yields(lane: _Lane, newcomer: Newcomer, sequences: float, tokens: float) -> tuple[Holder, ...]:
+    """Who makes room for it and those before it as soon as its promise is at stake; nobody if that is not enough."""
+    if not lane.yielders or newcomer.due_s == inf:
+        return ()
+    slots = ceil(sequences) + newcomer.members - int(lane.free_slots)
+    blocks = tokens / lane.worker.info.block_size + sequences + _own_blocks(lane.worker, newcomer) - lane.free_blocks
+    return choose_yielding(lane.yielders, newcomer.rank, newcomer.claim, slots, ceil(blocks)) or ()
 
 
 def _own_seconds(lane: _Lane, room: float) -> float:

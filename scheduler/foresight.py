@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 
 from tercet import errors
 
 from .bounds import Bound, bound_of_class, bound_of_tenant
 from .calibration import ForecastError, ForecastErrors, Ratios
 from .events import CancelReason
+from .fair_order import due_after
 from .fleet import Pool, Worker
 from .forecast import Newcomer, forecast
 from .inflow import Inflow
@@ -22,6 +23,8 @@ from .outlook import Kind, Outlook
 from .output_length import LeaveRate, LeaveRates, OutputLengths
 from .placement import CachedTokens
 from .planner import Policy
+from .planner_view import yielders
+from .preemption import Holder
 from .promise import aim, booked
 from .sequence import Request, Sequence
 from .surroundings import Surroundings, surroundings
@@ -93,14 +96,16 @@ class Foresight:
         """
         leader, traffic_class = request.sequences[0], request.traffic_class
         workers = {
-            worker.link: (worker, self._leaving(worker))
+            worker.link: (worker, self._leaving(pool, worker, now))
             for worker in pool.workers.values()
             if worker.usable and worker.can_ever_take(leader)
         }
         newcomer = Newcomer(
             prompt_tokens=len(leader.token_ids),
             members=len(leader.group),
+            rank=traffic_class.rank,
             claim=leader.claim,
+            due_s=due_after(traffic_class) if traffic_class.ttft is not None else inf,
             computed={link: self._computed(worker, leader, lookup) for link, (worker, _) in workers.items()},
         )
         around = self._surroundings(pool, request, now)
@@ -258,31 +263,51 @@ class Foresight:
             return length
         return max(1, length - lookup(worker, leader, ()))
 
-    def _leaving(self, worker: Worker) -> LeaveRates:
+    def _leaving(self, pool: Pool, worker: Worker, now: float) -> LeaveRates:
         """How those that run on the worker leave, as of a few steps ago at most."""
         count, known = len(worker.sequences), worker.leaving
         if known is not None:
             fresh = worker.steps < known.steps + max(LOOK_EVERY_STEPS, count // LOOK_SEQUENCES_PER_STEP)
             if fresh and abs(count - known.count) <= known.count // LOOK_CHANGED_PART:
                 return known
-        worker.leaving = self._look(worker)
+        worker.leaving = replace(self._look(worker), yielders=_yielders(pool, worker, now))
         return worker.leaving
 
     def _look(self, worker: Worker) -> LeaveRates:
-        lengths: dict[str, list[int]] = {}
+        # By class the lengths of those that may end with any step, and of those whose ends are known.
+        open_ended: dict[str, list[int]] = {}
+        others: dict[str, list[int]] = {}
+        known = []
         most = 0
         # Runs over all that run: properties in line.
         for sequence in worker.sequences.values():
-            request = sequence.request
-            prompt = len(request.submission.prompt_token_ids)
-            lengths.setdefault(request.traffic_class.name, []).append(len(sequence.token_ids) - prompt)
-            most += sequence.max_length - prompt
-        count, now, later, by_class = len(worker.sequences), 0.0, 0.0, {}
-        for name, of_class in lengths.items():
-            by_class[name] = each = self._outputs(name).leaving(of_class, most / count)
-            now += len(of_class) / count * each.now
-            later += len(of_class) / count * each.later
-        return LeaveRates(worker.steps, count, LeaveRate(now, later or 1.0), by_class)
+            request, length = sequence.request, len(sequence.token_ids)
+            submission, name = request.submission, request.traffic_class.name
+            prompt, left = len(submission.prompt_token_ids), sequence.max_length - length
+            most += left + length - prompt
+            banned = left if not submission.stop_token_ids else prompt + submission.sampling.min_tokens - length
+            if banned > 0:
+                if banned < left:
+                    banned += ceil(self._outputs(name).to_go(submission.sampling.min_tokens))
+                known.append(min(banned, left))
+            (others if banned > 0 else open_ended).setdefault(name, []).append(length - prompt)
+        count, chance, later, by_class = len(worker.sequences), 0.0, 0.0, {}
+        for name in worker.class_sizes:
+            free, bound = open_ended.get(name, []), others.get(name, [])
+            by_class[name] = each = self._outputs(name).leaving(free, most / count, bound)
+            part = (len(free) + len(bound)) / count
+            chance += part * each.now
+            later += part * each.later
+        return LeaveRates(worker.steps, count, LeaveRate(chance, later or 1.0), by_class, tuple(sorted(known)))
+
+
+def _yielders(pool: Pool, worker: Worker, now: float) -> tuple[Holder, ...]:
+    """Those on the worker that make room for promises, the first to go first."""
+    classes = [each.traffic_class for each in pool.waiting.classes.values()]
+    lowest = min((each.rank for each in classes if each.ttft is not None), default=inf)
+    if any(each.preemptible and each.rank > lowest and each.name in worker.class_sizes for each in classes):
+        return tuple(yielders(worker, now))
+    return ()
 
 
 def _seats(pool: Pool, traffic_class: TrafficClass) -> int:

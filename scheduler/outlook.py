@@ -26,6 +26,8 @@ class FirstToken:
     prefill_s: float
     # What it would take on a worker that has nothing else to do.
     alone_s: float
+    # It comes no sooner: places that it waits for are taken by those whose ends are known. 0: nothing is that sure.
+    soonest_s: float = 0.0
 
     @property
     def seconds(self) -> float:

@@ -9,6 +9,8 @@ from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
+from .preemption import Holder
+
 # Lengths at which bins begin: two for each doubling. The last one has no end.
 EDGES = (0, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 # Outputs that count: when there are twice as many, all weigh half.
@@ -21,7 +23,8 @@ _PRIORS = tuple(PRIOR_STAY * max(4, edge) for edge in EDGES)
 
 
 class LeaveRate(NamedTuple):
-    """How likely a running sequence leaves in a step: now, and once all that run now are gone."""
+    """How likely a running sequence leaves in a step by chance: now, where those whose ends are known do not, and once
+    all that run now are gone."""
 
     now: float
     later: float
@@ -35,6 +38,10 @@ class LeaveRates:
     count: int
     all: LeaveRate
     by_class: Mapping[str, LeaveRate]
+    # After how many more steps those are expected to leave whose ends are known, the first one first.
+    known: tuple[int, ...] = ()
+    # Those that make room where a promise is at stake, the first to go first.
+    yielders: tuple[Holder, ...] = ()
 
     def of(self, traffic_class: str) -> LeaveRate:
         """Of one class; as all do if none of it was there then."""
@@ -74,23 +81,35 @@ class OutputLengths:
             self._ends = [each / 2 for each in self._ends]
             self._tokens = [each / 2 for each in tokens]
 
-    def leaving(self, lengths: Sequence[int], most: float) -> LeaveRate:
-        """Of running outputs that are so long now, and may become `most` tokens on average.
+    def to_go(self, length: int) -> float:
+        """Tokens that one so long is expected to become more, if it may end from now on."""
+        place = bisect_right(EDGES, length) - 1
+        return (self._tokens[place] + _PRIORS[place]) / (self._ends[place] + 1.0)
+
+    def leaving(self, lengths: Sequence[int], most: float, known: Sequence[int] = ()) -> LeaveRate:
+        """Of running outputs that are so long now, and may become `most` tokens on average; `known` are the lengths of
+        those that do not leave by chance.
 
         Those that run count as what they are: as long as this at least. Without that the first to end, which are
-        short, would be all that is known. `lengths` must not be empty.
+        short, would be all that is known. There must be some.
         """
         running = [0] * len(EDGES)
         tokens = list(self._tokens)
+        there = [0] * len(EDGES)
         for length in lengths:
             place = bisect_right(EDGES, length) - 1
             running[place] += 1
+            there[place] += 1
             tokens[place] += length - EDGES[place]
-        beyond = len(lengths)
+        for length in known:
+            place = bisect_right(EDGES, length) - 1
+            there[place] += 1
+            tokens[place] += length - EDGES[place]
+        beyond = count = len(lengths) + len(known)
         now = mean = 0.0
         left = 1.0
         for index, prior in enumerate(_PRIORS):
-            beyond -= running[index]
+            beyond -= there[index]
             if index < len(_WIDTHS):
                 tokens[index] += beyond * _WIDTHS[index]
             hazard = (self._ends[index] + 1.0) / (tokens[index] + prior)
@@ -98,4 +117,4 @@ class OutputLengths:
             stays = exp(-hazard * _WIDTHS[index]) if index < len(_WIDTHS) else 0.0
             mean += left * (1.0 - stays) / hazard
             left *= stays
-        return LeaveRate(min(1.0, now / len(lengths)), 1.0 / max(1.0, min(mean, most)))
+        return LeaveRate(min(1.0, now / count), 1.0 / max(1.0, min(mean, most)))

@@ -42,4 +42,5 @@ def sampling_from_proto(sampling: sequence_pb2.Sampling) -> Sampling:
         seed=sampling.seed,
         penalties=sampling.penalties.SerializeToString() if sampling.HasField("penalties") else b"",
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+        min_tokens=sampling.penalties.min_tokens,
     )
