@@ -119,8 +119,10 @@ class Generation:
         # Before any work: a mesh that cannot serve says so at once.
         pool = link.pool(model.name, model.revision)
         self._raise_known(pool)
-        refuse_hopeless(request, self._means.tokenizing.least_tokens(model, request.input), pool, self.caller.plan)
-        _, ids = await self._means.tokenizing.encode(model, request.input, self.caller.tenant)
+        plan = self.caller.plan
+        _, ids = await self._means.tokenizing.encode(
+            model, request.input, self.caller.tenant, lambda least: refuse_hopeless(request, least, pool, plan)
+        )
         self._prompt_tokens = len(ids)
         max_tokens = resolve_max_tokens(request, len(ids), pool)
         ends = () if request.stop.ignore_eos else model.eos_token_ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tercet.config import ModelSettings
@@ -37,13 +37,17 @@ class ServedModel:
         """The canonical name."""
         return self.served_names[0]
 
-    def encode_chat(self, messages: Sequence[Message], *, max_chars: int) -> tuple[str, list[int]]:
-        """The text of a chat's prompt, and its token ids. Raises InvalidFieldError on `chat`.
+    def encode_chat(
+        self, messages: Sequence[Message], *, max_chars: int, check: Callable[[int], None] = lambda _: None
+    ) -> tuple[str, list[int]]:
+        """The text of a chat's prompt, and its token ids. Raises InvalidFieldError on `chat`, and what `check` raises
+        for the least number of tokens that the text may have, before any is looked for.
 
         What a message says stays text: a special token spelt out in it does not become that token, so no one can end
         their turn and speak as someone else. Those the template writes are real.
         """
         rendered = self.render_chat(messages, max_chars=max_chars)
+        check(self.tokenizer.least_tokens(rendered.replace(_BREAK, "")))
         if _BREAK not in rendered:
             return rendered, self.tokenizer.encode(rendered, add_bos=False)
         ids: list[int] = []

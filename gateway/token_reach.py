@@ -20,7 +20,8 @@ _CUTS = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})
 @dataclass(frozen=True, slots=True)
 class TokenReach:
     """A token stands for at most `most` bytes of a text, or, if `unspelt` is None, characters. `unspelt` are bytes that
-    no token stands for: they are dropped. With `ascii_only` that holds of ASCII."""
+    no token stands for: they are dropped. With `ascii_only` that holds of ASCII: a character beyond it may become none,
+    and take the one before it along."""
 
     most: int
     unspelt: bytes | None
@@ -29,7 +30,10 @@ class TokenReach:
     def least_tokens(self, text: str) -> int:
         """A text has at least so many tokens; 0 if that takes work to know."""
         if self.ascii_only and not text.isascii():
-            return 0
+            plain = text.encode("ascii", "ignore")
+            size = len(plain) - (len(text) - len(plain))
+            size -= 0 if self.unspelt is None else len(plain) - len(plain.translate(None, self.unspelt))
+            return max(0, -(-size // self.most))
         size = len(text) if self.unspelt is None else len(text.encode().translate(None, self.unspelt))
         return -(-size // self.most)
 

@@ -35,15 +35,21 @@ class Tokenizing:
         self._lane = _Lane(_THREADS, "tokenizer")
         self._long_lane = _Lane(_LONG_THREADS, "tokenizer-long")
 
-    async def encode(self, model: ServedModel, given: Input, tenant: str) -> tuple[str, list[int]]:
-        """The text (empty for token ids) and token ids of an input of a tenant. Raises InvalidFieldError on `chat`."""
+    async def encode(
+        self, model: ServedModel, given: Input, tenant: str, check: Callable[[int], None] = lambda _: None
+    ) -> tuple[str, list[int]]:
+        """The text (empty for token ids) and token ids of an input of a tenant. Raises InvalidFieldError on `chat`, and
+        what `check` raises: it is told how many tokens a text has at least, before any is looked for."""
         if isinstance(given, TokenInput):
             return "", list(given.token_ids)
+        if isinstance(given, TextInput):
+            # Here, where nobody has to wait for his turn to hear it.
+            check(model.tokenizer.least_tokens(given.text))
         size = _size(given)
         if size <= _INLINE_CHARS and not _spells_special(model, given):
-            return self._encode(model, given)
+            return self._encode(model, given, check)
         lane = self._lane if size <= _LONG_CHARS else self._long_lane
-        return await lane.run(tenant, lambda: self._encode(model, given))
+        return await lane.run(tenant, lambda: self._encode(model, given, check))
 
     def most_tokens(self, model: ServedModel, given: Input) -> int | None:
         """So many tokens `encode` makes of it at most, by its bytes; None if that takes work to know. Raises as
@@ -58,11 +64,6 @@ class Tokenizing:
             return None
         return _ADDED_TOKENS + (len(text) if text.isascii() else _MOST_GROWTH * len(text.encode()))
 
-    def least_tokens(self, model: ServedModel, given: Input) -> int:
-        """So many tokens `encode` makes of it at least, by its bytes; 0 if that takes work to know. What a chat becomes
-        its template says."""
-        return model.tokenizer.least_tokens(given.text) if isinstance(given, TextInput) else 0
-
     async def decode(self, model: ServedModel, token_ids: Sequence[int], tenant: str) -> str:
         """The text of token ids that a tenant has."""
         if len(token_ids) <= _INLINE_IDS:
@@ -75,10 +76,12 @@ class Tokenizing:
         self._lane.close()
         self._long_lane.close()
 
-    def _encode(self, model: ServedModel, given: TextInput | ChatInput) -> tuple[str, list[int]]:
-        if isinstance(given, TextInput):
-            return given.text, model.tokenizer.encode(given.text, add_bos=True)
-        return model.encode_chat(given.messages, max_chars=self._max_chars(given))
+    def _encode(
+        self, model: ServedModel, given: TextInput | ChatInput, check: Callable[[int], None]
+    ) -> tuple[str, list[int]]:
+        if isinstance(given, ChatInput):
+            return model.encode_chat(given.messages, max_chars=self._max_chars(given), check=check)
+        return given.text, model.tokenizer.encode(given.text, add_bos=True)
 
     def _max_chars(self, given: ChatInput) -> int:
         # A template adds a little around each message; what adds more is broken.

@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.prefix_salt import prefix_salt
+from gateway.tokenizer import Tokenizer
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
@@ -517,8 +518,12 @@ async def test_thirty_two_at_once(gateway: Any, scheduler: Any) -> None:
     assert not math.isnan(scheduler.sequences[0].submit.sampling.temperature)
 
 
-async def test_a_prompt_too_long_in_tokens_is_answered_while_others_run(gateway: Any) -> None:
-    # Just below the bound in bytes: tokenized, in a thread, and refused for its tokens. Of a chat nobody knows before.
+async def test_a_prompt_too_long_in_tokens_is_answered_while_others_run(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Just below the bound in bytes: tokenized, in a thread, and refused for its tokens, as with a vocabulary of which
+    # nobody can tell before.
+    monkeypatch.setattr(Tokenizer, "least_tokens", lambda *_: 0)
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="word " * 400_000)])
     long = asyncio.ensure_future(gateway.inference.GenerateOnce(pb.GenerateRequest(chat=chat)))
     short = [gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="hello")) for _ in range(4)]

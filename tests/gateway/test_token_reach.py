@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tokenizers
@@ -84,6 +85,25 @@ def test_a_normal_form_is_certain_of_ascii() -> None:
     tokens = read(backend)
     assert tokens.least_tokens("hello" * 100) == 100
     assert tokens.least_tokens("e\u0301" * 1000) == 0
+    # One character beyond it does not make all the rest uncertain.
+    assert tokens.least_tokens("hello" * 100 + "é") == 100
+
+
+@pytest.mark.parametrize("form", [normalizers.NFC, normalizers.NFD, normalizers.NFKC, normalizers.NFKD])
+@pytest.mark.parametrize("unspelt", ["", ALPHABET[ord("K")]])
+def test_no_text_has_fewer_in_a_normal_form(form: Callable[[], Any], unspelt: str) -> None:
+    backend = byte_level(unspelt=unspelt) if unspelt else byte_level()
+    backend.normalizer = form()
+    tokens = read(backend)
+    # What composes with what is before it, and what becomes one byte, or none of its own.
+    parts = st.sampled_from(["hello", "e", "K", "\u0301", "\u0323\u0301", "\u212a", "\u1fef", "\ufb01", "é", "世"])
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.one_of(TEXTS, st.lists(parts, max_size=20).map("".join)))
+    def holds(text: str) -> None:
+        assert tokens.least_tokens(text) <= len(tokens.encode(text, add_bos=False))
+
+    holds()
 
 
 def _stripping(backend: tokenizers.Tokenizer) -> None:

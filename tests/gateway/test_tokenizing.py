@@ -6,13 +6,19 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc.aio
 import pytest
 
 from gateway import tokenizing
+from gateway.served_model import ServedModel
+from gateway.template import Message
 from gateway.tokenizer import Tokenizer
 from gateway.turns import Turns
+from gateway.validate import ChatInput, TextInput
+from tercet.errors import PromptTooLongError
+from tercet.rpc import typed_error
 from tercet.v1 import inference_pb2 as pb
 
 from .guarded_gateway import GuardedGateway, until
@@ -129,3 +135,39 @@ async def test_what_must_be_too_long_is_not_tokenized(
         assert limit in dict(refused.variables)
     assert turns_of == []
     assert not guarded.scheduler.sequences
+
+
+async def test_what_must_have_too_many_tokens_is_not_tokenized(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def check(least: int) -> None:
+        told.append(least)
+        raise PromptTooLongError("too long", field="chat")
+
+    def never(self: Tokenizer, text: str, **_: Any) -> list[int]:
+        raise AssertionError(text[:20])
+
+    monkeypatch.setattr(Tokenizer, "encode", never)
+    monkeypatch.setattr(Tokenizer, "encode_literal", never)
+    pool = tokenizing.Tokenizing(1 << 20)
+    texts = ["hello", "hello " * 500, "hello " * 20_000, "<|end|>" * 500]
+    for text in texts:
+        for given in (TextInput(text), ChatInput((Message("user", text),))):
+            with pytest.raises(PromptTooLongError):
+                await pool.encode(model, given, "", check)
+    pool.close()
+    assert len(told) == 2 * len(texts)
+    # The chat's is that of its text and what the template adds.
+    assert all(0 < alone <= within for alone, within in zip(told[::2], told[1::2], strict=True))
+
+
+async def test_a_chat_that_must_be_too_long_is_refused_by_its_size(gateway: Any) -> None:
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hello" * 50)] * 50)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await gateway.inference.GenerateOnce(pb.GenerateRequest(chat=chat))
+    error = typed_error(caught.value.trailing_metadata())
+    assert isinstance(error, PromptTooLongError)
+    assert error.metadata["field"] == "chat"
+    assert int(error.metadata["prompt_tokens_at_least"]) > 50 * 50 * 5 // 13
