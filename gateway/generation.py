@@ -17,13 +17,13 @@ from tercet.refusal_lines import RefusalLines
 from .books import Books, Ending, Entry
 from .caller import Caller
 from .cancel import CancelCause, Cancels
-from .link import Link
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
 from .output import Finish, Output
 from .penalties import check_min_tokens
 from .prefix_salt import prefix_salt
 from .refusal_counts import RefusalKind
+from .schedulers import Schedulers
 from .sequence_end import Account
 from .served_model import ServedModel
 from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
@@ -45,7 +45,7 @@ class Means:
     """What all requests of a gateway work with. `clock` gives seconds, `draw_seed` a seed if the client sent none."""
 
     settings: GatewaySettings
-    link: Link
+    link: Schedulers
     books: Books
     tokenizing: Tokenizing
     clock: Callable[[], float]
@@ -116,8 +116,8 @@ class Generation:
     async def open(self) -> Admission:
         """Tokenizes, submits, and waits until the scheduler has admitted. Raises the RequestError that refuses."""
         request, model, link = self._request, self._request.model, self._means.link
-        # Before any work: a mesh that cannot serve says so at once.
-        pool = link.pool(model.name, model.revision)
+        # Before any work: a mesh that cannot serve says so at once, or as soon as that is known.
+        pool = await link.settled_pool(model.name, model.revision)
         self._raise_known(pool)
         plan = self.caller.plan
         _, ids = await self._means.tokenizing.encode(

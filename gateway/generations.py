@@ -20,9 +20,9 @@ from .books import Books
 from .caller import Caller
 from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
-from .link import Link
 from .places import Places
 from .refusal_counts import RefusalKind
+from .schedulers import Schedulers
 from .tokenizing import Tokenizing
 from .validate import MAX_TRAFFIC_CLASS_CHARS, GenerationRequest
 
@@ -36,7 +36,7 @@ class Generations:
     def __init__(
         self,
         settings: GatewaySettings,
-        link: Link,
+        link: Schedulers,
         books: Books,
         *,
         clock: Callable[[], float] = time.monotonic,

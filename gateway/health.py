@@ -29,7 +29,7 @@ from tercet.tls.mesh import MeshIdentity
 
 from .books import Books
 from .generations import Generations
-from .link import Link
+from .schedulers import Schedulers
 from .served_model import Catalogue
 from .tenant_watch import TenantWatch
 
@@ -101,7 +101,7 @@ class Health:
         self,
         server: rpc.Server,
         service: str,
-        link: Link,
+        link: Schedulers,
         catalogue: Catalogue,
         generations: Generations,
         books: Books,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from itertools import count
 
 import grpc
 import grpc.aio
@@ -29,7 +30,7 @@ from .cancel import CancelCause
 from .known_refusals import KnownRefusals
 from .mesh_messages import Pool, Submission, to_pools, to_refusal_counts, to_tenant_update
 from .refusal_counts import RefusalCounts, RefusalKind
-from .sent_requests import ProtocolError, SentRequests
+from .sent_requests import ProtocolError, SentRequest, SentRequests, nobody
 from .stream import Stream
 
 log = structlog.get_logger()
@@ -49,11 +50,23 @@ PART_TIMEOUT_S = 10.0
 class Link:
     """Dials, and dials again for as long as `run` runs. `on_change` is called when `up` or `pools` changed.
 
-    Every submitted request gets its end: from the scheduler, or, when the stream is lost, SchedulerLostError.
+    Every submitted request gets its end: from the scheduler, or, when the stream is lost, SchedulerLostError, unless
+    `hand_over` takes it. `keys` are those of its requests, `hands_over` says whether there is another scheduler.
     """
 
-    def __init__(self, dialer: Dialer, gateway_id: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        dialer: Dialer,
+        gateway_id: str,
+        on_change: Callable[[], None],
+        keys: Iterator[int] | None = None,
+        hand_over: Callable[[SentRequest], bool] = nobody,
+        *,
+        hands_over: bool = False,
+    ) -> None:
         self.up = False
+        # It takes no more requests, and what it has it lets end.
+        self.draining = False
         self.pools: Mapping[tuple[str, str], Pool] = {}
         # No worker serves anything else.
         self._complete = False
@@ -64,7 +77,10 @@ class Link:
         self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
         # The queue is another one after each dial.
         self._known = KnownRefusals()
-        self._requests = SentRequests(lambda message: self._outgoing.put_nowait(message), self._known, time.monotonic)
+        self._keys = keys or count(1)
+        self._hand_over = hand_over
+        self._hands_over = hands_over
+        self._requests = SentRequests(self._send, self._known, time.monotonic, self._leave)
         self._refusals = RefusalCounts()
         # When the scheduler is told of them; None while there are none.
         self._telling: asyncio.TimerHandle | None = None
@@ -85,11 +101,16 @@ class Link:
                 self._telling.cancel()
             await self._dialer.close()
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether requests can go to it."""
+        return self.up and not self.draining and any(pool.workers_live for pool in self.pools.values())
+
     def pool(self, model: str, revision: str) -> Pool:
         """The pool that can serve a model now. Raises SchedulerLostError, NoWorkerError, RevisionMismatchError, and
         ModelNotFoundError if all workers are known and none has that model."""
         if not self.up:
-            raise self._lost("there is no connection to the scheduler")
+            raise self.lost("there is no connection to the scheduler")
         found = self.pools.get((model, revision))
         if found is not None and found.workers_live:
             return found
@@ -126,8 +147,14 @@ class Link:
     def submit(self, submission: Submission, stream: Stream) -> int:
         """Sends a request; its answers go to `stream`. Returns its key. Raises SchedulerLostError."""
         if not self.up:
-            raise self._lost("there is no connection to the scheduler")
-        return self._requests.submit(submission, stream)
+            raise self.lost("there is no connection to the scheduler")
+        key = next(self._keys)
+        self._requests.submit(key, submission, stream)
+        return key
+
+    def take_over(self, request: SentRequest) -> None:
+        """Sends a request that another scheduler had; this one is up."""
+        self._requests.take_over(request)
 
     def cancel(self, key: int, cause: CancelCause) -> None:
         """Tells the scheduler to stop, once; nothing if the request has ended."""
@@ -166,10 +193,10 @@ class Link:
             await asyncio.wait({asking})
             # As calls are when their channel is closed for another one.
             if asking.cancelled():
-                raise self._lost("the connection to the scheduler was closed")
+                raise self.lost("the connection to the scheduler was closed")
             return asking.result()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            raise self._lost("the scheduler does not answer") from error
+            raise self.lost("the scheduler does not answer") from error
         finally:
             asking.cancel()
 
@@ -195,7 +222,7 @@ class Link:
         except grpc.aio.AioRpcError as error:
             raise self._refused(error.code(), error.trailing_metadata()) from error
         except asyncio.TimeoutError:
-            raise self._lost(f"the scheduler said nothing for {PART_TIMEOUT_S:g} s") from None
+            raise self.lost(f"the scheduler said nothing for {PART_TIMEOUT_S:g} s") from None
         finally:
             # Without this a reader that leaves lets the scheduler go on.
             call.cancel()
@@ -210,7 +237,8 @@ class Link:
     async def _attach(self) -> bool:
         """One life of the stream. Returns whether it ever was up."""
         self._outgoing = asyncio.Queue()
-        self._outgoing.put_nowait(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id=self._gateway_id)))
+        hello = pb.GatewayHello(gateway_id=self._gateway_id, hands_over=self._hands_over)
+        self._outgoing.put_nowait(pb.GatewayMessage(hello=hello))
         if self._directory is not None:
             self.tell_tenants(self._directory)
         await self._dialer.connected()
@@ -248,6 +276,7 @@ class Link:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message.WhichOneof("message") == "goodbye":
+                    self._requests.take_goodbye(message.goodbye)
                     return "the scheduler stops"
                 self._receive(message)
             return f"{(await call.code()).name}: {await call.details()}"
@@ -270,12 +299,22 @@ class Link:
 
     def _lose(self) -> None:
         changed, self.up, self.pools, self._complete = self.up, False, {}, False
+        self.draining = False
         self._known.forget(time.monotonic())
-        self._requests.lose(lambda: self._lost("the connection to the scheduler was lost"))
+        self._requests.lose(lambda: self.lost("the connection to the scheduler was lost"))
         if changed:
             self._on_change()
 
-    def _lost(self, message: str) -> errors.SchedulerLostError:
+    def _send(self, message: pb.GatewayMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    def _leave(self, request: SentRequest) -> bool:
+        # Whoever is refused for it knows before all others.
+        self.draining = self.up
+        return self._hand_over(request)
+
+    def lost(self, message: str) -> errors.SchedulerLostError:
+        """What ends requests that it has lost, or cannot have."""
         return errors.SchedulerLostError(
             f"{message} at {self._address}", metadata={"scheduler": self._address}, retry_after_s=UNKNOWN_RETRY_SECONDS
         )
@@ -284,7 +323,7 @@ class Link:
         self, code: grpc.StatusCode, trailers: Iterable[tuple[str, str | bytes]] | None
     ) -> errors.RequestError:
         """The error that the scheduler ended a call of its own with."""
-        return rpc.typed_error(trailers) or self._lost(f"the scheduler did not answer: {code.name}")
+        return rpc.typed_error(trailers) or self.lost(f"the scheduler did not answer: {code.name}")
 
     def _receive(self, message: pb.SchedulerMessage) -> None:
         which = message.WhichOneof("message")

@@ -5,8 +5,9 @@ Knows no stream but the requests' own; what has to be said to the scheduler it h
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +29,7 @@ from .mesh_messages import (
     to_token_logprobs,
     to_trail,
 )
-from .sequence_end import EndReason
+from .sequence_end import Account, EndReason, SequenceEnd
 from .stream import Stream
 from .token_logprobs import TokenLogprobs
 
@@ -41,19 +42,34 @@ class ProtocolError(Exception):
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """A request between Submit and its last message. `sequence_ids` are those that have not ended."""
+    """A request between Submit and its last message, at whatever scheduler. `sequence_ids` are those that have not
+    ended."""
 
     key: int
-    request_id: str
+    submit: pb.Submit
     stream: Stream
-    tenant: str
-    traffic_class: str
     sent_at: float
+    # None: no deadline.
+    deadline_at: float | None
     sequence_ids: set[int] = field(default_factory=set)
+    # By output; empty until it was accepted.
+    outputs: list[SentSequence] = field(default_factory=list)
     # Accepted, and neither ended nor cancelled.
     running: bool = False
     ended: bool = False
     cause: CancelCause | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def tenant(self) -> str:
+        return self.submit.tenant_id
+
+    @property
+    def traffic_class(self) -> str:
+        return self.submit.traffic_class
 
 
 @dataclass(slots=True, eq=False)
@@ -61,41 +77,75 @@ class SentSequence:
     """A sequence of a request that was accepted. `stopped`: its StopSequence has been sent."""
 
     request: SentRequest
-    sequence_id: int
     output_index: int
+    # At the scheduler that has it now.
+    sequence_id: int = 0
+    # All that came of it.
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
     stopped: bool = False
+    ended: bool = False
+    # What it had cost when the scheduler before said goodbye.
+    before: pb.Account | None = None
+
+
+def nobody(_: SentRequest) -> bool:
+    """There is no other scheduler to take a request."""
+    return False
 
 
 class SentRequests:
     """All of one link, cancelled ones included. Every request gets its end: from the scheduler, or by `lose`.
 
-    The methods `take_...` take the scheduler's messages. `known` learns from them what need not be asked again.
+    The methods `take_...` take the scheduler's messages. `known` learns from them what need not be asked again. A
+    scheduler that cannot go on with a request loses it to whom `hand_over` gives it, if that returns True.
     """
 
     def __init__(
-        self, send: Callable[[pb.GatewayMessage], None], known: KnownRefusals, clock: Callable[[], float]
+        self,
+        send: Callable[[pb.GatewayMessage], None],
+        known: KnownRefusals,
+        clock: Callable[[], float],
+        hand_over: Callable[[SentRequest], bool] = nobody,
     ) -> None:
         self._send = send
         self._known = known
         self._clock = clock
+        self._hand_over = hand_over
         self._by_key: dict[int, SentRequest] = {}
         self._by_sequence: dict[int, SentSequence] = {}
-        self._next_key = 1
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def submit(self, submission: Submission, stream: Stream) -> int:
-        """Sends a request; its answers go to `stream`. Returns its key."""
-        key = self._next_key
-        self._next_key += 1
-        self._by_key[key] = SentRequest(
-            key, submission.request_id, stream, submission.tenant, submission.traffic_class, self._clock()
+    def submit(self, key: int, submission: Submission, stream: Stream) -> None:
+        """Sends a request; its answers go to `stream`."""
+        now, left_ms = self._clock(), submission.deadline_ms
+        deadline_at = None if left_ms is None else now + left_ms / 1e3
+        request = SentRequest(key, to_submit(key, submission), stream, now, deadline_at)
+        self._enter(request)
+        self._send(pb.GatewayMessage(submit=request.submit))
+
+    def take_over(self, request: SentRequest) -> None:
+        """Sends a request that another scheduler had, to go on from where it is."""
+        request.sent_at = self._clock()
+        submit = pb.Submit()
+        submit.CopyFrom(request.submit)
+        if request.deadline_at is not None:
+            submit.deadline_ms = max(1, int((request.deadline_at - request.sent_at) * 1e3))
+        submit.begun.extend(
+            pb.Begun(token_ids=output.token_ids, ended=output.ended, account=output.before)
+            for output in request.outputs
         )
+        self._enter(request)
+        self._send(pb.GatewayMessage(submit=submit))
+        if request.stream.behind:
+            self._send(pb.GatewayMessage(pause=pb.Pause(request_key=request.key)))
+        log.info("request_taken_over", request_id=request.request_id, tokens=request.stream.num_tokens)
+
+    def _enter(self, request: SentRequest) -> None:
+        self._by_key[request.key] = request
         # By its key: by the request, stream and request would wait for the garbage collector.
-        stream.on_reader = partial(self._tell_reader, key)
-        self._send(pb.GatewayMessage(submit=to_submit(key, submission)))
-        return key
+        request.stream.on_reader = partial(self._tell_reader, request.key)
 
     def cancel(self, key: int, cause: CancelCause) -> None:
         """Tells the scheduler to stop, once; nothing if the request has ended."""
@@ -116,25 +166,44 @@ class SentRequests:
         self._by_sequence.clear()
         for request in lost:
             self._stops_running(request)
-            if not request.stream.ended:
-                request.stream.cancels.ask(CancelCause.SCHEDULER_LOST)
-            request.stream.fail(why())
-            request.stream.close_account(None)
+            if not self._leave(request):
+                end_lost(request, why())
+
+    def take_goodbye(self, goodbye: pb.Goodbye) -> None:
+        """What the sequences have cost that the scheduler leaves; `lose` comes next."""
+        accounts: Mapping[int, pb.Account] = {each.sequence_id: each.account for each in goodbye.parted}
+        for sequence_id in accounts.keys() & self._by_sequence.keys():
+            self._by_sequence[sequence_id].before = accounts[sequence_id]
+
+    def _leave(self, request: SentRequest) -> bool:
+        """Whether another scheduler goes on with a request, of which this one says nothing more."""
+        if request.cause is not None or request.stream.ended:
+            return False
+        for output in request.outputs:
+            if output.stopped and not output.ended:
+                # Its text is complete. Nobody is left to say when its blocks were free.
+                output.ended = True
+                request.stream.cancels.answer(None, None, output.output_index)
+                request.stream.end(output.output_index, _unsaid(output))
+        request.sequence_ids.clear()
+        return self._hand_over(request)
 
     def take_accepted(self, accepted: pb.RequestAccepted) -> None:
         request = self._by_key.get(accepted.request_key)
         if request is None:
             return
-        if len(accepted.sequence_ids) != request.stream.num_outputs:
+        outputs = request.outputs or [SentSequence(request, index) for index in range(request.stream.num_outputs)]
+        live = [output for output in outputs if not output.ended]
+        if len(accepted.sequence_ids) != len(live):
             # Its outputs would never all end; a scheduler that knows no n makes one.
-            error = (
-                f"the scheduler made {len(accepted.sequence_ids)} sequences for {request.stream.num_outputs} outputs"
-            )
+            error = f"the scheduler made {len(accepted.sequence_ids)} sequences for {len(live)} outputs"
             request.stream.fail(errors.EngineFaultError(error))
             self.cancel(request.key, CancelCause.FAULT)
             return
-        for index, sequence_id in enumerate(accepted.sequence_ids):
-            self._by_sequence[sequence_id] = SentSequence(request, sequence_id, index)
+        request.outputs = outputs
+        for output, sequence_id in zip(live, accepted.sequence_ids, strict=True):
+            output.sequence_id = sequence_id
+            self._by_sequence[sequence_id] = output
         request.sequence_ids.update(accepted.sequence_ids)
         if request.cause is None:
             request.running = True
@@ -147,6 +216,9 @@ class SentRequests:
         if request is None:
             return
         error = failure_from_proto(refused.failure)
+        if _is_for_another(error, request) and self._leave(request):
+            del self._by_key[request.key]
+            return
         self._known.note(request.tenant, request.traffic_class, error, request.sent_at, self._clock())
         request.stream.fail(error)
         request.stream.close_account(None)
@@ -167,6 +239,7 @@ class SentRequests:
             sequence = by_sequence.get(sequence_id)
             if sequence is None:
                 continue
+            sequence.token_ids.append(token_id)
             try:
                 of_token = logprobs[sequence_id].popleft() if sequence_id in logprobs else None
                 cause = sequence.request.stream.push(sequence.output_index, token_id, of_token)
@@ -192,6 +265,7 @@ class SentRequests:
         if sequence is None:
             return None
         request = sequence.request
+        sequence.ended = True
         had_failed = request.stream.error is not None
         last = to_sequence_end(end)
         if last.trail is not None:
@@ -288,6 +362,37 @@ class SentRequests:
         for sequence_id in request.sequence_ids:
             self._by_sequence.pop(sequence_id, None)
         request.sequence_ids.clear()
+
+
+def end_lost(request: SentRequest, error: errors.RequestError) -> None:
+    """Ends a request that no scheduler has."""
+    if not request.stream.ended:
+        request.stream.cancels.ask(CancelCause.SCHEDULER_LOST)
+    request.stream.fail(error)
+    request.stream.close_account(None)
+
+
+def _is_for_another(error: errors.RequestError, request: SentRequest) -> bool:
+    """Whether a refusal is about the scheduler, and not about the request. One that runs has been found good before."""
+    if request.cause is not None:
+        return False
+    return isinstance(error, errors.DrainingError) or (
+        isinstance(error, errors.NoWorkerError) and bool(request.outputs)
+    )
+
+
+def _unsaid(output: SentSequence) -> SequenceEnd:
+    """The last word on a sequence of a scheduler that is gone."""
+    before = output.before or pb.Account()
+    account = Account(
+        cached_tokens=before.cached_tokens,
+        blocks_used=0,
+        blocks_freed=0,
+        queue_s=before.queue_us / 1e6,
+        generated_tokens=len(output.token_ids),
+        gpu_s=before.gpu_us / 1e6,
+    )
+    return SequenceEnd(EndReason.CANCELLED, account)
 
 
 def _note_cancel(sequence: SentSequence, trail: CancelTrail, blocks_freed: int) -> None:

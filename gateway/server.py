@@ -26,7 +26,7 @@ from .books import Books
 from .generations import Generations
 from .guard import Guard
 from .health import Health
-from .link import Link
+from .schedulers import Schedulers
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
 from .tenant_watch import TenantWatch
@@ -68,7 +68,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     catalogue = Catalogue([model])
     changed = asyncio.Event()
     gateway_id = new_process_id("gateway")
-    link = Link(Dialer(settings.scheduler, "scheduler", identity), gateway_id, changed.set)
+    dialers = [Dialer(address, "scheduler", identity) for address in settings.scheduler]
+    link = Schedulers(dialers, gateway_id, changed.set, time.monotonic)
     # In the ledger for years, beside those of all other processes there will ever be.
     instance = f"{gateway_id}-{new_epoch()}"
     books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys())

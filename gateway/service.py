@@ -22,8 +22,8 @@ from .cancellation_messages import to_cancellations
 from .generation import Generation
 from .generations import Generations
 from .guard import Guard
-from .link import Link
 from .public_messages import to_accepted, to_delta, to_finished, to_result
+from .schedulers import Schedulers
 from .served_model import Catalogue, ServedModel
 from .stream import Delta
 from .validate import validate_detokenize, validate_generate, validate_tokenize
@@ -148,7 +148,7 @@ class InferenceService:
 class ModelsService:
     """tercet.v1.Models."""
 
-    def __init__(self, catalogue: Catalogue, link: Link) -> None:
+    def __init__(self, catalogue: Catalogue, link: Schedulers) -> None:
         self._catalogue = catalogue
         self._link = link
 
@@ -181,7 +181,7 @@ class ModelsService:
 class OperationsService:
     """tercet.v1.Operations."""
 
-    def __init__(self, generations: Generations, books: Books, link: Link, guard: Guard) -> None:
+    def __init__(self, generations: Generations, books: Books, link: Schedulers, guard: Guard) -> None:
         self._generations = generations
         self._books = books
         self._link = link

@@ -11,7 +11,7 @@ from tercet import errors
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.plan import MAX_PRIORITY
 
-from .events import Submission
+from .events import Begun, Submission
 from .fleet import Fleet, Pool
 from .sequence import Request, Sequence
 from .tenant import TenantPlan
@@ -213,24 +213,42 @@ def _starts(excess: int, waiting: int, requests: int) -> int:
 def make_request(
     gateway: int, submission: Submission, plan: TenantPlan, traffic_class: TrafficClass, first_id: int, now: float
 ) -> Request:
-    """The request with its sequences, which are numbered from `first_id`: a leader and its forks."""
+    """The request with its sequences, which are numbered from `first_id` by output: a leader and its forks. Of one that
+    another scheduler had, those that have not ended, each by itself if they have parted."""
     deadline = None if submission.deadline_s is None else now + submission.deadline_s
     request = Request(gateway, submission, now, deadline, plan, traffic_class)
-    sampling, token_ids = submission.sampling, list(submission.prompt_token_ids)
+    sampling, prompt = submission.sampling, list(submission.prompt_token_ids)
+    begun = dict(enumerate(submission.begun))
     request.sequences = tuple(
         Sequence(
             sequence_id=first_id + index,
             request=request,
             arrival=first_id + index,
-            token_ids=token_ids,
-            max_length=len(token_ids) + submission.max_tokens,
+            token_ids=prompt,
+            max_length=len(prompt) + submission.max_tokens,
             sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS),
             claim=traffic_class.claim(now, first_id + index),
         )
         for index in range(submission.n)
+        if index not in begun or not begun[index].ended
     )
+    if any(each.token_ids for each in submission.begun):
+        live = [each for each in submission.begun if not each.ended]
+        for sequence, before in zip(request.sequences, live, strict=True):
+            _continue(sequence, before, now)
+        request.first_token_at = now
+        return request
     leader, *forks = request.sequences
     leader.forks = tuple(forks)
     for fork in forks:
         fork.leader = leader
     return request
+
+
+def _continue(sequence: Sequence, before: Begun, now: float) -> None:
+    """It was on a worker of another scheduler, and has its place ahead of those that were on none."""
+    sequence.token_ids = [*sequence.token_ids, *before.token_ids]
+    sequence.placements = 1
+    sequence.cached_tokens = before.cached_tokens
+    sequence.gpu_us = before.gpu_us
+    sequence.started_at = now + before.queue_s

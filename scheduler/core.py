@@ -59,7 +59,7 @@ from .overdue import end_overdue, give_up_hung, next_moment
 from .placement import CachedTokens, cached_tokens
 from .planner import Policy
 from .progress import HUNG_SECONDS
-from .sequence import Request
+from .sequence import Request, Sequence, State
 from .sizes import check_sizes, check_vocabulary, fit_to_plan
 from .state import MeshState
 from .tenant import TenantPlan
@@ -149,6 +149,11 @@ class Core:
     def request_keys(self, gateway: int) -> set[int]:
         """Of a gateway's requests that have not ended."""
         return set(self._mesh.gateways.get(gateway, ()))
+
+    def running(self, gateway: int) -> list[Sequence]:
+        """Of a gateway's sequences those that have not ended; to be looked at only."""
+        requests = self._mesh.gateways.get(gateway, {}).values()
+        return [each for request in requests for each in request.sequences if each.state is not State.FINISHED]
 
     @property
     def workers(self) -> list[Worker]:
@@ -245,6 +250,9 @@ class Core:
         check_sizes(submission, pool, plan)
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise errors.DeadlineError("the deadline had passed when the request arrived")
+        if submission.begun:
+            # It has been accepted.
+            return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, plan, now)
         request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
@@ -304,7 +312,7 @@ class Core:
             self._mesh.sequences[sequence.sequence_id] = sequence
         self._mesh.set_alarms(request)
         self._mesh.traffic.accepted(request)
-        ahead = pool.waiting.add(request.sequences[0])
+        ahead, *_ = [pool.waiting.add(each) for each in request.sequences if each.leader is None]
         self._mesh.note_waits(pool, request.traffic_class.name, now)
         self._mesh.foresight(pool).queued(request, now)
         self._mesh.touch(pool)

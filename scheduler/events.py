@@ -56,6 +56,18 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """How far an output had come at another scheduler. What it had cost is 0 where nobody knows."""
+
+    token_ids: tuple[int, ...]
+    # Nothing more of it is wanted.
+    ended: bool = False
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    gpu_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A new request as a gateway sent it. `deadline_s` is the time left at arrival, None for ever."""
 
@@ -79,6 +91,8 @@ class Submission:
     priority: int = 0
     # Empty: nobody keeps tenants.
     tenant: str = ""
+    # By output, of a request that another scheduler had accepted; empty: it is new.
+    begun: tuple[Begun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

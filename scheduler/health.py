@@ -40,6 +40,8 @@ class SchedulerFacts:
     how long every worker that may get something new has been late."""
 
     stopping: bool
+    # Another scheduler has the workers.
+    stands_by: bool
     stuck_s: float
     unmoved_s: float
     # All that are configured.
@@ -55,6 +57,9 @@ def conditions(facts: SchedulerFacts, service: str) -> Conditions:
     hung = sum(worker.hung for worker in workers)
     away = sum(not worker.live and not worker.hung for worker in workers)
     leaving = sum(worker.draining for worker in workers)
+    if facts.stands_by:
+        # It is ready to take over. What is wrong with the workers the other one says.
+        total, hung, away, leaving = 1, 0, 0, 0
     live = told((facts.stuck_s >= STUCK_SECONDS, f"no event was handled for {facts.stuck_s:.0f} s"))
     stopping = told((facts.stopping, "it stops"))
     return {
@@ -88,12 +93,16 @@ class Health:
         loop: Loop,
         identity: MeshIdentity | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        stands_by: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`stands_by` says whether another scheduler has the workers."""
         self._server = server
         self._service = service
         self._loop = loop
         self._identity = identity
         self._clock = clock
+        self._stands_by = stands_by
         self._stopping = False
         self._handling = self._moving = Stillness()
         self._pressures: dict[str, Pressure] = {}
@@ -120,6 +129,7 @@ class Health:
         self._pressures = look_at_room(self._pressures, {"calls": self._server.num_turned_away, **counts}, now)
         facts = SchedulerFacts(
             stopping=self._stopping,
+            stands_by=self._stands_by(),
             stuck_s=self._handling.still_s,
             unmoved_s=self._moving.still_s,
             workers=workers,

@@ -30,12 +30,15 @@ from .events import (
 from .fleet_view import FleetView
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
+from .sequence import Sequence
 from .traffic_view import TrafficView
 
 # Messages of one step each: minutes of output that a peer has not read.
 MAX_OUTBOX_MESSAGES = 8192
 # A release is answered within a step; a worker that does not answer must not keep us from stopping.
 RELEASE_SECONDS = 2.0
+# Gateways that are told goodbye leave at once; so does a worker that is told to release what they had.
+PART_SECONDS = 1.0
 # Why requests are refused that would be served if there were fewer others.
 _FOR_ROOM = frozenset({QueueFullError.reason, SloUnreachableError.reason})
 
@@ -192,6 +195,15 @@ class Loop:
         """Ends all gateway streams once they have read what is waiting for them."""
         for outbox in self._gateways.values():
             outbox.close()
+
+    async def part(self) -> None:
+        """Ends them while requests run. Returns when nothing of these is left on the workers, or that takes long."""
+        self.close()
+        await self._wait_idle(PART_SECONDS)
+
+    def running(self, gateway: int) -> list[Sequence]:
+        """Of a gateway's sequences those that have not ended; to be looked at only."""
+        return self._core.running(gateway)
 
     async def _wait_idle(self, timeout_s: float) -> bool:
         try:

@@ -13,6 +13,7 @@ import structlog
 
 from tercet import ids, rpc
 from tercet.config import MeshConfig
+from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tercet.tls.mesh import mesh_identity
 
@@ -20,8 +21,10 @@ from .admission import AdmissionMode, QueueBounds
 from .core import CoreSettings
 from .discovery import Discovery
 from .health import Health
+from .leadership import Leadership
 from .links import Links
 from .loop import Loop
+from .peers import Peers
 from .plan_log.recorder import recorded_core
 from .planner import Policy
 from .service import SchedulerService
@@ -44,34 +47,49 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     core, recorder = recorded_core(core_settings(config), settings.plan_log_rounds)
     loop = Loop(core, time.monotonic, recorder)
     identity = mesh_identity(config.tls, "scheduler")
-    server = rpc.Server(tls=None if identity is None else identity.listening_to("gateway"))
+    server = rpc.Server(tls=None if identity is None else identity.listening_to("gateway", "scheduler"))
     epoch = ids.new_epoch()
-    service = SchedulerService(loop, epoch)
+    discovery = Discovery(settings.workers, settings.resolve_seconds)
+    peers = Peers([Dialer(each, "scheduler", identity) for each in settings.peers], time.monotonic)
+
+    async def lead(term: int) -> None:
+        try:
+            await Links(discovery, loop, term, identity).run()
+        finally:
+            if not leadership.standing.leaving:
+                service.open()
+
+    leadership = Leadership(peers, epoch, ids.new_epoch, lead, lambda: service.part())
+    service = SchedulerService(loop, epoch, leadership.standings)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
-    health = Health(server, SERVICE, loop, identity)
+    health = Health(server, SERVICE, loop, identity, stands_by=lambda: not leadership.standing.term)
     port = await server.start(
         settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port", serving=False
     )
     server.tell(health.look())
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
-        discovery = Discovery(settings.workers, settings.resolve_seconds)
-        links = asyncio.create_task(Links(discovery, loop, epoch, identity).run())
+        leading = asyncio.create_task(leadership.run())
         telling = asyncio.create_task(health.run())
         try:
             log.info("scheduler_ready", host=settings.host, port=port, workers=settings.workers)
             if ready is not None:
                 ready(port)
-            await _first(runner, links, telling, server.crash(), signals.get())
+            await _first(runner, leading, telling, server.crash(), signals.get())
             log.info("scheduler_draining", seconds=settings.drain_seconds)
             health.stop()
-            await _first(runner, loop.drain(settings.drain_seconds), signals.get())
+            if service.may_part:
+                # What runs goes on at the next one, as soon as there is one.
+                await _first(runner, leadership.successor(), loop.drain(settings.drain_seconds), signals.get())
+            else:
+                await _first(runner, loop.drain(settings.drain_seconds), signals.get())
+            await _first(runner, leadership.leave(), leading)
             loop.close()
             await server.stop(CLOSE_SECONDS)
             log.info("scheduler_stopped")
         finally:
             await server.stop(0)
-            await _cancel([links, runner, telling])
+            await _cancel([leading, runner, telling])
 
 
 def core_settings(config: MeshConfig) -> CoreSettings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -35,6 +35,7 @@ from .actions import (
 )
 from .cancel_trail import CancelTrail
 from .events import (
+    Begun,
     CancelReason,
     CancelReceived,
     GatewayAttached,
@@ -48,6 +49,8 @@ from .events import (
 from .fleet_view import FleetView
 from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
+from .sequence import Sequence as Running
+from .standing import Standing
 from .tenant import LEAST_WEIGHT, TenantPlan
 from .traffic_messages import traffic_to_proto
 from .wire import enum_value, sampling_from_proto
@@ -61,15 +64,43 @@ _COLUMNS = ("sequence_ids", "token_ids", "ends", "logprobs")
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
-    """`epoch` is larger after each start."""
+    """`epoch` is larger after each start; `standings` says where the scheduler stands now and after each change."""
 
-    def __init__(self, loop: Loop, epoch: int) -> None:
+    def __init__(self, loop: Loop, epoch: int, standings: Callable[[], AsyncIterator[Standing]]) -> None:
         self._loop = loop
         self._epoch = epoch
+        self._standings = standings
         self._log = structlog.get_logger()
+        # Gateways that would lose their requests if it said goodbye now.
+        self._staying: set[int] = set()
+        # Says goodbye to all, and takes none.
+        self._parting = False
+
+    @property
+    def may_part(self) -> bool:
+        """Whether all gateways can hand their requests over."""
+        return not self._staying
+
+    async def part(self) -> None:
+        """Says goodbye to all gateways, and lets none in."""
+        self._parting = True
+        await self._loop.part()
+
+    def open(self) -> None:
+        """Lets gateways in again."""
+        self._parting = False
+
+    async def WatchStanding(
+        self, _request: scheduler_pb2.WatchStandingRequest, _context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[scheduler_pb2.Standing]:
+        """Where this scheduler stands among the others."""
+        async for each in self._standings():
+            yield scheduler_pb2.Standing(started=each.started, term=each.term, leaving=each.leaving)
 
     async def Attach(self, _requests: Any, context: grpc.aio.ServicerContext) -> None:
         """One gateway, until either side ends the stream."""
+        if self._parting:
+            await rpc.abort(context, errors.DrainingError("the scheduler leaves its gateways to the next one"))
         try:
             first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
         except asyncio.TimeoutError:
@@ -77,14 +108,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
             await rpc.abort(context, errors.InvalidFieldError("the first message must be a hello", field="hello"))
         await context.write(scheduler_pb2.SchedulerMessage(hello=scheduler_pb2.SchedulerHello(epoch=self._epoch)))
+        if self._parting:
+            # It was told to while it waited for the hello.
+            await rpc.abort(context, errors.DrainingError("the scheduler leaves its gateways to the next one"))
         gateway, outbox = self._loop.open_gateway()
         self._loop.post(GatewayAttached(gateway, first.hello.gateway_id))
+        if not first.hello.hands_over:
+            self._staying.add(gateway)
         reader = asyncio.create_task(self._read(context, gateway))
-        writer = asyncio.create_task(self._write(context, outbox))
+        writer = asyncio.create_task(self._write(context, gateway, outbox))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Whatever ended it, cancelled or not: what this gateway asked for has lost its reader.
+            self._staying.discard(gateway)
             self._loop.close_gateway(gateway)
             for task in (reader, writer):
                 task.cancel()
@@ -166,7 +203,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             else:
                 self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
 
-    async def _write(self, context: grpc.aio.ServicerContext, outbox: Outbox[GatewayMessage]) -> None:
+    async def _write(self, context: grpc.aio.ServicerContext, gateway: int, outbox: Outbox[GatewayMessage]) -> None:
         try:
             while True:
                 for message in merged(await outbox.take_all()):
@@ -174,7 +211,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         except OutboxClosedError as closed:
             if closed.overflowed:
                 raise
-        await context.write(scheduler_pb2.SchedulerMessage(goodbye=scheduler_pb2.Goodbye()))
+        parted = [
+            scheduler_pb2.Parted(sequence_id=each.sequence_id, account=_cost_to_proto(each))
+            for each in self._loop.running(gateway)
+        ]
+        await context.write(scheduler_pb2.SchedulerMessage(goodbye=scheduler_pb2.Goodbye(parted=parted)))
         # The gateway ends the stream when it has read that, or the server ends it.
         await asyncio.Event().wait()
 
@@ -216,6 +257,27 @@ def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
         traffic_class=submit.traffic_class,
         priority=submit.priority,
         tenant=submit.tenant_id,
+        begun=tuple(map(_begun_from_proto, submit.begun)),
+    )
+
+
+def _begun_from_proto(begun: scheduler_pb2.Begun) -> Begun:
+    account = begun.account
+    return Begun(
+        token_ids=tuple(begun.token_ids),
+        ended=begun.ended,
+        cached_tokens=account.cached_tokens,
+        queue_s=account.queue_us / 1e6,
+        gpu_us=float(account.gpu_us),
+    )
+
+
+def _cost_to_proto(sequence: Running) -> scheduler_pb2.Account:
+    """Of one that goes on elsewhere, where its tokens are counted and its blocks."""
+    return scheduler_pb2.Account(
+        cached_tokens=sequence.cached_tokens,
+        queue_us=round(sequence.queue_seconds * 1e6),
+        gpu_us=max(0, round(sequence.gpu_us)),
     )
 
 

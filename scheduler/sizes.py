@@ -33,6 +33,17 @@ def _check_fields(submission: Submission) -> None:
         raise errors.InvalidFieldError("max_tokens must be at least 1", field="stop.max_tokens")
     if submission.n < 1:
         raise errors.InvalidFieldError("n must be at least 1", field="sampling.n")
+    if submission.begun:
+        _check_begun(submission)
+
+
+def _check_begun(submission: Submission) -> None:
+    """A gateway that says otherwise has a bug."""
+    live = [each for each in submission.begun if not each.ended]
+    if len(submission.begun) != submission.n or not live:
+        raise errors.InvalidFieldError("what has begun is not that of all outputs, or all have ended", field="begun")
+    if any(len(each.token_ids) >= submission.max_tokens for each in live):
+        raise errors.InvalidFieldError("an output that goes on has all its tokens", field="begun")
 
 
 def check_vocabulary(submission: Submission, pool: Pool) -> None:

@@ -84,7 +84,11 @@ class GatewaySettings:
     shared_port: int = setting(
         0, "port to listen on as well, together with other gateways of this host; 0: none", checks.port
     )
-    scheduler: str = setting("127.0.0.1:50052", "host:port of the scheduler", checks.address)
+    scheduler: tuple[str, ...] = setting(
+        ("127.0.0.1:50052",),
+        "host:port of each scheduler; requests go to the one that has the workers",
+        checks.schedulers,
+    )
     max_prompt_bytes: int = setting(
         2 * 1024 * 1024, "largest prompt text in bytes, before tokenization", checks.count(1), in_bytes=True
     )
@@ -95,6 +99,12 @@ class GatewaySettings:
         60.0, "how long a client may read nothing of what there is before SLOW_CONSUMER", checks.seconds(0.001)
     )
     max_concurrent_requests: int = setting(4096, "requests in flight before QUEUE_FULL", checks.count(1))
+    handover_seconds: float = setting(
+        0.0,
+        "beside other gateways: connections are renewed at least so often, and SIGTERM lets them move away before "
+        "drain_seconds begin; 0: neither",
+        checks.seconds(0),
+    )
     drain_seconds: float = setting(10.0, "grace for running requests at shutdown", checks.seconds(0))
 
 
@@ -108,6 +118,11 @@ class SchedulerSettings:
         ("127.0.0.1:50053",),
         "host:port of each worker; dns://name:port stands for every address of a name",
         checks.addresses,
+    )
+    peers: tuple[str, ...] = setting(
+        (),
+        "host:port of the other schedulers of the mesh, of which one leads; this one may be among them",
+        checks.peers,
     )
     num_scheduler_steps: int = setting(
         0, "decode steps per plan; 0: chosen by how steady the load is. Fix it for experiments", checks.count(0)

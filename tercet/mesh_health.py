@@ -55,12 +55,13 @@ class Report:
 
 
 async def find_targets(config: MeshConfig, gateway_tls: ClientTls | None = None) -> list[Target]:
-    """Gateway, scheduler and workers of these settings. A name of workers stands for each of its addresses, and for
+    """Gateway, schedulers and workers of these settings. A name of workers stands for each of its addresses, and for
     itself if it has none. Raises errors.ConfigError for certificates of no use."""
     tls = probe_tls(config.tls, "gateway") if gateway_tls is None else gateway_tls
+    scheduler_tls = probe_tls(config.tls, "scheduler")
     targets = [
         Target("gateway", Member("gateway", config).address, tls),
-        Target("scheduler", config.gateway.scheduler, probe_tls(config.tls, "scheduler")),
+        *(Target("scheduler", address, scheduler_tls) for address in config.gateway.scheduler),
     ]
     worker_tls = probe_tls(config.tls, "worker")
     for place in config.scheduler.workers:

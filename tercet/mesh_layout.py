@@ -89,8 +89,8 @@ def layout(config: MeshConfig, num_workers: int = 1, num_gateways: int = 1) -> t
         Member(name, dataclasses.replace(config, worker=worker))
         for name, worker in zip(_names("worker", num_workers), workers, strict=True)
     ]
-    scheduler = dataclasses.replace(config.scheduler, workers=tuple(member.address for member in devices))
-    gateway = dataclasses.replace(config.gateway, scheduler=Member("scheduler", config).address)
+    scheduler = dataclasses.replace(config.scheduler, workers=tuple(member.address for member in devices), peers=())
+    gateway = dataclasses.replace(config.gateway, scheduler=(Member("scheduler", config).address,))
     edge = [gateway] * num_gateways
     if num_gateways > 1:
         edge = [dataclasses.replace(gateway, port=ports.pop(), shared_port=gateway.port) for _ in edge]

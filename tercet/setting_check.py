@@ -76,6 +76,18 @@ def addresses(values: tuple[str, ...]) -> str | None:
     return None if wrong is None else f"must be host:port or {DNS_PREFIX}name:port, is {wrong!r}"
 
 
+def peers(values: tuple[str, ...]) -> str | None:
+    """Any number of ``host:port``."""
+    return next((problem for value in values if (problem := address(value)) is not None), None)
+
+
+def schedulers(values: tuple[str, ...]) -> str | None:
+    """At least one ``host:port``, each once."""
+    if not values:
+        return "must name at least one host:port"
+    return "must name each address once" if len(set(values)) < len(values) else peers(values)
+
+
 def block_size(value: int) -> str | None:
     """Tokens per KV block, or 0."""
     if value == 0 or (8 <= value <= 256 and value & (value - 1) == 0):

@@ -14,8 +14,9 @@ def name_of(service: str) -> str:
     return f"{service}.{_DOMAIN}"
 
 
-def check_caller(name: str, context: grpc.aio.ServicerContext) -> None:
-    """Raises errors.PermissionDeniedError if the caller's certificate has not this name. That it is the caller's, and
-    of the mesh's CA, the connection has made sure."""
-    if name.encode() not in context.auth_context().get("x509_subject_alternative_name", ()):
-        raise errors.PermissionDeniedError(f"only {name} may call this service")
+def check_caller(names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
+    """Raises errors.PermissionDeniedError if the caller's certificate has none of these names. That it is the caller's,
+    and of the mesh's CA, the connection has made sure."""
+    shown = context.auth_context().get("x509_subject_alternative_name", ())
+    if not any(name.encode() in shown for name in names):
+        raise errors.PermissionDeniedError(f"only {' and '.join(names)} may call this service")

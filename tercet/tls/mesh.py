@@ -17,9 +17,9 @@ class MeshIdentity:
     def __init__(self, watch: CertificateWatch) -> None:
         self._watch = watch
 
-    def listening_to(self, service: str) -> ServerTls:
-        """How it listens: only `service` may call."""
-        return ServerTls(self._watch, name_of(service))
+    def listening_to(self, *services: str) -> ServerTls:
+        """How it listens: only `services` may call."""
+        return ServerTls(self._watch, tuple(map(name_of, services)))
 
     @property
     def problem(self) -> str:

@@ -15,10 +15,10 @@ from .watch import CertificateWatch
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """`caller`, if not empty, is the name that callers must show a certificate of the same CA for."""
+    """`callers`, if there are any, are names for one of which callers must show a certificate of the same CA."""
 
     watch: CertificateWatch
-    caller: str = ""
+    callers: tuple[str, ...] = ()
 
     def credentials(self) -> grpc.ServerCredentials:
         """What a port is opened with. Each handshake looks whether the files have changed; what is connected stays."""
@@ -33,13 +33,13 @@ class ServerTls:
             return _configuration(latest)
 
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(given), renewed, require_client_authentication=bool(self.caller)
+            _configuration(given), renewed, require_client_authentication=bool(self.callers)
         )
 
     def admit(self, context: grpc.aio.ServicerContext) -> None:
-        """Raises errors.PermissionDeniedError for a call that is not from `caller`."""
-        if self.caller:
-            check_caller(self.caller, context)
+        """Raises errors.PermissionDeniedError for a call that is not from one of `callers`."""
+        if self.callers:
+            check_caller(self.callers, context)
 
 
 def edge_tls(settings: TlsSettings) -> ServerTls | None:

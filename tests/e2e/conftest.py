@@ -76,6 +76,14 @@ class Mesh:
         """host:port of the gateway."""
         return f"127.0.0.1:{self.ports['gateway']}"
 
+    def address_of(self, name: str) -> str:
+        """host:port of a service."""
+        return f"127.0.0.1:{self.ports[name]}"
+
+    def set(self, **settings: str) -> None:
+        """More settings, for services that are started from now on."""
+        self._environment.update(settings)
+
     def start(self, *names: str) -> None:
         """Starts the named services, by default all, and waits until the whole mesh can serve."""
         for name in names or HEALTH_NAMES:

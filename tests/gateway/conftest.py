@@ -336,7 +336,7 @@ class Gateway:
 
 
 def config_for(model_path: Path, scheduler_port: int, **changes: Any) -> MeshConfig:
-    settings = {"port": 0, "scheduler": f"127.0.0.1:{scheduler_port}", "drain_seconds": 2.0, **changes}
+    settings = {"port": 0, "scheduler": (f"127.0.0.1:{scheduler_port}",), "drain_seconds": 2.0, **changes}
     return MeshConfig(
         model=ModelSettings(model=str(model_path), served_model_name=("bytes", "alias")),
         gateway=GatewaySettings(**settings),

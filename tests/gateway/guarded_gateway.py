@@ -131,7 +131,7 @@ async def guarded_gateway(scheduler: Any, model_path: Path, path: Path) -> Async
     keys = {name: store.add(name, TenantPlan(), operator=name == "boss") for name in ("alice", "bob", "boss")}
     config = MeshConfig(
         model=ModelSettings(model=str(model_path), served_model_name=("bytes",)),
-        gateway=GatewaySettings(port=0, scheduler=f"127.0.0.1:{scheduler.port}", drain_seconds=1),
+        gateway=GatewaySettings(port=0, scheduler=(f"127.0.0.1:{scheduler.port}",), drain_seconds=1),
         tenants=TenantsSettings(store=str(path)),
         ledger=LedgerSettings(database="none"),
     )

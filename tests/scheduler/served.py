@@ -11,6 +11,7 @@ from scheduler.events import GatewayAttached, WorkerAttached
 from scheduler.loop import Loop
 from scheduler.service import SchedulerService
 from scheduler.simulator.small import worker_info
+from scheduler.standing import Standing
 from tercet import rpc
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -26,12 +27,17 @@ def populated(loop: Loop, **worker: Any) -> int:
     return gateway
 
 
+async def nowhere() -> AsyncIterator[Standing]:
+    """Where a scheduler stands that has no others beside it."""
+    yield Standing(EPOCH, EPOCH)
+
+
 @contextlib.asynccontextmanager
 async def served(loop: Loop) -> AsyncIterator[Any]:
     """A stub of the scheduler whose loop it is, which runs meanwhile."""
     runner = asyncio.create_task(loop.run())
     server = rpc.Server()
-    scheduler_pb2_grpc.add_SchedulerServicer_to_server(SchedulerService(loop, EPOCH), server.grpc_server)
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(SchedulerService(loop, EPOCH, nowhere), server.grpc_server)
     port = await server.start("127.0.0.1", 0, [scheduler_pb2.DESCRIPTOR], key="scheduler.port")
     channel = rpc.open_channel(f"127.0.0.1:{port}")
     try:

@@ -37,7 +37,9 @@ THERE = WorkerView(
 AWAY = dataclasses.replace(THERE, live=False)
 HUNG = dataclasses.replace(AWAY, hung=True)
 LEAVING = dataclasses.replace(THERE, draining=True)
-WELL = SchedulerFacts(stopping=False, stuck_s=0.0, unmoved_s=0.0, workers=(THERE, THERE), certificate="", crowded=())
+WELL = SchedulerFacts(
+    stopping=False, stands_by=False, stuck_s=0.0, unmoved_s=0.0, workers=(THERE, THERE), certificate="", crowded=()
+)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ async def serve(name: str, behaviour: str) -> None:
     server = Server(server_options(shares=bool(shared_port)))
     await server.start(settings.host, settings.port, [], key=f"{service}.port", shared_port=shared_port)
     server.set_serving(HEALTH[service], behaviour != "mute")
-    sys.stderr.write(f"{name} {config.gateway.scheduler} {','.join(config.scheduler.workers)}\n")
+    above, below = ",".join(config.gateway.scheduler), ",".join(config.scheduler.workers)
+    sys.stderr.write(f"{name} {above} {below}\n")
     await stop.wait()
     await server.stop(0)
 

@@ -30,7 +30,7 @@ def test_the_three_are_connected_by_ports_and_loopback():
     assert gateway.address == f"127.0.0.1:{MeshConfig().gateway.port}"
     assert (scheduler.address, worker.address) == ("[::1]:8", "127.0.0.1:7")
     for member in members:
-        assert member.config.gateway.scheduler == "[::1]:8"
+        assert member.config.gateway.scheduler == ("[::1]:8",)
         assert member.config.scheduler.workers == ("127.0.0.1:7",)
     # One worker has the host for itself.
     assert worker.settings == load_config(None, None, {"worker.host": "0.0.0.0", "worker.port": 7}).worker
@@ -130,7 +130,7 @@ def test_several_gateways_share_the_port_and_have_one_of_their_own_each():
     assert shared
     assert len({shared, *(member.settings.port for member in members)}) == 7
     assert {member.shared_address for member in members[:3]} == {f"127.0.0.1:{shared}"}
-    assert {gateway.scheduler for gateway in gateways} == {members[3].address}
+    assert {gateway.scheduler for gateway in gateways} == {(members[3].address,)}
     (alone, *_) = _layout(gateway__port=700)
     assert (alone.settings.port, alone.settings.shared_port) == (700, 0)
     assert alone.shared_address == alone.address
