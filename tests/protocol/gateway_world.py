@@ -51,9 +51,13 @@ class Story:
     restarts: int = 0
     # Schedulers that are told to stop, do so when nobody is served any more, and start again.
     stops: int = 0
+    # Schedulers that are told to stop, leave what runs to the next one, and start again.
+    partings: int = 0
+    # The gateway hands over what its scheduler cannot go on with.
+    hands_over: bool = False
 
 
-BUDGETS = ("cancels", "cuts", "restarts", "stops")
+BUDGETS = ("cancels", "cuts", "restarts", "stops", "partings")
 
 
 @dataclass(slots=True)
@@ -75,14 +79,14 @@ class GatewayWorld:
     def __init__(self, story: Story) -> None:
         self.story = story
         self.left = Counter({name: getattr(story, name) for name in BUDGETS})
-        self.link = WiredLink()
+        self.link = WiredLink(keeps=story.hands_over)
         self.clients: list[Client] = []
         self._asked = 0
         self._epoch = self._links = self._wires = 0
         # As the gateway has it, and those that the scheduler has and the gateway has left.
         self.wire: Wire | None = None
         self.left_behind: list[Wire] = []
-        self.stopping = False
+        self.stopping = self.leaving = False
         self._boot()
         self._dial()
         while self._wire.down or self._wire.up:
@@ -135,13 +139,16 @@ class GatewayWorld:
     def _due(self) -> list[Move]:
         due: list[Move] = []
         if self.wire is None:
-            due.append(("dial",))
+            # A scheduler that leaves takes no more gateways.
+            due += [] if self.leaving else [("dial",)]
         elif self.wire.broken:
             due.append(("notice",))
         else:
             due += [("up",)] if self.wire.up else []
             due += [("down",)] if self.wire.down else []
         due += [("hear_of_loss", wire.number) for wire in self._known_wires() if wire.broken]
+        if self.link.waiting and self.link.up and not self.link.draining:
+            due.append(("hand_on",))
         for index, client in enumerate(self.clients):
             if client.ask.deaf and client.stream.behind and not client.stream.ended:
                 due.append(("give_up", index))
@@ -149,7 +156,7 @@ class GatewayWorld:
                 due.append(("read", index))
         if self.worker.busy or self.worker._plans or self.worker._mailbox:
             due.append(("step",))
-        if self.stopping and self.core.idle:
+        if self.stopping and (self.core.idle or self.leaving):
             known = self._known_wires()
             if not known:
                 due.append(("start",))
@@ -196,8 +203,11 @@ class GatewayWorld:
                 wire.parted = True
                 wire.up.append(pb.SchedulerMessage(goodbye=pb.Goodbye()).SerializeToString())
 
+    def _hand_on(self) -> None:
+        self.link.hand_on()
+
     def _start(self) -> None:
-        self.stopping = False
+        self.stopping = self.leaving = False
         self._boot()
 
     # What is asked, and what breaks.
@@ -214,6 +224,8 @@ class GatewayWorld:
             possible.append(("restart",))
         if self.left["stops"] and not self.stopping:
             possible.append(("stop",))
+        if self.left["partings"] and not self.stopping:
+            possible.append(("take_leave",))
         return possible
 
     def _ask(self) -> None:
@@ -263,6 +275,10 @@ class GatewayWorld:
             accepted = client.stream.queue_position is not None and not client.stream.ended
             client.owed = accepted and not self.story.cuts
         self._tell(DrainStarted())
+
+    def _take_leave(self) -> None:
+        self.left["partings"] -= 1
+        self.stopping = self.leaving = True
 
     # The machinery.
 
@@ -333,6 +349,8 @@ class GatewayWorld:
             endings |= {"SLOW_CONSUMER", "finished"}
         if self.story.stops:
             endings.add("DRAINING")
+        if self.story.hands_over:
+            return endings | {"finished"}
         return endings | ({"SCHEDULER_LOST"} if self.story.cuts or self.story.restarts or self.story.stops else set())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import scheduler.core
-from gateway.sent_requests import SentRequests
+from gateway.sent_requests import SentRequest, SentRequests
 from gateway.stream import Stream
 from scheduler import ending, membership, pausing, reports
 from scheduler.actions import CancelDone, NewSequence, Release, Rest, ToWorker
@@ -236,7 +236,31 @@ def who_reads_on_is_not_told_of(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SentRequests, "_tell_reader", _tell_reader)
 
 
+def the_next_one_is_told_of_a_token_less(patch: pytest.MonkeyPatch) -> None:
+    take_over = SentRequests.take_over
+
+    def mutant(self: SentRequests, request: SentRequest) -> None:
+        for output in request.outputs:
+            del output.token_ids[-1:]
+        take_over(self, request)
+
+    patch.setattr(SentRequests, "take_over", mutant)
+
+
+def what_has_ended_begins_again(patch: pytest.MonkeyPatch) -> None:
+    take_over = SentRequests.take_over
+
+    def mutant(self: SentRequests, request: SentRequest) -> None:
+        for output in request.outputs:
+            output.ended = False
+        take_over(self, request)
+
+    patch.setattr(SentRequests, "take_over", mutant)
+
+
 GATEWAY_MUTATIONS: dict[Mutation, str] = {
+    the_next_one_is_told_of_a_token_less: "the next one takes over",
+    what_has_ended_begins_again: "one of them has its stop string",
     who_reads_on_is_not_told_of: "a client reads now and then",
     a_request_outlives_its_stream: "two requests on a stream that breaks",
     a_stream_is_not_told_that_it_is_lost: "two requests on a stream that breaks",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gateway.cancel import CancelCause
 from gateway.known_refusals import KnownRefusals
 from gateway.link import Link
-from gateway.sent_requests import SentRequests
+from gateway.sent_requests import SentRequest, SentRequests
 from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
@@ -26,12 +27,35 @@ class _Known(KnownRefusals):
 
 
 class WiredLink(Link):
-    """The link without gRPC: who has it carries what it sends and tells it what comes."""
+    """The link without gRPC: who has it carries what it sends and tells it what comes. If it `keeps` requests that its
+    scheduler cannot go on with, they wait until they are handed on."""
 
-    def __init__(self) -> None:
-        super().__init__(Dialer("host:1", "scheduler", None), "gateway-1", nothing)
+    def __init__(self, *, keeps: bool = False) -> None:
+        super().__init__(Dialer("host:1", "scheduler", None), "gateway-1", nothing, hand_over=self.keep)
         self._known = _Known()
-        self._requests = SentRequests(self.send, self._known, standing_still)
+        self._requests = SentRequests(self.send, self._known, standing_still, self._leave)
+        self._keeps = keeps
+        self.waiting: list[SentRequest] = []
+
+    def keep(self, request: SentRequest) -> bool:
+        if self._keeps:
+            self.waiting.append(request)
+        return self._keeps
+
+    def hand_on(self) -> None:
+        """All that wait go to the scheduler that there is now."""
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            self.take_over(request)
+
+    def cancel(self, key: int, cause: CancelCause) -> None:
+        """As the one who hands requests over: what nobody has is over."""
+        found = [request for request in self.waiting if request.key == key]
+        self.waiting = [request for request in self.waiting if request.key != key]
+        for request in found:
+            request.stream.cancels.ask(cause)
+            request.stream.close_account(None)
+        super().cancel(key, cause)
 
     def send(self, message: pb.GatewayMessage) -> None:
         self._outgoing.put_nowait(message)
@@ -61,4 +85,4 @@ class WiredLink(Link):
     @property
     def num_requests(self) -> int:
         """Requests of which it still knows."""
-        return len(self._requests)
+        return len(self._requests) + len(self.waiting)
