@@ -47,9 +47,16 @@ class Schedulers:
     """`on_change` is called when a link went up or down, or heard of other pools. Methods are those of a link."""
 
     def __init__(
-        self, dialers: Sequence[Dialer], gateway_id: str, on_change: Callable[[], None], clock: Callable[[], float]
+        self,
+        dialers: Sequence[Dialer],
+        gateway_id: str,
+        on_change: Callable[[], None],
+        clock: Callable[[], float],
+        *,
+        replaces: bool = False,
     ) -> None:
-        """`dialers` have the addresses, at least one; `clock` gives seconds."""
+        """`dialers` have the addresses, at least one; `clock` gives seconds. `replaces`: clients may come before a
+        scheduler does, since another gateway has sent them away."""
         keys, several = count(1), len(dialers) > 1
         self._links = [
             Link(
@@ -68,7 +75,7 @@ class Schedulers:
         self._waiting: dict[int, _Waiting] = {}
         # The one that had workers last, and until when another one may be about to take over from it.
         self._leader: Link | None = None
-        self._settled_at = 0.0
+        self._settled_at = clock() + TAKE_OVER_S if replaces else clock()
         # Those who wait for that.
         self._waiters: set[asyncio.Future[None]] = set()
 

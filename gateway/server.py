@@ -69,7 +69,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     changed = asyncio.Event()
     gateway_id = new_process_id("gateway")
     dialers = [Dialer(address, "scheduler", identity) for address in settings.scheduler]
-    link = Schedulers(dialers, gateway_id, changed.set, time.monotonic)
+    replaces = settings.handover_seconds > 0
+    link = Schedulers(dialers, gateway_id, changed.set, time.monotonic, replaces=replaces)
     # In the ledger for years, beside those of all other processes there will ever be.
     instance = f"{gateway_id}-{new_epoch()}"
     books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys())
@@ -87,7 +88,11 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     await books.start()
     guard = Guard(tenants, note=lambda error: generations.note_refusal(None, "", error))
     server = rpc.Server(
-        rpc.server_options(max(MIN_REQUEST_BYTES, 4 * settings.max_prompt_bytes), shares=bool(settings.shared_port)),
+        rpc.server_options(
+            max(MIN_REQUEST_BYTES, 4 * settings.max_prompt_bytes),
+            shares=bool(settings.shared_port),
+            renew_s=settings.handover_seconds,
+        ),
         tls=tls,
         admit=guard.caller,
     )
@@ -129,6 +134,9 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
             task.result()  # neither ends by itself: this raises what broke it
         log.info("gateway_draining", requests=len(generations))
         health.stop()
+        if settings.handover_seconds:
+            # A client that hears of it in its own time is not refused meanwhile.
+            await server.leave(settings.handover_seconds)
         await generations.drain(settings.drain_seconds)
     finally:
         await server.stop(0.5)

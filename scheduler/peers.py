@@ -38,8 +38,9 @@ class Peers:
         return len(self._dialers)
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Until cancelled."""
-        await asyncio.gather(*(self._watch(dialer, on_change) for dialer in self._dialers))
+        """Until cancelled, also where there are none."""
+        watches = [self._watch(dialer, on_change) for dialer in self._dialers]
+        await asyncio.gather(asyncio.Event().wait(), *watches)
 
     def heard(self) -> list[Standing]:
         """Of those that are there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +20,7 @@ from tercet.call_status import typed_error as typed_error
 from tercet.door import MAX_CALLS, Admit, Door, anyone
 from tercet.health import NAMES, READY, Conditions
 from tercet.health_service import HealthService
+from tercet.listeners import num_connected, stop_listening
 from tercet.open_files import max_connections
 from tercet.ports import check_port_free
 
@@ -35,6 +37,11 @@ QUIET_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
 # How often a server looks whether it still runs.
 LOOK_SECONDS = 1.0
+# By how much the core draws out the age at which it ends a connection, at most.
+LATEST_AGE = 1.1
+# How often a server that is left looks whether somebody is still there, and how long a client takes to hear of it.
+LEFT_LOOK_SECONDS = 0.25
+HEARD_SECONDS = 0.5
 
 
 def keepalive(quiet_s: float, answer_s: float) -> list[tuple[str, int]]:
@@ -87,12 +94,17 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def server_options(max_request_bytes: int = MAX_MESSAGE_BYTES, *, shares: bool = False) -> list[tuple[str, int]]:
+def server_options(
+    max_request_bytes: int = MAX_MESSAGE_BYTES, *, shares: bool = False, renew_s: float = 0.0
+) -> list[tuple[str, int]]:
     """Options of a server in this process. A larger request is refused with RESOURCE_EXHAUSTED by gRPC itself.
-    `shares`: it may have a `shared_port`."""
+    `shares`: it may have a `shared_port`. `renew_s`: no connection gets new calls for longer; 0: each may for ever."""
     # Of two options of one name the first counts. Beyond the second one, connections are closed as they come.
     return [
         *([("grpc.so_reuseport", 1)] if shares else []),
+        # The core asks for it up to a tenth later. Clients open another connection, and the calls on this one end as
+        # they would.
+        *([("grpc.max_connection_age_ms", max(1, round(renew_s * 1e3 / LATEST_AGE)))] if renew_s else []),
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_allowed_incoming_connections", max_connections()),
         *SERVER_OPTIONS,
@@ -123,6 +135,7 @@ class Server:
         admit: Admit | None = None,
     ) -> None:
         self._tls = tls
+        self._ports: set[int] = set()
         self._door = Door(admit or (anyone if tls is None else tls.admit))
         self.grpc_server = make_server(options or server_options(), [self._door])
         self._health = HealthService()
@@ -162,12 +175,15 @@ class Server:
         address = f"{_bracket(host)}:{port}"
         try:
             if self._tls is None:
-                return int(self.grpc_server.add_insecure_port(address))
-            return int(self.grpc_server.add_secure_port(address, self._tls.credentials()))
+                bound = int(self.grpc_server.add_insecure_port(address))
+            else:
+                bound = int(self.grpc_server.add_secure_port(address, self._tls.credentials()))
         except RuntimeError as error:
             raise errors.ConfigError(
                 key, f"cannot listen on {host}:{port}: the port is in use or the address is not this host's"
             ) from error
+        self._ports.add(bound)
+        return bound
 
     def tell(self, conditions: Conditions) -> None:
         """Publishes what holds of these health names. Nothing after `stop`."""
@@ -193,6 +209,17 @@ class Server:
         while self.grpc_server._server.is_running():  # noqa: ASYNC110 - it has no other way to tell
             await asyncio.sleep(LOOK_SECONDS)
         raise errors.EngineFaultError("the gRPC server ended by itself")
+
+    async def leave(self, limit_s: float) -> None:
+        """Lets in no more connections, and serves those there are until all have ended, `limit_s` seconds at most.
+        Who is connected hears of it where `server_options` has `renew_s`, and goes elsewhere."""
+        stop_listening(self._ports)
+        give_up = time.monotonic() + limit_s + HEARD_SECONDS
+        # Reading what files are open takes a while where there are thousands.
+        while time.monotonic() < give_up:
+            if not await asyncio.to_thread(num_connected, self._ports):
+                break
+            await asyncio.sleep(LEFT_LOOK_SECONDS)
 
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING of all but `live`, refuses new calls, cancels running ones after `grace_s` seconds."""

@@ -58,6 +58,7 @@ WELL = SchedulerFacts(
         ({"unmoved_s": UNMOVED_SECONDS}, {"ready"}),
         ({"workers": (AWAY, AWAY)}, {"ready", "intact"}),
         ({"workers": (LEAVING, AWAY)}, {"ready", "intact"}),
+        ({"workers": (AWAY, AWAY), "stands_by": True}, set()),
         ({"certificate": "its certificate has expired"}, {"intact"}),
         ({"crowded": ("no room for class batch",)}, {"has-room"}),
     ],
