@@ -259,7 +259,7 @@ def what_has_ended_begins_again(patch: pytest.MonkeyPatch) -> None:
 
 
 GATEWAY_MUTATIONS: dict[Mutation, str] = {
-    the_next_one_is_told_of_a_token_less: "the next one takes over",
+    the_next_one_is_told_of_a_token_less: "it does, twice",
     what_has_ended_begins_again: "one of them has its stop string",
     who_reads_on_is_not_told_of: "a client reads now and then",
     a_request_outlives_its_stream: "two requests on a stream that breaks",
