@@ -88,7 +88,8 @@ GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
     ),
     "a client never reads": gateway_world.Story((Ask(4, unread=1, deaf=True), Ask()), cuts=1),
     "a client reads now and then": gateway_world.Story((Ask(4, unread=1),), cuts=1, cancels=1),
-    "the next one takes over": gateway_world.Story((Ask(3), Ask()), restarts=1, cancels=1, hands_over=True),
+    "the next one takes over": gateway_world.Story((Ask(),), restarts=1, hands_over=True),
+    "it takes over two": gateway_world.Story((Ask(3), Ask()), restarts=1, cancels=1, hands_over=True),
     "it does, twice": gateway_world.Story((Ask(3),), restarts=1, cuts=1, hands_over=True),
     "the scheduler leaves to the next one": gateway_world.Story((Ask(3), Ask()), partings=1, cuts=1, hands_over=True),
     "it drains, and what it refuses goes to the next one": gateway_world.Story(
