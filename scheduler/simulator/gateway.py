@@ -38,6 +38,8 @@ class Call:
     def __post_init__(self) -> None:
         # The admission refuses what is less than one.
         self.outputs = [Output() for _ in range(max(1, self.submission.n))]
+        for output, before in zip(self.outputs, self.submission.begun, strict=False):
+            output.tokens += before.token_ids
 
     @property
     def tokens(self) -> list[int]:
@@ -88,8 +90,10 @@ class VirtualGateway:
             call = self._opening(message.request_key)
             call.accepted = True
             call.sequence_ids = message.sequence_ids
-            assert len(set(message.sequence_ids)) == len(call.outputs), "ids and outputs differ in number"
-            for sequence_id, output in zip(message.sequence_ids, call.outputs, strict=True):
+            ended = [index for index, each in enumerate(call.submission.begun) if each.ended]
+            live = [output for index, output in enumerate(call.outputs) if index not in ended]
+            assert len(set(message.sequence_ids)) == len(live), "ids and outputs differ in number"
+            for sequence_id, output in zip(message.sequence_ids, live, strict=True):
                 self._outputs[sequence_id] = call, output
         elif isinstance(message, Refused):
             self._opening(message.request_key).refused = message.failure.reason
