@@ -1,0 +1,145 @@
+"""A gateway with two schedulers: what runs at one that goes is handed to the next, with all that its client has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway import schedulers
+from gateway.served_model import ServedModel
+from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.v1 import inference_pb2 as pb
+
+from .conftest import FakeScheduler, Gateway, config_for, start_gateway, stop_gateway
+
+
+class Two:
+    """The gateway, the scheduler that has a worker, and the one that has none yet."""
+
+    def __init__(self, gateway: Gateway, leader: FakeScheduler, next_one: FakeScheduler) -> None:
+        self.gateway = gateway
+        self.leader = leader
+        self.next_one = next_one
+
+    async def say_goodbye(self, **accounts: Any) -> None:
+        """The leader leaves, and the next one has its worker."""
+        self.leader.workers_live = 0
+        parted = [
+            scheduler_pb2.Parted(sequence_id=each.sequence_id, account=scheduler_pb2.Account(**accounts))
+            for each in self.leader.sequences
+        ]
+        await self.leader.send(scheduler_pb2.SchedulerMessage(goodbye=scheduler_pb2.Goodbye(parted=parted)))
+
+    async def take_over(self) -> None:
+        self.next_one.workers_live = 1
+        await self.next_one.send_pools()
+
+
+@pytest.fixture
+async def two(model: ServedModel, model_path: Path) -> AsyncIterator[Two]:
+    leader, next_one = FakeScheduler(model), FakeScheduler(model)
+    next_one.workers_live = 0
+    for each in (leader, next_one):
+        await each.start()
+    addresses = tuple(f"127.0.0.1:{each.port}" for each in (leader, next_one))
+    gateway = await start_gateway(config_for(model_path, leader.port, scheduler=addresses))
+    await gateway.until_ready()
+    yield Two(gateway, leader, next_one)
+    await stop_gateway(gateway)
+    for each in (leader, next_one):
+        await each.stop()
+
+
+async def _tokens(call: Any, count: int) -> list[int]:
+    """The next ones, so many at least."""
+    token_ids: list[int] = []
+    while len(token_ids) < count:
+        event = await asyncio.wait_for(call.read(), 20)
+        token_ids += event.delta.token_ids
+    return token_ids
+
+
+def _begins(*token_ids: int) -> Callable[[Any], Awaitable[None]]:
+    async def play(sequence: Any) -> None:
+        await sequence.tokens(*token_ids)
+
+    return play
+
+
+def _ends(*token_ids: int) -> Callable[[Any], Awaitable[None]]:
+    async def play(sequence: Any) -> None:
+        await sequence.tokens(*token_ids)
+        await sequence.end(sequence_pb2.END_REASON_LENGTH)
+
+    return play
+
+
+async def test_the_next_one_is_told_all_that_came_and_what_it_cost(two: Two) -> None:
+    two.leader.play, two.next_one.play = _begins(5, 6), _ends(7)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(seed=9)))
+    assert await _tokens(call, 2) == [5, 6]
+    await two.say_goodbye(cached_tokens=1, gpu_us=70)
+    await two.take_over()
+    assert await _tokens(call, 1) == [7]
+    (before,), (after,) = two.leader.sequences, two.next_one.sequences
+    (begun,) = after.submit.begun
+    assert list(begun.token_ids) == [5, 6]
+    assert not begun.ended
+    assert (begun.account.cached_tokens, begun.account.gpu_us) == (1, 70)
+    same = scheduler_pb2.Submit()
+    same.CopyFrom(after.submit)
+    del same.begun[:]
+    assert same == before.submit
+
+
+async def test_a_new_request_waits_for_the_next_one(two: Two) -> None:
+    two.next_one.play = _ends(7)
+    await two.say_goodbye()
+    await two.gateway.until_ready(False)
+    asking = asyncio.create_task(_once(two, "y"))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    await two.take_over()
+    assert list((await asyncio.wait_for(asking, 20)).outputs[0].token_ids) == [7]
+    assert not two.next_one.sequences[0].submit.begun
+
+
+async def _once(two: Two, prompt: str) -> pb.GenerateResult:
+    return await two.gateway.inference.GenerateOnce(pb.GenerateRequest(prompt=prompt))
+
+
+async def test_nobody_takes_over(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedulers, "TAKE_OVER_S", 0.2)
+    two.leader.play = _begins(5)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    await _tokens(call, 1)
+    await two.say_goodbye()
+    assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
+    assert "no other took over" in await call.details()
+
+
+async def test_a_client_that_leaves_meanwhile_is_forgotten(two: Two) -> None:
+    two.leader.play = _begins(5)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    await _tokens(call, 1)
+    await two.say_goodbye()
+    call.cancel()
+    await two.take_over()
+    two.next_one.play = _ends(7)
+    await asyncio.wait_for(_once(two, "y"), 20)
+    assert [len(each.submit.begun) for each in two.next_one.sequences] in ([0], [1, 0])
+
+
+async def test_a_refusal_of_one_that_stops_is_not_the_clients(two: Two) -> None:
+    two.leader.refuse = sequence_pb2.Failure(reason="DRAINING", message="the scheduler is stopping")
+    two.next_one.play = _ends(7)
+    asking = asyncio.create_task(_once(two, "x"))
+    await asyncio.sleep(0.1)
+    await two.take_over()
+    assert list((await asyncio.wait_for(asking, 20)).outputs[0].token_ids) == [7]
