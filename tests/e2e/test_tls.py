@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import grpc
 import grpc.aio
 import pytest
 
+from scheduler.peers import Peers
 from tercet.client import Client, ClientTls, Delta
+from tercet.dialer import Dialer
 from tercet.errors import GatewayLostError
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tercet.ports import free_ports
 from tercet.rpc import open_channel
 from tercet.tls.callers import name_of
+from tercet.tls.mesh import mesh_identity
 from tercet.v1 import operations_pb2
 
 from ..tercet import certificates
@@ -74,9 +78,12 @@ async def refusal(mesh: TlsMesh, service: str, tls: ClientTls | None) -> grpc.St
     return caught.value.code()
 
 
-@pytest.mark.parametrize(("service", "caller"), [("scheduler", "gateway"), ("worker", "scheduler")])
-async def test_only_one_kind_of_service_may_call_each_other_kind(
-    mesh: TlsMesh, service: str, caller: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("service", "caller", "others"),
+    [("scheduler", "gateway", {"worker"}), ("worker", "scheduler", {"gateway", "worker"})],
+)
+async def test_only_who_has_to_may_call_another_service(
+    mesh: TlsMesh, service: str, caller: str, others: set[str], tmp_path: Path
 ) -> None:
     def shows(who: str, folder: Path = mesh.pki) -> ClientTls:
         pair = (folder / f"{who}.pem", folder / f"{who}-key.pem")
@@ -87,7 +94,7 @@ async def test_only_one_kind_of_service_may_call_each_other_kind(
     for stranger in (None, nobody, shows(caller, tmp_path / "other")):
         assert await refusal(mesh, service, stranger) is grpc.StatusCode.UNAVAILABLE
     # Of this mesh, but not who they would have to be; the edge's is not even for a client.
-    for member in {"gateway", "scheduler", "worker"} - {caller}:
+    for member in others:
         assert await refusal(mesh, service, shows(member)) is grpc.StatusCode.PERMISSION_DENIED
     assert await refusal(mesh, service, shows("edge")) is grpc.StatusCode.UNAVAILABLE
     if service == "scheduler":
@@ -99,6 +106,20 @@ async def test_only_one_kind_of_service_may_call_each_other_kind(
             await call.write(scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id="test")))
             assert (await call.read()).HasField("hello")
             call.cancel()
+
+
+async def test_schedulers_hear_of_each_other(mesh: TlsMesh) -> None:
+    identity = mesh_identity(mesh.settings, "scheduler")
+    heard = asyncio.Event()
+    peers = Peers([Dialer(mesh.address_of("scheduler"), "scheduler", identity)], time.monotonic)
+    task = asyncio.create_task(peers.run(lambda: heard.set() if peers.heard() else None))
+    try:
+        await asyncio.wait_for(heard.wait(), 20)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    (standing,) = peers.heard()
+    assert standing.term > standing.started
 
 
 async def test_another_ca_takes_over_while_a_stream_runs(tmp_path: Path) -> None:
