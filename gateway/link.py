@@ -78,9 +78,8 @@ class Link:
         # The queue is another one after each dial.
         self._known = KnownRefusals()
         self._keys = keys or count(1)
-        self._hand_over = hand_over
         self._hands_over = hands_over
-        self._requests = SentRequests(self._send, self._known, time.monotonic, self._leave)
+        self._requests = SentRequests(self._send, self._known, time.monotonic, hand_over)
         self._refusals = RefusalCounts()
         # When the scheduler is told of them; None while there are none.
         self._telling: asyncio.TimerHandle | None = None
@@ -308,11 +307,6 @@ class Link:
     def _send(self, message: pb.GatewayMessage) -> None:
         self._outgoing.put_nowait(message)
 
-    def _leave(self, request: SentRequest) -> bool:
-        # Whoever is refused for it knows before all others.
-        self.draining = self.up
-        return self._hand_over(request)
-
     def lost(self, message: str) -> errors.SchedulerLostError:
         """What ends requests that it has lost, or cannot have."""
         return errors.SchedulerLostError(
@@ -332,6 +326,7 @@ class Link:
         elif which == "accepted":
             self._requests.take_accepted(message.accepted)
         elif which == "refused":
+            self.draining = self.draining or message.refused.failure.reason == errors.DrainingError.reason
             self._requests.take_refused(message.refused)
         elif which == "cancel_done":
             self._requests.take_cancel_done(message.cancel_done)

@@ -33,7 +33,7 @@ class WiredLink(Link):
     def __init__(self, *, keeps: bool = False) -> None:
         super().__init__(Dialer("host:1", "scheduler", None), "gateway-1", nothing, hand_over=self.keep)
         self._known = _Known()
-        self._requests = SentRequests(self.send, self._known, standing_still, self._leave)
+        self._requests = SentRequests(self.send, self._known, standing_still, self.keep)
         self._keeps = keeps
         self.waiting: list[SentRequest] = []
 
