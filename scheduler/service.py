@@ -20,6 +20,7 @@ from tercet import errors, rpc
 from tercet.failure import failure_to_proto
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
 from tercet.tenants.kept import says_kept
+from tercet.tenants.plan import MIN_WEIGHT
 from tercet.v1 import operations_pb2
 
 from .actions import (
@@ -51,7 +52,7 @@ from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
 from .sequence import Sequence as Running
 from .standing import Standing
-from .tenant import LEAST_WEIGHT, TenantPlan
+from .tenant import TenantPlan
 from .traffic_messages import traffic_to_proto
 from .wire import enum_value, sampling_from_proto
 
@@ -229,7 +230,7 @@ def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> TenantPlan:
         tenant=plan.tenant_id,
         classes=tuple(plan.classes),
         default_class=plan.default_class,
-        weight=max(plan.weight, LEAST_WEIGHT) if 0.0 < plan.weight < math.inf else 1.0,
+        weight=max(plan.weight, MIN_WEIGHT) if 0.0 < plan.weight < math.inf else 1.0,
         requests_per_minute=plan.requests_per_minute,
         tokens_per_minute=plan.tokens_per_minute,
         max_concurrent=plan.max_concurrent,

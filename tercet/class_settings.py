@@ -16,6 +16,7 @@ from typing import Any
 from tercet import setting_check as checks
 from tercet.errors import ConfigError
 from tercet.setting_field import build, setting
+from tercet.tenants.plan import MAX_WEIGHT, MIN_WEIGHT
 
 SECTION = "classes"
 
@@ -38,7 +39,9 @@ class ClassSettings:
     gap_percentile: float = setting(
         95.0, "part of the requests, in percent, that shall have it", checks.between(1, 99.9)
     )
-    weight: float = setting(1.0, "its share of the work where no target is at stake", checks.between(0.001, 1000))
+    weight: float = setting(
+        1.0, "its share of the work where no target is at stake", checks.between(MIN_WEIGHT, MAX_WEIGHT)
+    )
     patience_seconds: float = setting(
         0.0, "where it has no ttft_ms: for how long its requests let those of other classes go ahead",
         checks.between(0, 86_400),

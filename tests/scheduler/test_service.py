@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from scheduler.events import EndReason, TenantsChanged
 from scheduler.service import merged, message_to_proto, tenants_from_proto
 from scheduler.tenant import TenantPlan
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.tenants.plan import TenantPlan as StoredPlan
 
 ids = st.integers(1, 5)
 
@@ -69,6 +71,13 @@ def test_batches_that_follow_each_other_are_one_message() -> None:
     assert list(proto.sequence_ids) == [1, 2, 1]
     assert list(proto.token_ids) == [10, 20, 11]
     assert [end.sequence_id for end in proto.ends] == [2]
+
+
+def test_the_scheduler_knows_every_limit_of_a_plan() -> None:
+    limits = {each.name: (each.type, each.default) for each in fields(StoredPlan)}
+    known = {each.name: (each.type, each.default) for each in fields(TenantPlan)}
+    assert {name: known.get(name) for name in limits} == limits
+    assert known.keys() - limits.keys() == {"tenant", "uid"}
 
 
 def test_what_a_gateway_says_of_tenants_is_taken_over() -> None:
