@@ -25,7 +25,7 @@ from tercet.mesh_processes import MeshProcesses, ServiceFailedError
 from tercet.public_bind import check_public_bind, is_public, open_doors
 
 # `up` itself tells all where the others are.
-_LINKS = ("gateway.scheduler", "scheduler.workers")
+_LINKS = ("gateway.scheduler", "scheduler.workers", "scheduler.peers")
 
 
 async def run_mesh(

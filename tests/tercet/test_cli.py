@@ -60,7 +60,7 @@ def _flags_of(command: str) -> str:
 def test_up_has_a_flag_for_every_setting_but_the_links():
     shown = _flags_of("up")
     for key in setting_keys():
-        if key not in ("gateway.scheduler", "scheduler.workers"):
+        if key not in ("gateway.scheduler", "scheduler.workers", "scheduler.peers"):
             assert any(f"--{flag}" in shown for flag in _possible(key)), key
     assert "--gateway-port" in shown
     assert "--worker-port" in shown
