@@ -77,8 +77,8 @@ class Study:
         """
         self.check()
         served = to_traffic_classes("--traffic-class", self.traffic_class)
-        fleet, flows, tenants = self._fleet(), self._flows(served), self._tenants(served)
-        _check_tenants(flows, [plan.tenant for plan in tenants])
+        fleet, flows = self._fleet(), self._flows(served)
+        tenants = self._tenants(served, flows)
         for flow in flows:
             self._check_longest_step(flow)
         capacity = fleet.requests_per_second(flows)
@@ -186,10 +186,14 @@ class Study:
         _check_unique("--flow" if self.flow else "--classes", [each.name for each in made])
         return tuple(made)
 
-    def _tenants(self, served: Collection[str]) -> tuple[TenantPlan, ...]:
-        """Raises ConfigError."""
-        plans = [to_tenant("--tenant", text, served) for text in self.tenant]
+    def _tenants(self, served: Collection[str], flows: Sequence[Flow]) -> tuple[TenantPlan, ...]:
+        """Those that are named, or, if none are, those of the flows, without limits. Raises ConfigError."""
+        if not self.tenant and any(flow.tenant for flow in flows):
+            plans = [TenantPlan(name) for name in dict.fromkeys(flow.tenant for flow in flows) if name]
+        else:
+            plans = [to_tenant("--tenant", text, served) for text in self.tenant]
         _check_unique("--tenant", [plan.tenant for plan in plans])
+        _check_tenants(flows, [plan.tenant for plan in plans])
         return tuple(plans)
 
 
@@ -200,11 +204,11 @@ def _check_unique(where: str, names: Sequence[str]) -> None:
 
 
 def _check_tenants(flows: Sequence[Flow], known: Sequence[str]) -> None:
-    """Where some tenants are named, the others are mistyped. Raises ConfigError."""
+    """Where there are tenants, each flow is of one of them: a scheduler refuses the others. Raises ConfigError."""
     for flow in flows:
-        if known and flow.tenant and flow.tenant not in known:
-            problem = f"{flow.name!r}: there is no tenant {flow.tenant!r}; --tenant names {', '.join(known)}"
-            raise ConfigError("--flow", problem)
+        if known and flow.tenant not in known:
+            what = f"there is no tenant {flow.tenant!r}" if flow.tenant else "it is of no tenant"
+            raise ConfigError("--flow", f"{flow.name!r}: {what}; there are {', '.join(known)}")
 
 
 # Least and most of each option. Above some of these a run would take more memory or hours than a laptop has.

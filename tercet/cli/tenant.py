@@ -33,7 +33,7 @@ _OMITTED = ("tenants.stale_seconds",)
 @contextmanager
 def opened(config: MeshConfig, *, create: bool = False) -> Iterator[Store]:
     """The store of the settings. Raises StoreError, Failure for what cannot be done."""
-    if not config.tenants.store:
+    if not config.tenants.store.strip():
         raise StoreError(f"is not set: give --tenants-store FILE, or {variable_of(_STORE)}, or set it in the TOML file")
     store = Store(config.tenants.store, time.time)
     try:
@@ -65,7 +65,7 @@ def plan_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(**values: Any) -> Any:
         plan = {name: values.pop(name) for name in _FLAGS}
-        plan["classes"] = plan["classes"] or None
+        plan["classes"] = tuple(dict.fromkeys(plan["classes"])) or None
         return command(plan={name: value for name, value in plan.items() if value is not None}, **values)
 
     flags = [

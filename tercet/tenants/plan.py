@@ -65,9 +65,9 @@ class TenantPlan:
         elif self.default_class and self.classes and self.default_class not in self.classes:
             yield "default_class", f"is {self.default_class}, which is not among {', '.join(self.classes)}"
         if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
-            yield "weight", f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, is {self.weight:g}"
+            yield "weight", f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, is {self.weight}"
         if not 0 <= self.kv_share <= 1:
-            yield "kv_share", f"must be from 0 to 1, is {self.kv_share:g}"
+            yield "kv_share", f"must be from 0 to 1, is {self.kv_share}"
         if not MOST_URGENT <= self.min_priority <= -MOST_URGENT:
             yield "min_priority", f"must be from {MOST_URGENT} to {-MOST_URGENT}, is {self.min_priority}"
         for field, most in _COUNTS.items():

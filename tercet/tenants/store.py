@@ -129,8 +129,8 @@ class Store:
         """A new tenant with its first key. Raises TenantError if there is one of that name, or the name cannot be."""
         if not NAME.fullmatch(name):
             raise TenantError(
-                f"{name!r} cannot be a tenant's name: letters, digits, '.', '_' and '-', at most 64, a letter or digit "
-                "first"
+                f"{name[:80]!r} cannot be a tenant's name: letters, digits, '.', '_' and '-', at most 64, a letter or "
+                "digit first"
             )
         with self._change() as connection:
             if connection.execute(sa.select(tenants.c.name).where(tenants.c.name == name)).first() is not None:

@@ -97,9 +97,20 @@ def test_an_option_that_makes_no_sense_is_named_and_nothing_is_printed(flag, sai
 def test_a_flow_of_a_tenant_that_is_not_named_is_an_error_where_others_are():
     done = run(*SMALL, "--tenant=shop", "--flow=chat:tenant=shpo")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "--flow: 'chat': there is no tenant 'shpo'; --tenant names shop" in done.stderr
-    assert run(*SMALL, "--flow=chat:tenant=shpo").exit_code == 0
-    assert run(*SMALL, "--tenant=shop", "--flow=chat:tenant=shop", "--flow=rest").exit_code == 0
+    assert "--flow: 'chat': there is no tenant 'shpo'; there are shop" in done.stderr
+    for named in (["--tenant=shop"], []):
+        done = run(*SMALL, *named, "--flow=chat:tenant=shop", "--flow=rest")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "--flow: 'rest': it is of no tenant; there are shop" in done.stderr
+
+
+def test_tenants_that_only_flows_name_have_no_limits():
+    flows = ("--flow=chat:tenant=shop", "--flow=nightly:tenant=archive,class=batch")
+    named = ("--tenant=shop", "--tenant=archive")
+    told = [json.loads(run(*SMALL, *flows, *more, "--json").stdout) for more in ((), named)]
+    assert [each.pop("study")["tenant"] for each in told] == [[], ["shop", "archive"]]
+    assert told[0] == told[1]
+    assert told[0]["requests"]["refused"] == {}
 
 
 def test_every_option_of_a_study_has_a_flag_with_the_same_default():

@@ -158,6 +158,27 @@ def test_list_shortens_nothing_where_there_is_little_room(tenant, monkeypatch):
     assert "classes interactive" in row
 
 
+def test_a_class_that_is_named_twice_is_there_once(tenant):
+    tenant("add", "alice", "--class", "rag", "--class", "batch", "--class", "rag")
+    assert json.loads(tenant("list", "--json").output)["classes"] == ["rag", "batch"]
+
+
+def test_what_is_just_beyond_a_limit_is_told_as_it_is(tenant):
+    done = tenant("add", "alice", "--weight", "1000.0001")
+    assert "must be from 0.001 to 1000, is 1000.0001" in done.output
+
+
+def test_a_name_of_any_length_is_a_short_error(tenant):
+    done = tenant("add", "a" * 100_000)
+    assert done.exit_code == 1
+    assert len(done.output) < 300
+
+
+def test_a_blank_store_is_none(monkeypatch):
+    monkeypatch.setenv("TERCET_TENANTS_STORE", "  ")
+    assert "tenants.store: is not set" in run("tenant", "add", "alice").output
+
+
 def test_list_shows_no_secret(tenant):
     assert tenant("add", "alice", "--kv-share", "0.25").exit_code == 0
     key = read_key(tenant("add", "boss", "--operator").stdout.strip())
