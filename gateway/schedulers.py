@@ -59,15 +59,7 @@ class Schedulers:
         scheduler does, since another gateway has sent them away."""
         keys, several = count(1), len(dialers) > 1
         self._links = [
-            Link(
-                dialer,
-                gateway_id,
-                self._changed,
-                keys,
-                self._hand_over,
-                hands_over=several,
-            )
-            for dialer in dialers
+            Link(dialer, gateway_id, self._changed, keys, self._hand_over, hands_over=several) for dialer in dialers
         ]
         self._on_change = on_change
         self._clock = clock

@@ -41,14 +41,14 @@ class Leadership:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. Raises what a bug in `lead` raised."""
+        """Until cancelled. Raises what a bug raised, in `lead` or where peers are listened to."""
         watching = asyncio.create_task(self._peers.run(self._change))
         try:
             while True:
-                await self._until(leading=True)
+                await _first(watching, self._until(leading=True))
                 self._say(replace(self.standing, term=self._new_term()))
                 log.info("scheduler_leads", term=self.standing.term)
-                await self._serve_term(watching)
+                await _first(watching, self._serve_term())
                 log.info("scheduler_stands_by", leaving=self.standing.leaving)
                 self._say(replace(self.standing, term=0))
         finally:
@@ -79,18 +79,14 @@ class Leadership:
                 said = self.standing
                 yield said
 
-    async def _serve_term(self, watching: asyncio.Task[None]) -> None:
+    async def _serve_term(self) -> None:
         leading = asyncio.create_task(self._lead(self.standing.term))
-        over = asyncio.create_task(self._until(leading=False))
         try:
-            done, _ = await asyncio.wait({leading, over, watching}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await _first(leading, self._until(leading=False))
             await self._part()
         finally:
-            for task in (leading, over):
-                task.cancel()
-            await asyncio.gather(leading, over, return_exceptions=True)
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
 
     async def _until(self, *, leading: bool) -> None:
         while (leads(self.standing, self._peers.heard()) and not self._holds_back) is not leading:
@@ -114,3 +110,15 @@ class Leadership:
             await asyncio.wait({waiting}, timeout=limit_s)
         finally:
             waiting.cancel()
+
+
+async def _first(endless: asyncio.Task[None], wait: Coroutine[Any, Any, None]) -> None:
+    """Waits for `wait`. Raises what has ended a task that is not to end."""
+    waiting = asyncio.create_task(wait)
+    try:
+        done, _ = await asyncio.wait({endless, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
