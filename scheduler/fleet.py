@@ -23,8 +23,10 @@ from .waiting import WaitingQueue
 from .window import PlanWindow
 
 # What is owed to a tenant at most that has asked for less than the others got, in the largest steps of all workers:
-# some prompts that come at once.
+# some prompts that come at once. Or in steps in which every slot generates, if that is less: outputs are charged, too,
+# and where slots are few they would take the others' turns for minutes.
 OWED_STEPS = 2
+OWED_DECODE_STEPS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -332,8 +334,11 @@ class Pool:
 
     def note_size(self) -> None:
         """Workers came or went: what is owed to a tenant at most depends on what they do."""
-        steps = sum(worker.limits.max_num_batched_tokens for worker in self.workers.values())
-        self.waiting.set_owed(float(OWED_STEPS * steps))
+        limits = [worker.limits for worker in self.workers.values()]
+        owed = sum(
+            min(OWED_STEPS * each.max_num_batched_tokens, OWED_DECODE_STEPS * each.max_running) for each in limits
+        )
+        self.waiting.set_owed(float(owed))
 
     def rouse(self, worker: Worker, sequence: Sequence) -> None:
         """One that rests on a worker has to leave it, wherever it waits for that."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, inf
 
 from .bounds import Bound
@@ -208,7 +208,9 @@ def forecast(
     sequences, tokens = around.sequences + passing / mean, around.tokens + passing
     bound_s = _until_bounds_let(bounds, lanes, rates, newcomer, around)
     lane, part = _choose(lanes, rates, newcomer, tokens)
-    return _follow(lane, newcomer, sequences * part, tokens * part, bound_s, around.inflow / len(lanes))
+    soonest_s = min(_soonest_seconds(each, newcomer) for each in lanes)
+    found = _follow(lane, newcomer, sequences * part, tokens * part, bound_s, around.inflow / len(lanes))
+    return replace(found, soonest_s=soonest_s)
 
 
 def _lane(
@@ -329,10 +331,7 @@ def _follow(
     mean = tokens / sequences if sequences else 1.0
     regime = Regime.PREFILL if lane.pending or sequences else Regime.IDLE
     queue_s, room, steps = 0.0, 0.0, 1.0
-    soonest_s = _known_seconds(lane, newcomer)
     victims = _who_yields(lane, newcomer, sequences, tokens)
-    if victims:
-        soonest_s = min(soonest_s, newcomer.due_s)
     for move in range(MAX_MOVES):
         cap = lane.cap(sequences * mean)
         work = (lane.pending + sequences * mean) / cap
@@ -373,11 +372,13 @@ def _follow(
         # Those who come later fill up the steps that it takes.
         lane.behind += inflow * (lane.step_s + queue_s)
     own_s = max(_own_seconds(lane, room), LEAST_SECONDS)
-    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer), soonest_s)
+    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer))
 
 
-def _known_seconds(lane: _Lane, newcomer: Newcomer) -> float:
-    """How long it takes at least until there is a place for the newcomer; 0 if that is not known."""
+def _soonest_seconds(lane: _Lane, newcomer: Newcomer) -> float:
+    """How long it takes at least until there is a slot for the newcomer; 0 if that is not known."""
+    if lane.yielders and newcomer.due_s < inf:
+        return 0.0
     if newcomer.members <= lane.free_slots or len(lane.known) < lane.running:
         return 0.0
     return lane.known[min(ceil(newcomer.members - lane.free_slots), len(lane.known)) - 1] * lane.step_seconds(0.0)

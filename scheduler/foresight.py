@@ -130,7 +130,7 @@ class Foresight:
             limit_s=target_s if hopeless is None else deadline_s,
         )
         request.outlook, request.forecast_s = outlook, outlook.seconds
-        return None if self._to_be_tried(request, kind, now) else hopeless or unlikely
+        return None if self._to_be_tried(request, outlook, now) else hopeless or unlikely
 
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
@@ -145,7 +145,7 @@ class Foresight:
         if outlook is None:
             return
         if outlook.to_be_refused:
-            if not self._to_be_tried(request, outlook.kind, now):
+            if not self._to_be_tried(request, outlook, now):
                 return
             # The next ones of its kind are refused until it shows what becomes of it, or has been too long about it.
             self.learned_at[outlook.kind] = now
@@ -213,13 +213,18 @@ class Foresight:
         # Near the bounds of an account that is less than what came of it.
         request.booked = self.spare[whose] - before
 
-    def _to_be_tried(self, request: Request, kind: Kind, now: float) -> bool:
-        """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""
+    def _to_be_tried(self, request: Request, outlook: Outlook, now: float) -> bool:
+        """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long. Not if
+        there is nothing to be learned, since it is late for sure."""
+        if outlook.limit_s is not None and outlook.first_token.soonest_s > outlook.limit_s:
+            return False
         target, owed = request.traffic_class.ttft, -self.spare.get(request.whose, 0.0)
         long_s = PROBE_SECONDS if target is None else max(PROBE_SECONDS, PROBE_TARGETS * target.seconds)
-        doublings = min(self.tries_missed.get(kind, 0), MOST_TRIES_MISSED) + min(max(owed, 0.0), MOST_MISSES_OWED)
+        doublings = min(self.tries_missed.get(outlook.kind, 0), MOST_TRIES_MISSED) + min(
+            max(owed, 0.0), MOST_MISSES_OWED
+        )
         wait_s: float = long_s * 2.0**doublings
-        return now >= self.learned_at.get(kind, -inf) + wait_s
+        return now >= self.learned_at.get(outlook.kind, -inf) + wait_s
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)

@@ -26,7 +26,7 @@ class FirstToken:
     prefill_s: float
     # What it would take on a worker that has nothing else to do.
     alone_s: float
-    # It comes no sooner: places that it waits for are taken by those whose ends are known. 0: nothing is that sure.
+    # It comes no sooner: all slots are taken by those whose ends are known. 0: nothing is that sure.
     soonest_s: float = 0.0
 
     @property
