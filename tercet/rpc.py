@@ -40,7 +40,7 @@ LOOK_SECONDS = 1.0
 # By how much the core draws out the age at which it ends a connection, at most.
 LATEST_AGE = 1.1
 # How often a server that is left looks whether somebody is still there, and how long a client takes to hear of it.
-LEFT_LOOK_SECONDS = 0.25
+LEFT_LOOK_SECONDS = 0.5
 HEARD_SECONDS = 0.5
 
 
