@@ -37,6 +37,12 @@ class Member:
         return getattr(self.config, self.service)
 
     @property
+    def grace_s(self) -> float:
+        """For how many seconds it may go on when it is told to stop."""
+        moving_s = self.config.gateway.handover_seconds if self.service == "gateway" else 0.0
+        return float(moving_s + self.settings.drain_seconds)
+
+    @property
     def address(self) -> str:
         """host:port of this very process for those on this host."""
         return self._at(self.settings.port)

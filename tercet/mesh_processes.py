@@ -159,7 +159,7 @@ class MeshProcesses:
         self._tell(name, "stopping")
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        limit_s = self._members[name].settings.drain_seconds + self._stop_margin_s
+        limit_s = self._members[name].grace_s + self._stop_margin_s
         done, _ = await asyncio.wait({self._exits[name]}, timeout=limit_s)
         if done:
             self._tell(name, "stopped", exit_code=self._exits[name].result())

@@ -81,6 +81,11 @@ def test_each_worker_has_a_gpu_of_its_own_unless_one_is_named():
     assert {worker.num_threads for worker in (*each, *one)} == {0}
 
 
+def test_a_gateway_has_time_for_its_clients_to_move():
+    members = _layout(gateway__handover_seconds=7, gateway__drain_seconds=2, worker__drain_seconds=3)
+    assert [member.grace_s for member in members] == [9.0, MeshConfig().scheduler.drain_seconds, 3.0]
+
+
 def test_names_sort_as_the_members_stop():
     names = ["worker-10", "worker-2", "scheduler", "worker-1", "gateway"]
     assert sorted(names, key=stop_order) == ["gateway", "scheduler", "worker-1", "worker-2", "worker-10"]
