@@ -51,15 +51,15 @@ def place_among(begun: Collection[Begun], sequence: Sequence, served: float) -> 
     before = [each.place for each in others if each.received < served]
     if before and (last := max(before)) >= place:
         place = last[0], last[1] + 1
-
-    def gives_way(each: Begun) -> bool:
-        return (each.tenant, each.traffic_class) == (tenant, traffic_class) and each.urgency > sequence.urgency
-
-    last = max((each.place for each in begun if each.place < place and not gives_way(each)), default=(-math.inf, 0))
-    passed = [each.place for each in begun if last < each.place < place]
-    if passed:
-        first = min(passed)
-        place = first[0], first[1] - 1
+    urgency = sequence.urgency
+    mine = [each for each in begun if each.tenant == tenant and each.traffic_class == traffic_class]
+    weaker = [each for each in mine if each.urgency > urgency and each.place < place]
+    if weaker:
+        last = max((each.place for each in begun if each.place < place and each not in weaker), default=(-math.inf, 0))
+        passed = [each.place for each in weaker if each.place > last]
+        if passed:
+            first = min(passed)
+            place = first[0], first[1] - 1
     return place
 
 
