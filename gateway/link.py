@@ -84,6 +84,7 @@ class Link:
         # When the scheduler is told of them; None while there are none.
         self._telling: asyncio.TimerHandle | None = None
         self._epoch = 0
+        self._left = asyncio.Event()
         # What every scheduler is told first, if there are tenants.
         self._directory: Directory | None = None
 
@@ -150,6 +151,15 @@ class Link:
         key = next(self._keys)
         self._requests.submit(key, submission, stream)
         return key
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether it is up and has requests, and its scheduler has no worker."""
+        return self.up and bool(len(self._requests)) and not any(pool.workers_live for pool in self.pools.values())
+
+    def leave(self) -> None:
+        """Gives the stream up, and with it the requests."""
+        self._left.set()
 
     def take_over(self, request: SentRequest) -> None:
         """Sends a request that another scheduler had; this one is up."""
@@ -245,23 +255,31 @@ class Link:
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call, self._outgoing))
         teller = asyncio.create_task(self._tell_running())
+        self._left = asyncio.Event()
+        leaver = asyncio.create_task(self._await_left())
         was_up, reason = False, ""
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            # Half a link is none: when writing fails, nothing more is heard either. Of two ends, the reader's says why.
-            reason = reader.result() if reader.done() else writer.result()
+            await asyncio.wait({reader, writer, leaver}, return_when=asyncio.FIRST_COMPLETED)
+            # Half a link is none: when writing fails, nothing more is heard either. Of several ends, the reader's says
+            # why.
+            reason = next(task for task in (reader, writer, leaver) if task.done()).result()
         finally:
             was_up = self.up
             reader.cancel()
             writer.cancel()
             teller.cancel()
+            leaver.cancel()
             # Without this the call outlives its scope; grpc does not end it when it is dropped.
             call.cancel()
             if was_up and reason:
                 log.warning("scheduler_lost", address=self._address, reason=reason, requests=len(self._requests))
             self._lose()
-            await asyncio.gather(reader, writer, teller, return_exceptions=True)
+            await asyncio.gather(reader, writer, teller, leaver, return_exceptions=True)
         return was_up
+
+    async def _await_left(self) -> str:
+        await self._left.wait()
+        return "another scheduler has the workers"
 
     async def _tell_running(self) -> None:
         """Says again and again what this gateway takes for running."""

@@ -194,6 +194,12 @@ class Schedulers:
             self._leader, self._settled_at = None, self._clock() + TAKE_OVER_S
         self._leader = next((link for link in self._links if link.has_workers), self._leader)
         self._take_over()
+        if any(link.has_workers for link in self._links):
+            for link in self._links:
+                # A worker obeys one scheduler: this one waits for what the other one has, whether they hear of each
+                # other or not.
+                if link.is_in_vain:
+                    link.leave()
         for waiter in self._waiters:
             _wake(waiter)
         self._on_change()

@@ -114,6 +114,20 @@ async def _once(two: Two, prompt: str) -> pb.GenerateResult:
     return await two.gateway.inference.GenerateOnce(pb.GenerateRequest(prompt=prompt))
 
 
+async def test_one_that_has_lost_its_workers_to_another_is_left(two: Two) -> None:
+    two.leader.play, two.next_one.play = _begins(5, 6), _ends(7)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    assert await _tokens(call, 2) == [5, 6]
+    two.leader.workers_live = 0
+    await two.leader.send_pools()
+    await two.gateway.until_ready(False)
+    # It may have them back: nobody else has them.
+    assert not two.next_one.sequences
+    await two.take_over()
+    assert await _tokens(call, 1) == [7]
+    assert list(two.next_one.sequences[0].submit.begun[0].token_ids) == [5, 6]
+
+
 async def test_nobody_takes_over(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedulers, "TAKE_OVER_S", 0.2)
     two.leader.play = _begins(5)
