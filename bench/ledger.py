@@ -33,7 +33,7 @@ from gateway.stream import Stream
 from gateway.validate import GenerationRequest
 from tercet.config import LedgerSettings
 from tercet.ledger.ledger import Ledger
-from tercet.ledger.row import Outcome, Promise, Refusals, Row
+from tercet.ledger.row import Outcome, Refusals, Row, Targets
 
 TOKENS = 64
 RUNS_S = 0.5
@@ -109,9 +109,9 @@ async def serve_one(books: Books, number: int, opened: dict[str, Opened], runs_s
     request_id = f"request-{number}"
     entry = books.enter(REQUEST, request_id, "tenant")
     stream = Stream([cast(Any, Tokens())], max_tokens_held=10**6, clock=time.monotonic)
-    stream.accept(0, None, Promise("interactive", 1.0, 0.2))
+    stream.accept(0, None, Targets("interactive", 1.0, 0.2))
     began_at = time.perf_counter()
-    entry.open(100, stream.promise)
+    entry.open(100, stream.targets)
     opened[request_id] = Opened(began_at, time.perf_counter())
     await asyncio.sleep(runs_s)
     for token_id in range(TOKENS):

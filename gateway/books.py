@@ -16,7 +16,7 @@ from typing import Any
 
 from tercet.config import LedgerSettings
 from tercet.errors import LedgerLostError
-from tercet.ledger.row import Cancellation, Outcome, Promise, RefusalKey, Row, slo_of
+from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Row, Targets, slo_of
 from tercet.ledger.writer import Database, Writer
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 
@@ -166,7 +166,14 @@ class Entry:
     the mesh has more to say of it."""
 
     __slots__ = (
-        "_arrived_at", "_books", "_number", "_promise", "_prompt_tokens", "_request", "_request_id", "_tenant",
+        "_arrived_at",
+        "_books",
+        "_number",
+        "_prompt_tokens",
+        "_request",
+        "_request_id",
+        "_targets",
+        "_tenant",
     )  # fmt: skip
 
     def __init__(
@@ -178,13 +185,13 @@ class Entry:
         self._request_id = request_id
         self._tenant = tenant
         self._arrived_at = arrived_at
-        self._promise = Promise(books.class_known(request.traffic_class))
+        self._targets = Targets(books.class_known(request.traffic_class))
         self._prompt_tokens = 0
 
-    def open(self, prompt_tokens: int, promise: Promise) -> None:
+    def open(self, prompt_tokens: int, targets: Targets) -> None:
         """The scheduler has accepted it, as one of a class that promises this."""
         self._prompt_tokens = prompt_tokens
-        self._promise = promise
+        self._targets = targets
         self._books.open(self._row(Outcome.OPEN, ""))
 
     def close(self, outcome: Outcome, reason: str, stream: Stream | None, ending: Ending) -> None:
@@ -226,7 +233,7 @@ class Entry:
             total_s=ending.ended_at - ending.arrived_at,
             gpu_s=None if account is None else account.gpu_s,
             cost=None if account is None else self._books.cost_of(account.gpu_s),
-            slo=slo_of(outcome, self._promise, ttft_s, tpot_s),
+            slo=slo_of(outcome, self._targets, ttft_s, tpot_s),
             cancellations=self._cancellations(ending, generated - ending.delivered_tokens),
         )
 
@@ -253,7 +260,7 @@ class Entry:
             number=self._number,
             request_id=self._request_id,
             tenant=self._tenant,
-            traffic_class=self._promise.traffic_class,
+            traffic_class=self._targets.traffic_class,
             model=self._request.model.name,
             revision=self._request.model.revision,
             outputs=self._request.n,

@@ -170,7 +170,7 @@ class Generation:
         self._admitted_at = self._clock()
         self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s)
         # Who is told that it was accepted is in the books, whatever becomes of this process.
-        self._entry.open(len(ids), self.stream.promise)
+        self._entry.open(len(ids), self.stream.targets)
         return self.admission
 
     async def read(self) -> Delta | None:

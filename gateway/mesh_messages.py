@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tercet.failure import failure_from_proto
-from tercet.ledger.row import Promise
+from tercet.ledger.row import Targets
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 from tercet.tenants.directory import Directory
@@ -199,9 +199,9 @@ def to_account(account: pb.Account) -> Account:
     )
 
 
-def to_promise(accepted: pb.RequestAccepted) -> Promise:
+def to_targets(accepted: pb.RequestAccepted) -> Targets:
     """The class of an accepted request, and what that promises."""
-    return Promise(
+    return Targets(
         accepted.traffic_class,
         accepted.ttft_target_us / 1e6 if accepted.HasField("ttft_target_us") else None,
         accepted.gap_target_us / 1e6 if accepted.HasField("gap_target_us") else None,

@@ -23,9 +23,9 @@ from .mesh_messages import (
     CANCEL_REASONS,
     Submission,
     to_account,
-    to_promise,
     to_sequence_end,
     to_submit,
+    to_targets,
     to_token_logprobs,
     to_trail,
 )
@@ -209,7 +209,7 @@ class SentRequests:
             request.running = True
             self._known.accepted(request.tenant)
         forecast_s = accepted.forecast_us / 1e6 if accepted.HasField("forecast_us") else None
-        request.stream.accept(accepted.queue_position, forecast_s, to_promise(accepted))
+        request.stream.accept(accepted.queue_position, forecast_s, to_targets(accepted))
 
     def take_refused(self, refused: pb.RequestRefused) -> None:
         request = self._by_key.get(refused.request_key)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError, RequestCancelledError, RequestError, SlowConsumerError
-from tercet.ledger.row import Promise
+from tercet.ledger.row import Targets
 
 from .cancel import CancelCause, Cancels
 from .output import Finish, Output
@@ -70,7 +70,7 @@ class Stream:
         self._accounts: dict[int, Account] = {}
         self.queue_position: int | None = None
         self.forecast_s: float | None = None
-        self.promise = Promise("")
+        self.targets = Targets("")
         self.first_token_at: float | None = None
         # When each output got its last token, None before its first; the longest time between two tokens of one.
         self._last_token_at: list[float | None] = [None] * len(self._outputs)
@@ -118,13 +118,13 @@ class Stream:
             return None
         return (last - self.first_token_at - max(self._waited_s)) / steps
 
-    def accept(self, queue_position: int, forecast_s: float | None = None, promise: Promise | None = None) -> None:
+    def accept(self, queue_position: int, forecast_s: float | None = None, targets: Targets | None = None) -> None:
         """The scheduler admitted the request to a class that promises this, and expects the first token so many seconds
         later, if it can say."""
         self.queue_position = queue_position
         self.forecast_s = forecast_s
-        if promise is not None:
-            self.promise = promise
+        if targets is not None:
+            self.targets = targets
         self._wake.set()
 
     def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelCause | None:

@@ -122,7 +122,7 @@ SLO_UNSERVED = "unserved"
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Targets:
     """What a class promises, in seconds: until the first token, and as the mean from one token to the next. None:
     nothing."""
 
@@ -131,15 +131,15 @@ class Promise:
     gap_s: float | None = None
 
 
-def slo_of(outcome: Outcome, promise: Promise, ttft_s: float | None, tpot_s: float | None) -> str | None:
+def slo_of(outcome: Outcome, targets: Targets, ttft_s: float | None, tpot_s: float | None) -> str | None:
     """Which part of the promise was broken, "ttft", "gap" or "ttft+gap"; SLO_UNSERVED if none was but the request was
     not served to its end; else SLO_MET. None for what nobody wanted any more, and for what never ran."""
     if outcome in (Outcome.OPEN, Outcome.REFUSED, Outcome.CANCELLED):
         return None
     broken = []
-    if promise.ttft_s is not None and (ttft_s is None or ttft_s > promise.ttft_s):
+    if targets.ttft_s is not None and (ttft_s is None or ttft_s > targets.ttft_s):
         broken.append("ttft")
-    if promise.gap_s is not None and tpot_s is not None and tpot_s > promise.gap_s:
+    if targets.gap_s is not None and tpot_s is not None and tpot_s > targets.gap_s:
         broken.append("gap")
     if broken:
         return "+".join(broken)
