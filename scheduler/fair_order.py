@@ -76,8 +76,10 @@ class _Class:
             for line, place in firsts
             if place < len(line.sequences)
         ]
-        # Of how many tenants the next one is due.
-        self._num_due = sum(self._is_due(line.sequences[place]) for _, _, line, place in self._heap)
+        # Where nothing is promised: of how many tenants the next one is due.
+        self._num_due = 0
+        if not self.promised:
+            self._num_due = sum(self._is_due(line.sequences[place]) for _, _, line, place in self._heap)
         heapify(self._heap)
         self._look()
 
