@@ -90,3 +90,22 @@ async def test_streams_go_on_at_the_next_scheduler(
     assert (total().requests, total().completed) == (14, 14)
     assert total().generated_tokens == total().delivered_tokens == 12 * 100 + 2 * 20
     ledger.close()
+
+
+async def test_streams_follow_the_workers_to_a_scheduler_that_takes_them(own_mesh: Callable[..., Mesh]) -> None:
+    """Two that do not hear of each other both lead, and a worker obeys the later one."""
+    first = own_mesh(**WORKER)
+    second = own_mesh(TERCET_SCHEDULER_WORKERS=first.address_of("worker"))
+    first.set(TERCET_GATEWAY_SCHEDULER=f"{first.address_of('scheduler')},{second.address_of('scheduler')}")
+    first.start()
+    async with Client(first.address) as client:
+        expected = await asyncio.gather(*(Stream(client, index, 150).run() for index in range(3)))
+        streams = [Stream(client, index, 150) for index in range(3)]
+        tasks = [asyncio.create_task(stream.run()) for stream in streams]
+        await until(lambda: all(stream.tokens >= 3 for stream in streams), "all stream")
+        second.start("scheduler")
+        assert await asyncio.gather(*tasks) == expected
+        # However soon the streams were over.
+        await until(lambda: bool(second.records("scheduler", "worker_attached")), "the later one has the worker")
+        assert await Stream(client, 0, 150).run() == expected[0]
+    assert second.records("scheduler", "request_finished")
