@@ -166,14 +166,7 @@ class Entry:
     the mesh has more to say of it."""
 
     __slots__ = (
-        "_arrived_at",
-        "_books",
-        "_number",
-        "_prompt_tokens",
-        "_request",
-        "_request_id",
-        "_targets",
-        "_tenant",
+        "_arrived_at", "_books", "_number", "_prompt_tokens", "_request", "_request_id", "_targets", "_tenant",
     )  # fmt: skip
 
     def __init__(

@@ -86,7 +86,7 @@ def bound_of_class(
         freed=1.0,
         waiting=around.of_class,
         running={link: Runs(size, workers[link][1].of(traffic_class.name)) for link, size in sizes.items() if size},
-        starting=Runs(min(around.of_class, free), fresh),
+        starting=Runs(min(around.of_class, max(0, free)), fresh),
     )
 
 

@@ -279,6 +279,20 @@ def test_a_tenant_at_its_share_waits_for_its_own_though_blocks_are_free(seen: Se
     assert max(soon, took) < 0.1 < last
 
 
+def test_a_request_that_is_more_than_its_class_may_have_is_waited_for(seen: Seen) -> None:
+    mesh, gateway = known_mesh(classes=(replace(CLASSES["interactive"], max_running=2),))
+    large = ask(mesh, gateway, 50, 200, n=8)
+    mesh.run(until=mesh.now + 0.2)
+    keys = [ask(mesh, gateway, 50, 20) for _ in range(6)]
+    settle(mesh)
+    assert of(seen, large)[0].first_token.regime is Regime.IDLE
+    waited = [of(seen, key) for key in keys]
+    assert {outlook.first_token.regime for outlook, _ in waited} == {Regime.PLACE}
+    forecasts = [outlook.first_token.seconds for outlook, _ in waited]
+    assert forecasts == sorted(forecasts)
+    assert all(0.2 < took / outlook.first_token.seconds < 5.0 for outlook, took in waited)
+
+
 @pytest.mark.parametrize("max_running", [1, 3])
 def test_a_class_that_is_full_keeps_its_promise(seen: Seen, max_running: int) -> None:
     """Asked for three times what it may have, beside many free slots."""
