@@ -276,7 +276,7 @@ def tries(found: Foresight, seconds: float, in_time: bool, now: float = 0.0, spa
         request.arrived_at = now
         request.outlook = Outlook(kind, waits, waits.seconds, 0.0, limit_s=1.0)
         found.spare[request.whose] = spare
-        if found._to_be_tried(request, kind, now):
+        if found._to_be_tried(request, request.outlook, now):
             found.queued(request, now)
             found.first_token(request, now + (0.5 if in_time else 2.0))
             moments.append(now)
