@@ -17,8 +17,12 @@ from tercet.mesh.v1 import scheduler_pb2, sequence_pb2, worker_pb2
 
 
 def test_sampling_comes_back_as_it_was() -> None:
-    penalties = sequence_pb2.Penalties(prompt_tokens=3, biased_ids=[1], biases=[0.5]).SerializeToString()
-    for sampling in (GREEDY, replace(GREEDY, seed=2**64 - 1, penalties=penalties), replace(GREEDY, num_logprobs=0)):
+    penalties = sequence_pb2.Penalties(prompt_tokens=3, biased_ids=[1], biases=[0.5], min_tokens=9).SerializeToString()
+    for sampling in (
+        GREEDY,
+        replace(GREEDY, seed=2**64 - 1, penalties=penalties, min_tokens=9),
+        replace(GREEDY, num_logprobs=0),
+    ):
         assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
 
 

@@ -54,6 +54,22 @@ def test_lengths_that_change_are_learned_anew() -> None:
     assert 1 / outputs.leaving([5] * 4, MOST).later < 100
 
 
+def test_those_whose_ends_are_known_do_not_leave_by_chance_and_count_as_what_they_are() -> None:
+    outputs = learned([20] * 50)
+    assert outputs.leaving([], MOST, [19] * 4).now == 0.0
+    half = outputs.leaving([19] * 4, MOST, [19] * 4)
+    assert half.now == pytest.approx(outputs.leaving([19] * 8, MOST).now / 2)
+    assert half.later == outputs.leaving([19] * 8, MOST).later
+    assert 1 / outputs.leaving([], MOST, [900] * 50).later > 2 / outputs.leaving([19], MOST).later
+
+
+def test_what_is_to_go_is_what_followed_where_others_were_so_long() -> None:
+    rng = random.Random(2)
+    assert learned([1 + int(rng.expovariate(1 / 60)) for _ in range(400)]).to_go(50) == pytest.approx(60, rel=0.3)
+    # As long again, where none has been.
+    assert learned([20] * 50).to_go(1000) >= 350
+
+
 @given(
     ended=st.lists(st.integers(0, 100_000), max_size=50),
     running=st.lists(st.integers(0, 100_000), min_size=1, max_size=50),
