@@ -55,7 +55,8 @@ def _stamp(path: str) -> object:
         status = os.stat(path)
     except OSError as error:
         return error.errno
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    # The last: when its owner or mode was changed, so that it may be readable now.
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
 
 def _read(key: str, path: str) -> bytes:
@@ -82,12 +83,13 @@ def _verified(files: CertificateFiles, end: End) -> Any:
     try:
         for context in {shows, server}:
             context.load_cert_chain(files.certificate, files.key, password=refuse_password)
-    except ssl.SSLError as error:
+    # Also what was there a moment ago: whoever renews it may remove it first.
+    except OSError as error:
         problem = f"{files.certificate} is no PEM certificate to which the key in {files.key} belongs ({_why(error)})"
         raise ConfigError(setting, problem) from error
     try:
         checks.load_verify_locations(files.ca or files.certificate)
-    except ssl.SSLError as error:
+    except OSError as error:
         raise ConfigError(f"{files.prefix}ca", f"{files.ca} has no PEM certificate ({_why(error)})") from error
     try:
         return _shake_hands(server, client, end)
@@ -110,6 +112,8 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, end: End) -> An
     return ends["client" if end == "server" else "server"].getpeercert()
 
 
-def _why(error: ssl.SSLError) -> str:
+def _why(error: OSError) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
     told = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
     return (told or str(error)).replace("_", " ").lower()

@@ -18,6 +18,8 @@ log = structlog.get_logger()
 # Whoever has to renew a certificate by hand needs a few days, and hears of it daily.
 WARN_BEFORE_S = 7 * 86_400
 WARN_EVERY_S = 86_400
+# How often files that could not be used are read again though nobody has changed them: they may be in force by now.
+RETRY_S = 10.0
 
 
 class CertificateWatch:
@@ -34,15 +36,20 @@ class CertificateWatch:
         self._lock = threading.Lock()
         self._stamp = stamp(files)
         self._certificate = read_certificate(files, end)
-        self._renewed = True
+        # Why what is in the files now is not used, and when they were last read.
+        self._unusable = ""
+        self._read_at = clock()
         self._warn_at = 0.0
 
     def latest(self) -> Certificate:
         """Looks at the files, which takes microseconds unless they have changed."""
         with self._lock:
             seen = stamp(self._files)
-            if seen != self._stamp:
+            # A clock that was set back keeps nobody waiting.
+            waits = 0.0 <= self._clock() - self._read_at < RETRY_S
+            if seen != self._stamp or (self._unusable and not waits):
                 self._stamp = seen
+                self._read_at = self._clock()
                 self._renew(seen)
             self._warn()
             return self._certificate
@@ -53,16 +60,17 @@ class CertificateWatch:
         neither: the log does."""
         if self.latest().ends_at <= self._clock():
             return "its certificate has expired"
-        return "" if self._renewed else "its certificate files cannot be used"
+        return "its certificate files cannot be used" if self._unusable else ""
 
     def _renew(self, seen: tuple[object, ...]) -> None:
         try:
             found = read_certificate(self._files, self._end)
         except ConfigError as error:
-            self._renewed = False
-            log.error("certificate_not_renewed", problem=str(error))
+            if str(error) != self._unusable:
+                self._unusable = str(error)
+                log.error("certificate_not_renewed", problem=self._unusable)
             return
-        self._renewed = True
+        self._unusable = ""
         if stamp(self._files) == seen:
             self._certificate = found
             self._warn_at = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 
@@ -13,10 +14,10 @@ import pytest
 import structlog
 
 from tercet.errors import ConfigError
-from tercet.tls.certificate import read_certificate
+from tercet.tls.certificate import read_certificate, stamp
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.settings import CertificateFiles, TlsSettings, edge_files, mesh_files
-from tercet.tls.watch import CertificateWatch
+from tercet.tls.watch import RETRY_S, CertificateWatch
 
 
 def edge(folder) -> CertificateFiles:
@@ -157,6 +158,79 @@ def test_a_renewed_certificate_is_taken_and_a_wrong_one_is_not(folder, monkeypat
     assert logged.names == [
         "certificate_not_renewed", "certificate_renewed", "certificate_renewed", "certificate_not_renewed"
     ]  # fmt: skip
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_one_that_cannot_be_used(folder, tmp_path, monkeypatch):
+    logged = Logged(monkeypatch)
+    watch = CertificateWatch(edge(folder), "server")
+    first = watch.latest()
+    kept = (folder / "edge.pem").read_bytes()
+    os.utime(folder / "edge.pem")
+
+    def read_and_remove(path):
+        data = path.open("rb").read()
+        (folder / "edge.pem").unlink(missing_ok=True)
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tercet.tls.certificate.Path.read_bytes", read_and_remove)
+        assert watch.latest() is first
+    assert watch.problem == "its certificate files cannot be used"
+    assert "edge.pem" in logged.events.entries[0]["problem"]
+    (folder / "edge.pem").write_bytes(kept)
+    assert watch.latest() == first
+    assert watch.problem == ""
+    # Likewise of the CA, which is read last.
+    both = mesh_files(certificates.settings(folder), "worker")
+    real = ssl.SSLContext.load_cert_chain
+
+    def load_and_remove(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        (folder / "ca.pem").unlink(missing_ok=True)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_and_remove)
+    with pytest.raises(ConfigError, match="No such file") as caught:
+        read_certificate(both, "server")
+    assert caught.value.key == "tls.mesh_ca"
+
+
+def too_early(*_):
+    error = ssl.SSLCertVerificationError("verify failed")
+    error.verify_message = "certificate is not yet valid"
+    raise error
+
+
+def test_what_could_not_be_used_is_tried_again_though_nobody_changes_it(folder, monkeypatch):
+    logged = Logged(monkeypatch)
+    at = certificates.now().timestamp()
+    watch = CertificateWatch(edge(folder), "server", lambda: at)
+    first = watch.latest()
+    certificates.issue(certificates.Authority(folder))
+    verify = "tercet.tls.certificate._shake_hands"
+    with monkeypatch.context() as patch:
+        # As of one that is not in force for another minute, by this host's clock.
+        patch.setattr(verify, too_early)
+        assert watch.latest() is first
+        at += RETRY_S
+        assert watch.latest() is first
+    assert watch.latest() is first
+    at += RETRY_S
+    assert watch.latest().chain == (folder / "edge.pem").read_bytes() != first.chain
+    assert watch.problem == ""
+    assert logged.names == ["certificate_not_renewed", "certificate_renewed"]
+    # A clock that is set back does not put that off.
+    certificates.issue(certificates.Authority(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(verify, too_early)
+        watch.latest()
+    at -= 86_400
+    assert watch.latest().chain == (folder / "edge.pem").read_bytes()
+
+
+def test_files_whose_mode_has_changed_are_other_files(folder):
+    before = stamp(edge(folder))
+    (folder / "edge-key.pem").chmod(0o640)
+    assert stamp(edge(folder)) != before
 
 
 def test_nothing_is_taken_that_changed_while_it_was_read(folder, monkeypatch):
