@@ -141,9 +141,10 @@ class Health:
                 self._scheduler = await self._link.scheduler_health((READY, INTACT, HAS_ROOM))
                 self._unanswered = 0
             except SchedulerLostError:
-                self._scheduler = {}
+                # What it said last holds until it counts as silent: one that is full is slow to answer.
                 self._unanswered += 1
-            self._unready = self._unready + 1 if self._served and self._scheduler.get(READY) else 0
+            else:
+                self._unready = self._unready + 1 if self._served and self._scheduler.get(READY) else 0
             await asyncio.sleep(LOOK_SECONDS)
 
     @property
@@ -154,14 +155,16 @@ class Health:
         """All names now."""
         link, books, tenants = self._link, self._books, self._tenants
         served = self._served
+        silent = link.up and self._unanswered >= SILENT_LOOKS
+        said = self._scheduler if link.up and not silent else {}
         counts = {"calls": self._server.num_turned_away, "requests": self._generations.num_turned_away}
         self._pressures = look_at_room(self._pressures, counts, self._clock())
         facts = GatewayFacts(
             stopping=self._stopping,
             attached=link.up,
-            silent=link.up and self._unanswered >= SILENT_LOOKS,
+            silent=silent,
             served=served,
-            unmoved=self._scheduler.get(READY, ()) if served and self._unready >= SILENT_LOOKS else (),
+            unmoved=said.get(READY, ()) if served and self._unready >= SILENT_LOOKS else (),
             tenants_lost=tenants is not None and tenants.lost,
             tenants_stale=tenants is not None and tenants.stale,
             ledger_lost=books.lost,
@@ -170,6 +173,6 @@ class Health:
             certificate=self._server.certificate_problem,
             mesh_certificate="" if self._identity is None else self._identity.problem,
             crowded=tuple(f"no room for {kind}" for kind in high(self._pressures)),
-            scheduler=self._scheduler,
+            scheduler=said,
         )
         return conditions(facts, self._service)

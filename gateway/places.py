@@ -23,7 +23,7 @@ TIMES_CONCURRENT = 2
 class Places:
     """At most `limit` requests at a time. A tenant that has several never takes the last of them: who comes next finds
     one, however many the others want. Where nobody keeps tenants whoever comes takes any. `num_turned_away` counts
-    those for whom there was none. `clock` gives seconds."""
+    those who came when all were taken, not those who have their share. `clock` gives seconds."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._taken: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Places:
             retry_s = self._retry_after(1 + mine - TIMES_CONCURRENT * most, mine)
             raise used_up(caller.tenant, "max_concurrent", most, retry_s)
         if not self._free or (caller.tenant and mine >= TIMES_FREE * self._free):
-            self.num_turned_away += 1
+            self.num_turned_away += not self._free
             short = mine // TIMES_FREE + 1 - self._free if caller.tenant else 1
             raise QueueFullError(
                 "the gateway has as many requests as it takes (gateway.max_concurrent_requests)",

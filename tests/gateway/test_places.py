@@ -50,6 +50,19 @@ def test_a_flood_leaves_room_for_others() -> None:
     assert fill(places, tenant("third")) > 300
 
 
+def test_a_tenant_that_has_its_share_says_nothing_about_room() -> None:
+    places = Places(64)
+    assert fill(places, tenant("flood")) == 48
+    assert fill(places, tenant("flood")) == 0
+    assert places.num_turned_away == 0
+    # The last places of all.
+    for name in ("second", "third", "fourth"):
+        fill(places, tenant(name))
+    with pytest.raises(QueueFullError):
+        places.check(tenant("fifth"))
+    assert places.num_turned_away > 0
+
+
 def test_without_tenants_whoever_comes_takes_any() -> None:
     assert [fill(Places(limit), ANYONE) for limit in (1, 2, 4096)] == [1, 2, 4096]
 
