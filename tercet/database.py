@@ -29,6 +29,11 @@ _TIMEOUTS: dict[str, dict[str, int]] = {
     "psycopg2": {"connect_timeout": 5, "tcp_user_timeout": 5_000},
     "pymysql": {"connect_timeout": 5, "read_timeout": 10, "write_timeout": 10},
 }
+# Parameters of a URL that are shown; any other may be a password, which drivers take there, too.
+_SHOWN = frozenset(
+    "application_name charset connect_timeout database dbname host hostaddr options port service sslmode sslrootcert"
+    " target_session_attrs unix_socket user".split()
+)
 
 
 class Database:
@@ -51,7 +56,7 @@ class Database:
         self.file = Path(url.database or "").absolute() if url.get_backend_name() == "sqlite" else None
         # Such as "sqlite" or "postgresql".
         self.kind = url.get_backend_name()
-        self.name = str(self.file) if self.file else url.render_as_string(hide_password=True)
+        self.name = str(self.file) if self.file else _shown(url)
         # Who the file was when it was opened: what is behind an open file that was replaced nobody else sees.
         self._opened: tuple[int, int] | None = None
         with self._typed():
@@ -164,6 +169,12 @@ class Database:
         if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
             raise self._fault("must be a file: several processes meet in it")
         return url
+
+
+def _shown(url: sa.URL) -> str:
+    """A URL without its passwords, the same one for every password."""
+    query = {name: value if name in _SHOWN else "..." for name, value in url.query.items()}
+    return url.set(query=query).render_as_string(hide_password=True)
 
 
 def _timeouts(url: sa.URL) -> dict[str, int]:
