@@ -70,8 +70,12 @@ def migrate(connection: sa.Connection, name: str) -> None:
 
 
 def version_of(connection: sa.Connection, name: str) -> int:
-    """The version that the database has. Raises LedgerError for one that is newer than SCHEMA."""
-    version: int = connection.execute(sa.select(schema.c.schema_version)).scalar_one()
+    """The version that the database has. Raises LedgerError for one that is newer than SCHEMA, or
+    is none."""
+    version: object = connection.execute(sa.select(schema.c.schema_version)).scalar_one()
+    if not isinstance(version, int) or version < 0:
+        # SQLite keeps in a column of numbers whatever it is given.
+        raise LedgerError(f"{name} has schema {version!r}, which no version of tercet writes")
     if version > SCHEMA:
         raise LedgerError(
             f"{name} has schema {version}; this version of tercet knows those up to {SCHEMA}: use the version that "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,14 +46,16 @@ def journal_prefix(settings: LedgerSettings, name: str, file: Path | None, env: 
 def state_folder(env: Mapping[str, str]) -> Path:
     """Where programs keep what is to survive a restart, by the XDG base directories. Raises LedgerError if this user
     has no home."""
-    named = Path(env.get("XDG_STATE_HOME", ""))
-    # What is relative is to be ignored.
+    named, home = (Path(env.get(name, "")) for name in ("XDG_STATE_HOME", "HOME"))
+    # What is relative, or empty, is to be ignored.
     if named.is_absolute():
         return named / "tercet"
-    try:
-        return Path.home() / ".local" / "state" / "tercet"
-    except RuntimeError:
-        raise LedgerError(f"this user has no home, and XDG_STATE_HOME is not set; {REMEDY}") from None
+    if not home.is_absolute():
+        try:
+            home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        except KeyError:
+            raise LedgerError(f"this user has no home, and XDG_STATE_HOME is not set; {REMEDY}") from None
+    return home / ".local" / "state" / "tercet"
 
 
 def _make(folder: Path, remedy: str) -> None:

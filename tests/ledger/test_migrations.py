@@ -80,6 +80,20 @@ def test_a_newer_one_is_refused_by_name(ledger: Ledger, where: str, by_hand: ByH
         ledger.read(sa.select(tables.requests))
 
 
+@pytest.mark.parametrize("version", ["'abc'", "1.5", "-1"])
+def test_a_version_that_is_none_is_refused(version: str, tmp_path: Path, open_ledger: Callable[[str], Ledger]) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = open_ledger(str(path))
+    ledger.create()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE ledger SET schema_version = {version}")
+    expected = f"has schema {version}, which no version of tercet writes"
+    with pytest.raises(LedgerError, match=expected):
+        ledger.create()
+    with pytest.raises(LedgerError, match=expected):
+        ledger.read(sa.select(tables.requests))
+
+
 def test_a_database_of_something_else_is_left_alone(
     where: str, open_ledger: Callable[[str], Ledger], by_hand: ByHand
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tercet.errors import LedgerError
 from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder, state_folder
 
 
-def test_by_default_it_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_it_is_in_the_state_folder(tmp_path: Path) -> None:
     settings = load_config().ledger
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
     assert ledger_place(settings, env) == f"{tmp_path}/state/tercet/ledger.db"
@@ -20,9 +21,14 @@ def test_by_default_it_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytes
     make_ledger_folder(settings, env)
     assert (tmp_path / "state" / "tercet").stat().st_mode & 0o777 == 0o700
     # What is relative is to be ignored.
-    monkeypatch.setenv("HOME", str(tmp_path))
     for env in ({}, {"XDG_STATE_HOME": ""}, {"XDG_STATE_HOME": "state"}):
-        assert state_folder(env) == tmp_path / ".local" / "state" / "tercet"
+        assert state_folder({"HOME": str(tmp_path), **env}) == tmp_path / ".local" / "state" / "tercet"
+
+
+@pytest.mark.parametrize("env", [{}, {"HOME": ""}, {"HOME": "home"}])
+def test_without_a_home_in_the_environment_it_is_the_users(env: dict[str, str]) -> None:
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert state_folder(env) == home / ".local" / "state" / "tercet"
 
 
 @pytest.mark.parametrize("word", ["none", ""])
@@ -45,8 +51,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_helps(tmp_path: Path) -
 
 
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     with pytest.raises(LedgerError, match="this user has no home"):
         ledger_place(LedgerSettings(), {})
 
