@@ -34,10 +34,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The text side of a model. `template` is None if it has none; `max_model_len` is in tokens."""
+    """The text side of a model. `template` is None if it has none; `tool_template` is one for chats with tools, if
+    there are two; `max_model_len` is in tokens."""
 
     tokenizer: tokenizer.Tokenizer
     template: ChatTemplate | None
+    tool_template: ChatTemplate | None
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
@@ -72,7 +74,8 @@ def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
         source=str(file),
         added_special=[token for token in names.values() if token is not None],
     )
-    text, origin = _hugging_face_template(path, tokenizer_config, chat_template)
+    texts, origin = _hugging_face_templates(path, tokenizer_config, chat_template)
+    templates = {name: ChatTemplate(text, source=origin, variables=names) for name, text in texts.items()}
     vocab_size = fields.count("vocab_size")
     # Files that should agree often do not; each id that any of them calls an end is one.
     ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
@@ -80,7 +83,8 @@ def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
         ends.append(eos_id)
     return ModelFiles(
         tokenizer=tokens,
-        template=None if text is None else ChatTemplate(text, source=origin, variables=names),
+        template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         vocab_size=vocab_size,
         max_model_len=hf_length(fields),
         eos_token_ids=_in_range(ends, vocab_size),
@@ -107,6 +111,7 @@ def _read_gguf(path: Path, chat_template: str) -> ModelFiles:
     return ModelFiles(
         tokenizer=tokens,
         template=None if text is None else ChatTemplate(text, source=origin, variables=names),
+        tool_template=None,
         # The rows of the embedding are those of the token list; a separate key only repeats it.
         vocab_size=len(spelt),
         max_model_len=gguf_length(Fields(own, str(path), prefix)),
@@ -130,22 +135,25 @@ _TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", 
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
 
 
-def _hugging_face_template(path: Path, config: Mapping[str, Any], chosen: str) -> tuple[str | None, str]:
+def _hugging_face_templates(path: Path, config: Mapping[str, Any], chosen: str) -> tuple[dict[str, str], str]:
+    """The templates by name, default and tool_use if there are such, and the file that they are from."""
     if chosen:
-        return _read_text(Path(chosen), key="model.chat_template"), chosen
+        return {"default": _read_text(Path(chosen), key="model.chat_template")}, chosen
     file = path / "chat_template.jinja"
     if file.is_file():
-        return _read_text(file), str(file)
+        return {"default": _read_text(file)}, str(file)
     found, origin = config.get("chat_template"), path / "tokenizer_config.json"
     if found is None and (path / "chat_template.json").is_file():
         origin = path / "chat_template.json"
         found = _read_json(origin).get("chat_template")
     if isinstance(found, list):
-        # Several, by name.
-        found = {str(item.get("name")): item.get("template") for item in found if isinstance(item, dict)}.get("default")
-    if found is not None and not isinstance(found, str):
+        named = {str(item.get("name")): item.get("template") for item in found if isinstance(item, dict)}
+        found = {name: named[name] for name in ("default", "tool_use") if named.get(name) is not None}
+    elif found is not None:
+        found = {"default": found}
+    if not all(isinstance(text, str) for text in (found or {}).values()):
         raise ModelError(f"model: chat_template in {origin} is not a text")
-    return found, str(origin)
+    return found or {}, str(origin)
 
 
 def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:

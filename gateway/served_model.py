@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tercet.config import ModelSettings
 from tercet.errors import ConfigError, InvalidFieldError, ModelNotFoundError
 from tercet.model_source import fingerprint, resolve_model
 
+from .chat import Chat
 from .model_files import SamplingDefaults, read_model_files
-from .template import FIELD, ChatTemplate, Message
+from .template import FIELD, ChatTemplate
 from .tokenizer import Tokenizer
 
-# Put inside special tokens that a chat message spells out, so that the template cannot make them real. A noncharacter:
+# Put inside special tokens that a chat spells out, so that the template cannot make them real. A noncharacter:
 # no text needs it.
 _BREAK = "\ufdd0"
 _MAX_NAMES_SHOWN = 16
@@ -21,12 +22,14 @@ _MAX_NAMES_SHOWN = 16
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model. `served_names` has the canonical name first; `max_model_len` counts prompt and generated tokens."""
+    """One model. `served_names` has the canonical name first; `max_model_len` counts prompt and generated tokens.
+    `tool_template` is for chats with tools, where the model has one of its own for these."""
 
     served_names: tuple[str, ...]
     revision: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    tool_template: ChatTemplate | None
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
@@ -38,15 +41,15 @@ class ServedModel:
         return self.served_names[0]
 
     def encode_chat(
-        self, messages: Sequence[Message], *, max_chars: int, check: Callable[[int], None] = lambda _: None
+        self, chat: Chat, *, max_chars: int, check: Callable[[int], None] = lambda _: None
     ) -> tuple[str, list[int]]:
         """The text of a chat's prompt, and its token ids. Raises InvalidFieldError on `chat`, and what `check` raises
         for the least number of tokens that the text may have, before any is looked for.
 
-        What a message says stays text: a special token spelt out in it does not become that token, so no one can end
+        What a chat says stays text: a special token spelt out in it does not become that token, so no one can end
         their turn and speak as someone else. Those the template writes are real.
         """
-        rendered = self.render_chat(messages, max_chars=max_chars)
+        rendered = self.render_chat(chat, max_chars=max_chars)
         check(self.tokenizer.least_tokens(rendered.replace(_BREAK, "")))
         if _BREAK not in rendered:
             return rendered, self.tokenizer.encode(rendered, add_bos=False)
@@ -58,15 +61,23 @@ class ServedModel:
                 ids.append(token_id)
         return rendered.replace(_BREAK, ""), ids
 
-    def render_chat(self, messages: Sequence[Message], *, max_chars: int) -> str:
+    def render_chat(self, chat: Chat, *, max_chars: int) -> str:
         """What a chat's prompt is tokenized from, no shorter than its text. Raises InvalidFieldError on `chat`."""
+        return self._template_of(chat).render(chat.with_texts(self._guard), max_chars=max_chars)
+
+    def check_chat(self, chat: Chat) -> None:
+        """Raises InvalidFieldError for a chat that the model's template has no use for, whatever it says."""
+        self._template_of(chat).check(chat)
+
+    def _template_of(self, chat: Chat) -> ChatTemplate:
+        if self.tool_template is not None and chat.uses_tools:
+            return self.tool_template
         if self.template is None:
             raise InvalidFieldError(
                 f"{self.name} has no chat template; send a prompt, or start the gateway with model.chat_template",
                 field=FIELD,
             )
-        guarded = [Message(m.role, self._guard(m.content)) for m in messages]
-        return self.template.render(guarded, max_chars=max_chars)
+        return self.template
 
     def _guard(self, text: str) -> str:
         text = text.replace(_BREAK, "\ufffd") if _BREAK in text else text
@@ -90,6 +101,7 @@ def load_model(settings: ModelSettings) -> ServedModel:
         revision=fingerprint(source),
         tokenizer=files.tokenizer,
         template=files.template,
+        tool_template=files.tool_template,
         vocab_size=files.vocab_size,
         max_model_len=settings.max_model_len or limit,
         eos_token_ids=files.eos_token_ids,

@@ -1,37 +1,23 @@
-"""A model's chat template: messages to the text of a prompt.
-
-Templates come with model files, so they run in a sandbox and within a budget of steps and characters: one that loops
-for ever or grows without bound ends with an error. Knows no tokens.
-"""
+"""A model's chat template: a conversation to the text of a prompt. Knows no tokens."""
 
 from __future__ import annotations
 
-import contextvars
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 import jinja2
-import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
-import jinja2.sandbox
 
 from tercet.errors import InvalidFieldError, ModelError
 
+from .chat import Chat, Message, Tool
+from .template_sandbox import OverBudgetError, Refusal, budgeted, make_environment
+
 FIELD = "chat"
-# Loop rounds and calls of one rendering, about a second's worth. Ten messages need some hundred.
-MAX_STEPS = 250_000
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
+# Marks the end of a last message that goes on. A noncharacter: no text needs it.
+_GOES_ON = "\ufdd1"
 
 
 class ChatTemplate:
@@ -42,8 +28,14 @@ class ChatTemplate:
         self, text: str, *, source: str, variables: Mapping[str, str | None], now: Callable[[], datetime] = datetime.now
     ) -> None:
         self._variables = {name: value for name, value in variables.items() if value is not None}
+        environment = make_environment(now)
         try:
-            self._template = _environment(now).from_string(text)
+            tree = environment.parse(text)
+            # First: what looks for names folds constants.
+            self._has_developer = any(node.value == "developer" for node in tree.find_all(jinja2.nodes.Const))
+            # What it asks for by name.
+            self.names = frozenset(jinja2.meta.find_undeclared_variables(tree))
+            self._template = environment.from_string(text)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"model: the chat template of {source} is broken at line {error.lineno}: {error.message}; "
@@ -52,214 +44,103 @@ class ChatTemplate:
         except RecursionError as error:
             raise ModelError(f"model: the chat template of {source} is nested too deeply") from error
 
-    def render(self, messages: Iterable[Message], *, max_chars: int) -> str:
-        """The text of a conversation, ending where the assistant's turn begins.
+    @property
+    def has_tools(self) -> bool:
+        """Whether it can show tools and what became of their calls."""
+        return "tools" in self.names
+
+    def check(self, chat: Chat) -> None:
+        """Raises InvalidFieldError for what the template has no use for."""
+        if chat.uses_tools and not self.has_tools:
+            raise InvalidFieldError(
+                "the model's chat template has no tools; leave out tools, tool calls and the turns of tools",
+                field=f"{FIELD}.tools" if chat.tools else f"{FIELD}.messages",
+            )
+        if chat.documents and "documents" not in self.names:
+            raise InvalidFieldError("the model's chat template has no documents", field=f"{FIELD}.documents")
+        for name in chat.variables:
+            if name in _OURS or name in self._variables:
+                text = f"template_kwargs may not set {name}"
+            elif name not in self.names:
+                text = f"the model's chat template does not ask for {name[:64]!r}"
+            else:
+                continue
+            raise InvalidFieldError(text, field=f"{FIELD}.template_kwargs")
+
+    def render(self, chat: Chat, *, max_chars: int) -> str:
+        """The text of a conversation, ending where the assistant's turn begins, or where it goes on.
 
         Raises InvalidFieldError on `chat`, naming the template's line, if the template refuses or fails.
         """
-        token = _budget.set(_Budget(MAX_STEPS, max_chars))
+        text = self._generate(self._given(chat), max_chars)
+        if not chat.continues:
+            return text
+        before, *after = text.split(_GOES_ON)
+        if len(after) != 1:
+            raise InvalidFieldError(
+                "the model's chat template does not show the last message once, as it is; it cannot be continued",
+                field=f"{FIELD}.continue_final_message",
+            )
+        return before
+
+    def _generate(self, given: Mapping[str, Any], max_chars: int) -> str:
         try:
-            parts, size = [], 0
-            for part in self._template.generate(
-                **self._variables,
-                messages=[{"role": message.role, "content": message.content} for message in messages],
-                add_generation_prompt=True,
-            ):
-                size += len(part)
-                if size > max_chars:
-                    raise _OverBudgetError(f"the text grew past {max_chars} characters")
-                parts.append(part)
-            return "".join(parts)
+            with budgeted(max_chars):
+                parts, size = [], 0
+                for part in self._template.generate(**given):
+                    size += len(part)
+                    if size > max_chars:
+                        raise OverBudgetError(f"the text grew past {max_chars} characters")
+                    parts.append(part)
+                return "".join(parts)
         except Exception as error:
             raise _field_error(error) from error
-        finally:
-            _budget.reset(token)
+
+    def _given(self, chat: Chat) -> dict[str, Any]:
+        messages = [self._message(message) for message in chat.messages]
+        if chat.continues:
+            messages[-1]["content"] += _GOES_ON
+        return {
+            **chat.variables,
+            **self._variables,
+            "messages": messages,
+            # None, as templates expect it, if there are none.
+            "tools": [_tool(tool) for tool in chat.tools] or None,
+            "documents": list(chat.documents) or None,
+            "add_generation_prompt": chat.generation_prompt,
+        }
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        role = "system" if message.role == "developer" and not self._has_developer else message.role
+        given: dict[str, Any] = {"role": role, "content": message.content}
+        if message.tool_calls:
+            given["tool_calls"] = [
+                {
+                    **({"id": call.id} if call.id else {}),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in message.tool_calls
+            ]
+        if message.tool_call_id:
+            given["tool_call_id"] = message.tool_call_id
+        if message.name:
+            given["name"] = message.name
+        return given
 
 
-class _OverBudgetError(Exception):
-    """A rendering used more than it may."""
+# What a conversation itself says.
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
-class _Refusal(jinja2.TemplateError):
-    """A template called raise_exception."""
-
-
-class _Budget:
-    """What one rendering may still use."""
-
-    __slots__ = ("max_chars", "steps_left")
-
-    def __init__(self, steps: int, max_chars: int) -> None:
-        self.steps_left = steps
-        self.max_chars = max_chars
-
-    def spend(self) -> None:
-        self.steps_left -= 1
-        if self.steps_left < 0:
-            raise _OverBudgetError(f"the template took more than {MAX_STEPS} steps")
-
-    def check_size(self, size: int) -> None:
-        if size > self.max_chars:
-            raise _OverBudgetError(f"a value grew past {self.max_chars} characters or items")
-
-    def check(self, value: Any) -> Any:
-        if isinstance(value, (str, list, tuple)):
-            self.check_size(len(value))
-        return value
-
-
-_budget: contextvars.ContextVar[_Budget] = contextvars.ContextVar("budget")
-
-# These make a long text from a short one and a number.
-_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox with a budget: loops, calls and whatever makes values grow are counted."""
-
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(jinja2.nodes.For):
-            loop.iter = _filtered(loop.iter, "budgeted_loop")
-        _wrap_concatenations(tree)
-        return tree
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        budget = _budget.get()
-        if operator == "*" and any(isinstance(side, (str, list, tuple)) for side in (left, right)):
-            sized, count = (left, right) if isinstance(right, int) else (right, left)
-            if isinstance(count, int):
-                budget.check_size(len(sized) * max(count, 0))
-        if operator == "**" and (not isinstance(right, (int, float)) or abs(right) > 64):
-            raise _OverBudgetError("an exponent is too large")
-        if operator in ("*", "**") and any(isinstance(side, int) and abs(side) > 1 << 64 for side in (left, right)):
-            raise _OverBudgetError("a number is too large")
-        if operator == "%" and isinstance(left, str):
-            _check_format(left)
-        return budget.check(super().call_binop(context, operator, left, right))
-
-    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        budget = _budget.get()
-        budget.spend()
-        # The sandbox wraps str.format.
-        method = getattr(obj, "__wrapped__", obj)
-        target = getattr(method, "__self__", None)
-        if isinstance(target, str):
-            args = self._check_text_method(target, getattr(method, "__name__", ""), args)
-        return budget.check(super().call(context, obj, *args, **kwargs))
-
-    def _check_text_method(self, text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        budget = _budget.get()
-        if name in _PADDING and any(isinstance(value, int) and value > 4096 for value in args):
-            raise _OverBudgetError(f"{name} to more than 4096 characters")
-        if name == "replace" and len(args) >= 2:
-            budget.check_size(len(text) + text.count(str(args[0])) * len(str(args[1])))
-        if name in ("format", "format_map"):
-            _check_format(text)
-        if name == "join" and args:
-            items = list(args[0])
-            budget.check_size(sum(len(item) + len(text) for item in items if isinstance(item, str)))
-            return (items, *args[1:])
-        return args
-
-
-def _check_format(text: str) -> None:
-    # "%1000000000d" asks for a gigabyte; no honest width has five digits or comes from an argument.
-    if re.search(r"\d{5}|%[^a-zA-Z%]*\*", text):
-        raise _OverBudgetError("a format asks for too wide a field")
-
-
-def _replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
-    whole, part, other = str(text), str(old), str(new)
-    _budget.get().check_size(len(whole) + whole.count(part) * len(other))
-    return whole.replace(part, other, -1 if count is None else count)
-
-
-def _format(text: Any, *args: Any, **kwargs: Any) -> str:
-    _check_format(str(text))
-    formatted: str = str(text) % (kwargs or args)
-    return formatted
-
-
-def _filtered(node: Any, name: str) -> jinja2.nodes.Filter:
-    wrapped = jinja2.nodes.Filter(node, name, [], [], None, None)
-    wrapped.set_lineno(node.lineno)
-    return wrapped
-
-
-def _wrap_concatenations(node: jinja2.nodes.Node) -> None:
-    """Puts every `a ~ b` under the budget, so that doubling a text in a loop ends."""
-    for field, value in node.iter_fields():
-        if isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, jinja2.nodes.Node):
-                    _wrap_concatenations(item)
-                    if isinstance(item, jinja2.nodes.Concat):
-                        value[index] = _filtered(item, "budgeted_value")
-        elif isinstance(value, jinja2.nodes.Node):
-            _wrap_concatenations(value)
-            if isinstance(value, jinja2.nodes.Concat):
-                setattr(node, field, _filtered(value, "budgeted_value"))
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; here it only stands for its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 wants a plain set
-
-    def parse(self, parser: Any) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        body: list[jinja2.nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return body
-
-
-def _environment(now: Callable[[], datetime]) -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation], cache_size=0
-    )
-    environment.filters["tojson"] = _to_json
-    environment.filters["budgeted_loop"] = _counted
-    environment.filters["budgeted_value"] = lambda value: _budget.get().check(value)
-    # Filters that pad or fill, and those for HTML, have no place in a prompt.
-    for name in ("batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr"):
-        del environment.filters[name]
-    environment.filters |= {"format": _format, "indent": _indent, "replace": _replace}
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: now().strftime(str(pattern)[:256])
-    del environment.globals["lipsum"]
-    return environment
-
-
-def _counted(items: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget.get()
-    for item in items:
-        budget.spend()
-        yield item
-
-
-def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    margin = width if isinstance(width, str) else " " * min(max(width, 0), 256)
-    lines = str(text).split("\n")
-    _budget.get().check_size(len(margin) * len(lines))
-    indented = [margin + line if line or blank else line for line in lines[1:]]
-    return "\n".join([(margin if first else "") + lines[0], *indented])
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # The filter of jinja2 escapes for HTML; a prompt is none.
-    allowed = {key: options[key] for key in ("ensure_ascii", "separators", "sort_keys") if key in options}
-    return json.dumps(value, **{"ensure_ascii": False, **allowed}, indent=min(indent, 16) if indent else indent)
-
-
-def _raise_exception(message: Any) -> None:
-    raise _Refusal(str(message))
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
 def _field_error(error: BaseException) -> InvalidFieldError:
     line = _template_line(error)
-    if isinstance(error, _Refusal):
+    if isinstance(error, Refusal):
         text = f"the chat template refuses these messages at line {line}: {error.message}"
     elif isinstance(error, RecursionError):
         text = f"the chat template failed at line {line}: it calls itself without end"

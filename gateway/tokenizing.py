@@ -59,7 +59,7 @@ class Tokenizing:
         if isinstance(given, TextInput):
             text = given.text
         elif _size(given) <= _INLINE_CHARS and not _spells_special(model, given):
-            text = model.render_chat(given.messages, max_chars=self._max_chars(given))
+            text = model.render_chat(given.chat, max_chars=self._max_chars(given))
         else:
             return None
         return _ADDED_TOKENS + (len(text) if text.isascii() else _MOST_GROWTH * len(text.encode()))
@@ -80,12 +80,12 @@ class Tokenizing:
         self, model: ServedModel, given: TextInput | ChatInput, check: Callable[[int], None]
     ) -> tuple[str, list[int]]:
         if isinstance(given, ChatInput):
-            return model.encode_chat(given.messages, max_chars=self._max_chars(given), check=check)
+            return model.encode_chat(given.chat, max_chars=self._max_chars(given), check=check)
         return given.text, model.tokenizer.encode(given.text, add_bos=True)
 
     def _max_chars(self, given: ChatInput) -> int:
-        # A template adds a little around each message; what adds more is broken.
-        return 2 * self._max_prompt_bytes + 1024 * len(given.messages)
+        # A template adds a little around each message and tool; what adds more is broken.
+        return 2 * self._max_prompt_bytes + 1024 * (len(given.chat.messages) + len(given.chat.tools))
 
 
 class _Lane:
@@ -107,10 +107,10 @@ class _Lane:
 
 def _spells_special(model: ServedModel, given: TextInput | ChatInput) -> bool:
     """Whether a chat needs the tokenizer that reads special tokens as text; the first use of it takes a second."""
-    return isinstance(given, ChatInput) and any(map(model.tokenizer.find_special, (m.content for m in given.messages)))
+    return isinstance(given, ChatInput) and any(map(model.tokenizer.find_special, given.chat.texts()))
 
 
 def _size(given: TextInput | ChatInput) -> int:
     if isinstance(given, TextInput):
         return len(given.text)
-    return sum(64 + len(message.content) for message in given.messages)
+    return 64 * len(given.chat.messages) + sum(map(len, given.chat.texts()))

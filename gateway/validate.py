@@ -10,18 +10,17 @@ from tercet.errors import InvalidFieldError, PromptTooLongError
 from tercet.tenants.plan import MAX_PRIORITY
 from tercet.v1 import inference_pb2 as pb
 
+from .chat import Chat
+from .chat_request import read_chat, written_texts
 from .penalties import Penalties, read_penalties
 from .served_model import Catalogue, ServedModel
-from .template import Message
 from .token_logprobs import MAX_LOGPROBS
 from .vocabulary import check_token_ids
 
-ROLES = ("system", "user", "assistant")
 MAX_REQUEST_ID_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
-MAX_CHAT_MESSAGES = 10_000
 MAX_OUTPUTS = 128
 MAX_TRAFFIC_CLASS_CHARS = 64
 MAX_CACHE_SALT_CHARS = 128
@@ -43,9 +42,9 @@ class TokenInput:
 
 @dataclass(frozen=True, slots=True)
 class ChatInput:
-    """Messages to render, at least one."""
+    """A conversation to render, one that the model's template has a use for."""
 
-    messages: tuple[Message, ...]
+    chat: Chat
 
 
 Input = TextInput | TokenInput | ChatInput
@@ -119,7 +118,7 @@ def validate_tokenize(
     if which == "prompt":
         return model, _text(message.prompt, max_prompt_bytes)
     if which == "chat":
-        return model, _chat(message.chat, max_prompt_bytes)
+        return model, _chat(message.chat, model, max_prompt_bytes)
     raise InvalidFieldError("one of prompt, chat is required", field="input")
 
 
@@ -188,7 +187,7 @@ def _input(message: pb.GenerateRequest, model: ServedModel, max_prompt_bytes: in
         check_token_ids(ids, model.vocab_size, "token_ids.ids")
         return TokenInput(ids)
     if which == "chat":
-        return _chat(message.chat, max_prompt_bytes)
+        return _chat(message.chat, model, max_prompt_bytes)
     raise InvalidFieldError("one of prompt, token_ids, chat is required", field="input")
 
 
@@ -213,22 +212,11 @@ def _text(text: str, max_prompt_bytes: int) -> TextInput:
     return TextInput(text)
 
 
-def _chat(chat: pb.Chat, max_prompt_bytes: int) -> ChatInput:
-    if not chat.messages:
-        raise InvalidFieldError("chat has no messages", field="chat.messages")
-    if len(chat.messages) > MAX_CHAT_MESSAGES:
-        raise InvalidFieldError(
-            f"chat has {len(chat.messages)} messages; at most {MAX_CHAT_MESSAGES} are allowed", field="chat.messages"
-        )
-    messages = tuple(Message(message.role, message.content) for message in chat.messages)
-    for index, message in enumerate(messages):
-        if message.role not in ROLES:
-            raise InvalidFieldError(
-                f"the role of message {index} is {message.role[:64]!r}; it must be one of {', '.join(ROLES)}",
-                field=f"chat.messages[{index}].role",
-            )
-    _check_bytes("chat", (message.content for message in messages), max_prompt_bytes)
-    return ChatInput(messages)
+def _chat(given: pb.Chat, model: ServedModel, max_prompt_bytes: int) -> ChatInput:
+    _check_bytes("chat", written_texts(given), max_prompt_bytes)
+    chat = read_chat(given)
+    model.check_chat(chat)
+    return ChatInput(chat)
 
 
 def _check_bytes(field: str, texts: Iterable[str], max_prompt_bytes: int) -> None:

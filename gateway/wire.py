@@ -20,7 +20,7 @@ from tercet.errors import InvalidFieldError
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 # Fields on the wire, those of messages in it as well: a packed list is one, however long. The most that validation
-# lets pass is a chat of 10,000 messages, which has 30,000, and the lists of `sampling`.
+# lets pass with a content each is a chat of 10,000 messages, which has 30,000, and the lists of `sampling`.
 MAX_FIELDS = 40_000
 
 _VARINT, _I64, _LENGTH_DELIMITED, _I32 = 0, 1, 2, 5

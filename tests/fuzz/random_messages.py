@@ -49,5 +49,8 @@ def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         # Often such as are asked for.
         return st.one_of(st.floats(-2, 3, width=16), st.floats(width=32))
+    if kind == FieldDescriptor.CPPTYPE_ENUM:
+        # proto3 keeps numbers that an enum does not name.
+        return st.integers(-1, 8)
     low, high = _RANGES[kind]
     return st.one_of(st.integers(max(low, -3), 8), st.sampled_from([low, high]), st.integers(low, high))

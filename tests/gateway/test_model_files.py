@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.chat import Chat, Message, Tool
 from gateway.model_files import SamplingDefaults
 from gateway.served_model import Catalogue, load_model
-from gateway.template import Message
 from tercet.config import ModelSettings
 from tercet.errors import ConfigError, InvalidFieldError, ModelError, ModelNotFoundError
 
@@ -71,11 +71,15 @@ def test_context_longer_than_the_model_allows(tmp_path: Path, write_model: Any) 
 
 
 def test_where_templates_are_found(tmp_path: Path, write_model: Any) -> None:
-    hello = [Message("user", "hello")]
+    hello = Chat((Message("user", "hello"),))
     own = write_model(tmp_path / "own", chat_template__jinja="file {{ messages[0].content }}")
     assert load(own).encode_chat(hello, max_chars=99)[0] == "file hello"
     named = {"tokenizer_config__json": {"chat_template": [{"name": "x"}, {"name": "default", "template": "named"}]}}
     assert load(write_model(tmp_path / "named", **named)).encode_chat(hello, max_chars=99)[0] == "named"
+    templates = [{"name": "tool_use", "template": "{{ tools | length }}"}, {"name": "default", "template": "plain"}]
+    both = load(write_model(tmp_path / "both", tokenizer_config__json={"chat_template": templates}))
+    assert both.encode_chat(hello, max_chars=99)[0] == "plain"
+    assert both.encode_chat(Chat(hello.messages, (Tool("f", "", {}),)), max_chars=99)[0] == "1"
     chosen = tmp_path / "chosen.jinja"
     chosen.write_text("chosen")
     assert load(own, chat_template=str(chosen)).encode_chat(hello, max_chars=99)[0] == "chosen"

@@ -546,12 +546,16 @@ async def test_reflection_names_the_services(gateway: Any) -> None:
     call.cancel()
 
 
+HELLO = pb.ChatMessage(role="user", content="hello")
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "field"),
     [
         ("Tokenize", pb.TokenizeRequest(), "input"),
         ("Tokenize", pb.TokenizeRequest(prompt=""), "prompt"),
         ("Tokenize", pb.TokenizeRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="x")])), "chat.messages[0].role"),
+        ("Tokenize", pb.TokenizeRequest(chat=pb.Chat(messages=[HELLO], tools=[pb.Tool(name="f")])), "chat.tools"),
         ("Detokenize", pb.DetokenizeRequest(token_ids=[280]), "token_ids[0]"),
         ("Detokenize", pb.DetokenizeRequest(token_ids=[1] * 257), "token_ids"),
     ],

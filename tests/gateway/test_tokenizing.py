@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 
 from gateway import tokenizing
+from gateway.chat import Chat, Message
 from gateway.served_model import ServedModel
-from gateway.template import Message
 from gateway.tokenizer import Tokenizer
 from gateway.turns import Turns
 from gateway.validate import ChatInput, TextInput
@@ -154,7 +154,7 @@ async def test_what_must_have_too_many_tokens_is_not_tokenized(
     pool = tokenizing.Tokenizing(1 << 20)
     texts = ["hello", "hello " * 500, "hello " * 20_000, "<|end|>" * 500]
     for text in texts:
-        for given in (TextInput(text), ChatInput((Message("user", text),))):
+        for given in (TextInput(text), ChatInput(Chat((Message("user", text),)))):
             with pytest.raises(PromptTooLongError):
                 await pool.encode(model, given, "", check)
     pool.close()
