@@ -35,6 +35,8 @@ class WorkerFacts:
     """One look at a worker. `still_s`: for how long its device has computed a step that has not ended."""
 
     loading: bool
+    # No scheduler has ever attached.
+    unknown: bool
     stopping: bool
     dead: bool
     still_s: float
@@ -52,7 +54,13 @@ def conditions(facts: WorkerFacts, service: str) -> Conditions:
     still = f"its device has been at one step for {facts.still_s:.0f} s"
     live = told((facts.dead, "its device's thread has ended"), (facts.still_s >= facts.hung_s, still))
     late = not live and facts.still_s >= LATE_PART * facts.hung_s
-    ready = told((facts.loading, "it loads the model"), (facts.stopping, "it stops"), (late, still))
+    ready = told(
+        (facts.loading, "it loads the model"),
+        # What restarts one worker after the other waits for this. A scheduler that is gone again is not its matter.
+        (facts.unknown and not facts.loading, "no scheduler has found it yet"),
+        (facts.stopping, "it stops"),
+        (late, still),
+    )
     return {
         "": live,
         LIVE: live,
@@ -67,14 +75,21 @@ def conditions(facts: WorkerFacts, service: str) -> Conditions:
 
 
 class Health:
-    """Looks at a worker's process, and tells its `server`. Until `loaded` it loads. `clock` gives seconds."""
+    """Looks at a worker's process, and tells its `server`. Until `loaded` it loads. `found` says whether a scheduler
+    has ever attached; `clock` gives seconds."""
 
     def __init__(
-        self, server: rpc.Server, service: str, hung_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        server: rpc.Server,
+        service: str,
+        hung_s: float,
+        found: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server = server
         self._service = service
         self._hung_s = hung_s
+        self._found = found
         self._clock = clock
         self._executor: Executor | None = None
         self._without_kernels = False
@@ -105,6 +120,7 @@ class Health:
         self._pressures = look_at_room(self._pressures, {"calls": self._server.num_turned_away}, now)
         facts = WorkerFacts(
             loading=executor is None,
+            unknown=not self._found(),
             stopping=self._stopping,
             dead=executor is not None and not executor.alive,
             still_s=self._stillness.still_s,

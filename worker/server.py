@@ -45,7 +45,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     identity = mesh_identity(config.tls, "worker")
     server = rpc.Server(tls=None if identity is None else identity.listening_to("scheduler"))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server.grpc_server)
-    health = Health(server, _SERVICE, config.worker.hung_seconds)
+    health = Health(server, _SERVICE, config.worker.hung_seconds, lambda: service.found)
     loop = asyncio.get_running_loop()
     stopping, hurrying, died = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

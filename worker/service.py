@@ -91,6 +91,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._hello = worker_pb2.Hello()
         self._attached: _Attachment | None = None
         self._draining = False
+        self._found = False
+
+    @property
+    def found(self) -> bool:
+        """Whether a scheduler has ever attached."""
+        return self._found
 
     def open(self, executor: Executor, hello: worker_pb2.Hello) -> None:
         """Lets schedulers attach to a started executor."""
@@ -137,6 +143,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             # Not before: a device that does not come back from a step would get work, and hang on to that, too.
             if await attachment.begins():
                 await context.write(worker_pb2.WorkerEvents(events=[worker_pb2.WorkerEvent(hello=self._hello)]))
+                self._found = True
                 while events := await attachment.next_events():
                     await context.write(worker_pb2.WorkerEvents(events=map(encode_event, events)))
         finally:

@@ -21,6 +21,7 @@ from worker.messages import Attach, Chunk, NewSequence, Plan, StepResult
 SERVICE = "tercet.mesh.v1.Worker"
 WELL = WorkerFacts(
     loading=False,
+    unknown=False,
     stopping=False,
     dead=False,
     still_s=0.0,
@@ -37,6 +38,7 @@ ALL = {"", "live", "ready", SERVICE, "intact", "has-room"}
     [
         ({}, set()),
         ({"loading": True}, {"ready", SERVICE}),
+        ({"unknown": True}, {"ready", SERVICE}),
         ({"stopping": True}, {"ready", SERVICE}),
         ({"still_s": 100.0 * LATE_PART - 1}, set()),
         ({"still_s": 100.0 * LATE_PART}, {"ready", SERVICE}),
@@ -78,7 +80,8 @@ class Bench:
         self.steps = Hanging(kv_cache)
         self.executor = Executor(self.steps, kv_cache)
         self.now = 0.0
-        self.health = Health(rpc.Server(), SERVICE, 100.0, lambda: self.now)
+        self.found = True
+        self.health = Health(rpc.Server(), SERVICE, 100.0, lambda: self.found, lambda: self.now)
         self.stepped = threading.Event()
         self._num_plans = 0
         self.executor.start()
@@ -137,5 +140,8 @@ async def test_who_loads_is_live_and_who_stops_too(bench: Bench) -> None:
     assert bench.lost_after(1000) == {"ready", SERVICE}
     bench.health.loaded(bench.executor, without_kernels=False)
     assert bench.lost_after(1) == set()
+    bench.found = False
+    assert bench.lost_after(1) == {"ready", SERVICE}
+    bench.found = True
     bench.health.stop()
     assert bench.lost_after(1) == {"ready", SERVICE}

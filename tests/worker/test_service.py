@@ -403,3 +403,19 @@ async def test_a_scheduler_that_finds_a_draining_worker_is_told_at_once(
     assert (await newer.until("draining"))[-1].WhichOneof("event") == "draining"
     assert (await older.end())[0] is grpc.StatusCode.ABORTED
     await asyncio.wait_for(draining, 20)
+
+
+async def test_it_is_found_once_a_scheduler_has_its_hello(bench: Bench, channel: grpc.aio.Channel) -> None:
+    assert not bench.service.found
+    scheduler = Scheduler(channel)
+    await scheduler.send(plan(1, 1, {}, []))
+    await scheduler.end()
+    assert not bench.service.found
+    scheduler = Scheduler(channel)
+    await scheduler.open(1)
+    while not bench.service.found:  # noqa: ASYNC110 - a plain flag
+        await asyncio.sleep(0.01)
+    # That it is gone again is the scheduler's matter.
+    scheduler.call.cancel()
+    await Scheduler(channel).open(2)
+    assert bench.service.found
