@@ -14,7 +14,7 @@ from scheduler.core import CoreSettings
 from scheduler.events import Event, GatewayAttached, Submitted, TenantsChanged, WorkerAttached, WorkerInfo
 from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.plan_log.recorder import recorded_core
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.small import submission
 from scheduler.simulator.worker import SimulatedWorker

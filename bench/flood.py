@@ -25,7 +25,7 @@ from bench.figures import percentile
 from bench.overload_study import BLOCK_SIZE, COST, MESSAGE_DELAY_S, NUM_BLOCKS
 from scheduler.actions import Accepted, Action, NewSequence, ToGateway, TokenBatch, ToWorker
 from scheduler.admission import QueueBounds
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.worker import SimulatedWorker
 from scheduler.simulator.workload import Arrival, Flow, Lengths, Workload

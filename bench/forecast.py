@@ -26,7 +26,7 @@ import click
 from bench.figures import percentile
 from scheduler.actions import Action, Log
 from scheduler.admission import AdmissionMode, QueueBounds
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.workload import Arrivals, Flow, Lengths, Workload

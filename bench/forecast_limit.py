@@ -24,7 +24,7 @@ import click
 
 from bench.forecast import BOUNDS, CASES, Case
 from scheduler.actions import Accepted, Action, ToGateway, TokenBatch
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.capacity import MODEL, CapacityMesh
 from scheduler.simulator.workload import Arrival, Flow, Requests
 from tercet.collector import settle

@@ -133,6 +133,18 @@ def find_class(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], 
     return found
 
 
+def class_of_begun(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], default: str) -> TrafficClass:
+    """The traffic class of a request that another scheduler has accepted, whose classes may be others, or when the plan
+    was another: the one of that name, whatever the plan says now; else that of a request that names none."""
+    named = {each.name: each for each in classes}
+    if asked in named:
+        return named[asked]
+    try:
+        return find_class("", plan, classes, default)
+    except errors.RequestError:
+        return named.get(default, classes[0])
+
+
 def _offer(words: str, allowed: tuple[str, ...], known: tuple[str, ...]) -> str:
     """Says which classes a tenant may use, and not what others may."""
     offered = [each for each in allowed if each in known]

@@ -19,6 +19,7 @@ from .admission import (
     AdmissionMode,
     QueueBounds,
     clamp_priority,
+    class_of_begun,
     demand_of,
     find_class,
     find_overflow,
@@ -57,10 +58,10 @@ from .fleet import Fleet, Pool, Worker
 from .fleet_view import FleetView
 from .overdue import end_overdue, give_up_hung, next_moment
 from .placement import CachedTokens, cached_tokens
-from .planner import Policy
+from .policy import Policy
 from .progress import HUNG_SECONDS
 from .sequence import Request, Sequence, State
-from .sizes import check_sizes, check_vocabulary, fit_to_plan
+from .sizes import check_fields, check_sizes, check_vocabulary, fit_to_plan
 from .state import MeshState
 from .tenant import TenantPlan
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
@@ -242,17 +243,16 @@ class Core:
             )
         if self._mesh.draining:
             raise errors.DrainingError("the scheduler is stopping", retry_after_s=UNKNOWN_RETRY_SECONDS)
+        if submission.deadline_s is not None and submission.deadline_s <= 0:
+            raise errors.DeadlineError("the deadline had passed when the request arrived")
         plan = self._mesh.tenants.plan_of(submission.tenant)
+        if submission.begun:
+            return self._go_on(gateway, submission, plan, now)
         traffic_class = self._class_of(submission.traffic_class, plan)
         submission = clamp_priority(submission, plan)
         pool = find_pool(submission, self._mesh.fleet)
         submission = fit_to_plan(submission, pool, plan)
         check_sizes(submission, pool, plan)
-        if submission.deadline_s is not None and submission.deadline_s <= 0:
-            raise errors.DeadlineError("the deadline had passed when the request arrived")
-        if submission.begun:
-            # It has been accepted.
-            return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, plan, now)
         request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
@@ -263,6 +263,18 @@ class Core:
             request.let_go()
             raise
         return pool, request
+
+    def _go_on(self, gateway: int, submission: Submission, plan: TenantPlan, now: float) -> tuple[Pool, Request]:
+        """One that another scheduler has accepted. What it may be is not asked again: classes, plan and bounds may have
+        changed since, and of the workers those that are large enough for it may come yet. Raises the RequestError of
+        a model that nobody serves, or of a gateway's bug."""
+        settings = self._settings
+        submission = clamp_priority(submission, plan)
+        pool = find_pool(submission, self._mesh.fleet)
+        submission = fit_to_plan(submission, pool, plan)
+        check_fields(submission)
+        traffic_class = class_of_begun(submission.traffic_class, plan, settings.classes, settings.default_class)
+        return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
 
     def _foresee(self, pool: Pool, request: Request, now: float) -> None:
         """Raises SloUnreachableError, DeadlineUnreachableError."""
@@ -312,7 +324,7 @@ class Core:
             self._mesh.sequences[sequence.sequence_id] = sequence
         self._mesh.set_alarms(request)
         self._mesh.traffic.accepted(request)
-        ahead, *_ = [pool.waiting.add(each) for each in request.sequences if each.leader is None]
+        ahead, *_ = [pool.queue(each, now) for each in request.sequences if each.leader is None]
         self._mesh.note_waits(pool, request.traffic_class.name, now)
         self._mesh.foresight(pool).queued(request, now)
         self._mesh.touch(pool)

@@ -14,7 +14,7 @@ from .fair_order import FairOrder
 from .output_length import LeaveRates
 from .owed_waits import OwedWaits
 from .plan_length import PlanPace
-from .planner import Limits
+from .policy import Limits
 from .prefix_index import PromisedPrefixes
 from .progress import Owed, Progress
 from .sequence import LEAVING, RUNNING, Sequence, State
@@ -310,7 +310,7 @@ class Pool:
         if leader.pausable:
             self.set_aside(leader)
         else:
-            self._await_worker(leader, now)
+            self.queue(leader, now)
 
     def set_aside(self, sequence: Sequence) -> None:
         """One that is on no worker, and not in the queue, waits for its reader."""
@@ -321,11 +321,13 @@ class Pool:
         """One that was set aside takes its place in the queue again."""
         del self.paused[sequence.sequence_id]
         sequence.become(State.QUEUED)
-        self._await_worker(sequence, now)
+        self.queue(sequence, now)
 
-    def _await_worker(self, sequence: Sequence, now: float) -> None:
-        self.waiting.add(sequence)
+    def queue(self, sequence: Sequence, now: float) -> int:
+        """It waits for a worker, whether there is one for it or not. Returns how many go before it."""
+        position = self.waiting.add(sequence)
         self._note_place(sequence, now)
+        return position
 
     def leave_queue(self, sequence: Sequence) -> None:
         """Takes out one that waits and is not going to a worker."""

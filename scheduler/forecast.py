@@ -17,7 +17,7 @@ from .fleet import Worker
 from .outlook import FirstToken, Regime
 from .output_length import LeaveRate, LeaveRates
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
-from .planner import LEAST_PREFILL_TOKENS, Policy, paced, prefill_cap
+from .policy import LEAST_PREFILL_TOKENS, Policy, paced, prefill_cap
 from .preemption import Holder, choose_yielding
 from .room import kept_of
 from .surroundings import Surroundings

@@ -22,8 +22,8 @@ from .inflow import Inflow
 from .outlook import Kind, Outlook
 from .output_length import LeaveRate, LeaveRates, OutputLengths
 from .placement import CachedTokens
-from .planner import Policy
 from .planner_view import yielders
+from .policy import Policy
 from .preemption import Holder
 from .promise import aim, booked
 from .sequence import Request, Sequence

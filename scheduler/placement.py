@@ -9,7 +9,7 @@ from functools import partial
 from .fair_order import due
 from .fleet import Pool, Worker
 from .kv_shares import KvShares
-from .planner import Policy
+from .policy import Policy
 from .preemption import Holder
 from .prefix_index import cached_run, chain_keys
 from .progress import LATE_SECONDS, late_after

@@ -9,8 +9,9 @@ from collections.abc import Container
 
 from .credits import blocks_for
 from .fair_order import aged
+from .first_step import Prefill
 from .fleet import Worker
-from .planner import Prefill, Running
+from .planner import Running
 from .preemption import Holder, first_to_go
 from .sequence import RUNNING, Sequence, State
 from .window import Expected

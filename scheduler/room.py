@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from .credits import blocks_for
 from .fleet import Worker
-from .planner import Policy, prefill_cap
 from .planner_view import holders, yielders
+from .policy import Policy, prefill_cap
 from .preemption import Holder, choose_returning, choose_yielding
 from .sequence import RUNNING, Sequence
 from .service_order import Begun, begins_now, begun_there, place_among

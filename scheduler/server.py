@@ -26,7 +26,7 @@ from .links import Links
 from .loop import Loop
 from .peers import Peers
 from .plan_log.recorder import recorded_core
-from .planner import Policy
+from .policy import Policy
 from .service import SchedulerService
 from .traffic_class import class_of
 

@@ -19,14 +19,15 @@ def check_sizes(submission: Submission, pool: Pool, plan: TenantPlan) -> None:
 
     Raises InvalidFieldError, PromptTooLongError, KvNeverFitsError with the numbers in their metadata.
     """
-    _check_fields(submission)
+    check_fields(submission)
     _check_context(submission, plan.max_context, "the plan's max_context", "max_context")
     _check_workers(submission, pool)
     if plan.kv_share:
         _check_share(submission, pool, plan.kv_share)
 
 
-def _check_fields(submission: Submission) -> None:
+def check_fields(submission: Submission) -> None:
+    """Whether it is a request at all. Raises InvalidFieldError."""
     if not submission.prompt_token_ids:
         raise errors.InvalidFieldError("the prompt has no tokens", field="prompt_token_ids")
     if submission.max_tokens < 1:
@@ -108,7 +109,8 @@ def _check_workers(submission: Submission, pool: Pool) -> None:
 
 
 def fit_to_plan(submission: Submission, pool: Pool, plan: TenantPlan) -> Submission:
-    """The request with as many max_tokens as the plan can ever allow, if its client left them open; at least one."""
+    """The request with as many max_tokens as the plan can ever allow, if its client left them open; at least one more
+    than there are."""
     if not submission.max_tokens_open:
         return submission
     prompt, room = len(submission.prompt_token_ids), [submission.max_tokens]
@@ -118,7 +120,8 @@ def fit_to_plan(submission: Submission, pool: Pool, plan: TenantPlan) -> Submiss
         room.append((most_at_once(plan.tokens_per_minute) - prompt) // max(1, submission.n))
     if plan.kv_share:
         room.append(_granted_blocks(pool, plan.kv_share) * _largest(pool).info.block_size - prompt)
-    granted = max(1, min(room))
+    so_far = max((len(each.token_ids) for each in submission.begun if not each.ended), default=0)
+    granted = max(so_far + 1, min(room))
     return submission if granted == submission.max_tokens else replace(submission, max_tokens=granted)
 
 

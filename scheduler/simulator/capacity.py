@@ -9,7 +9,7 @@ from ..actions import ToWorker
 from ..admission import AdmissionMode, QueueBounds
 from ..credits import blocks_for
 from ..events import CancelReason, CancelReceived, Event, Submitted, TenantsChanged, WorkerInfo
-from ..planner import Policy
+from ..policy import Policy
 from ..tenant import ANYONE, TenantPlan
 from ..traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from .cost import StepCost

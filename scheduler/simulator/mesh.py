@@ -35,7 +35,7 @@ from ..events import (
     WorkerInfo,
     WorkerLost,
 )
-from ..planner import Policy
+from ..policy import Policy
 from ..traffic_class import CLASSES, TrafficClass
 from .cost import StepCost
 from .gateway import Call, VirtualGateway

@@ -11,7 +11,7 @@ from tercet.errors import ConfigError
 
 from ..admission import AdmissionMode, QueueBounds
 from ..events import WorkerInfo
-from ..planner import Policy
+from ..policy import Policy
 from ..progress import HUNG_SECONDS, HUNG_TIMES_UNKNOWN
 from ..tenant import TenantPlan
 from ..traffic_class import DEFAULT_CLASS

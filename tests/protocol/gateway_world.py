@@ -27,7 +27,7 @@ from scheduler.events import (
     UnpauseReceived,
     WorkerAttached,
 )
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.service import message_to_proto, submission_from_proto
 from scheduler.simulator.worker import SimulatedWorker
 from scheduler.wire import enum_value

@@ -35,7 +35,7 @@ from scheduler.events import (
     WorkerInfo,
     WorkerLost,
 )
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.sequence import State
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway

@@ -10,7 +10,7 @@ from sequences import sequence_of
 from scheduler.events import BlockCounts
 from scheduler.fleet import Fleet, Pool, Worker
 from scheduler.placement import deal
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.sequence import Request, Sequence, State
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import ANYONE, TenantPlan

@@ -38,7 +38,7 @@ from scheduler.events import (
 )
 from scheduler.overdue import LOOK_SECONDS
 from scheduler.plan_log.checkpoint import Snapshot
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import TenantPlan

@@ -13,7 +13,7 @@ from outcomes import judge, plans, prepared, releases, settle
 from scheduler.actions import NewSequence, Plan, ReleaseCause, Resume
 from scheduler.admission import AdmissionMode
 from scheduler.plan_length import LEAST_STEPS, MAX_STEPS, least_steps
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh

@@ -19,7 +19,7 @@ from scheduler.admission import AdmissionMode
 from scheduler.events import Sampling, TenantsChanged
 from scheduler.foresight import Foresight
 from scheduler.outlook import Outlook, Regime
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.sequence import Request
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import VirtualGateway

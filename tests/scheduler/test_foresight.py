@@ -14,7 +14,7 @@ from scheduler.events import CancelReason
 from scheduler.foresight import ForecastView, Foresight
 from scheduler.inflow import INFLOW_SECONDS, Inflow
 from scheduler.outlook import FirstToken, Kind, Outlook, Regime
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.sequence import Request
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway

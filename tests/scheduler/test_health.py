@@ -15,7 +15,7 @@ from scheduler.events import BlockCounts, GatewayAttached, Submitted, TimePassed
 from scheduler.fleet_view import WorkerView
 from scheduler.health import STUCK_SECONDS, UNMOVED_SECONDS, Health, SchedulerFacts, conditions
 from scheduler.loop import Loop
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.small import submission, worker_info
 from tercet import rpc
 

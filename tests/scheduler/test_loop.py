@@ -18,7 +18,7 @@ from scheduler.core import Core, CoreSettings
 from scheduler.events import CancelReason, Event, GatewayAttached, Submitted, WorkerAttached
 from scheduler.loop import Loop
 from scheduler.outbox import Outbox, OutboxClosedError
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.worker import SimulatedWorker
 

@@ -12,7 +12,7 @@ from scheduler.admission import QueueBounds
 from scheduler.core import Core, CoreSettings
 from scheduler.loop import Loop
 from scheduler.peers import ABSENT_SECONDS, Peers
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.service import SchedulerService
 from scheduler.standing import Standing
 from tercet import rpc

@@ -15,7 +15,7 @@ from scheduler.placement import (
     deal,
     late,
 )
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.prefix_index import chain_keys
 from scheduler.progress import LATE_SECONDS, LATE_SECONDS_UNKNOWN, LATE_STEPS
 from scheduler.sequence import MAX_LOSSES, Sequence, State

@@ -29,7 +29,7 @@ from scheduler.plan_log import shape
 from scheduler.plan_log.recorder import FREED_PER_ROUND, VALUES_PER_ROUND, Recorder, recorded_core
 from scheduler.plan_log.replay import replay
 from scheduler.plan_log.round import KeptStep
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
 from scheduler.tenant import TenantPlan

@@ -18,7 +18,7 @@ from scheduler.events import Submitted
 from scheduler.loop import Loop
 from scheduler.plan_log.recorder import recorded_core
 from scheduler.plan_log.replay import replay
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.small import submission
 from tercet import errors, rpc
 from tercet.v1 import operations_pb2

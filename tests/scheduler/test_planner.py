@@ -9,21 +9,10 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.first_step import Candidate, Prefill
 from scheduler.plan_length import MAX_PLAN_SECONDS, MAX_STEPS, least_steps
-from scheduler.planner import (
-    LEAST_PREFILL_TOKENS,
-    NOTHING,
-    UNKNOWN,
-    Candidate,
-    Credits,
-    Decision,
-    Forecast,
-    Limits,
-    Policy,
-    Prefill,
-    Running,
-    make_plan,
-)
+from scheduler.planner import NOTHING, UNKNOWN, Credits, Decision, Forecast, Running, make_plan
+from scheduler.policy import LEAST_PREFILL_TOKENS, Limits, Policy
 from scheduler.step_time import CAUTIOUS_TOKENS
 
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64, block_size=4)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.admission import QueueBounds
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.study import Study

@@ -15,7 +15,7 @@ from outcomes import judge, plans, prepared, refusals_for, settle
 from scheduler.actions import Release, ReleaseCause
 from scheduler.admission import AdmissionMode
 from scheduler.events import EndReason, Event, SequenceReleased
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call
 from scheduler.simulator.mesh import VirtualMesh

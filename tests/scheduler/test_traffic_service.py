@@ -14,7 +14,7 @@ from scheduler.admission import QueueBounds
 from scheduler.core import Core, CoreSettings
 from scheduler.events import Submitted, TenantsChanged
 from scheduler.loop import Loop
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.small import submission
 from scheduler.tenant import TenantPlan
 from tercet import rpc

@@ -16,7 +16,7 @@ from scheduler.admission import QueueBounds
 from scheduler.core import CoreSettings
 from scheduler.events import GatewayAttached, Submitted, TimePassed, WorkerAttached
 from scheduler.plan_log.recorder import recorded_core
-from scheduler.planner import Policy
+from scheduler.policy import Policy
 from scheduler.simulator.small import submission, worker_info
 from tercet import __version__
 from tercet.cli import main
