@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,10 @@ from outcomes import judge, prepared, settle
 from scheduler.admission import QueueBounds
 from scheduler.events import Begun, TenantsChanged
 from scheduler.simulator.gateway import Call, VirtualGateway
-from scheduler.simulator.mesh import VirtualMesh
+from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import GREEDY, submission, worker_info
 from scheduler.tenant import TenantPlan
+from scheduler.traffic_class import TrafficClass
 
 
 def handed_over(mesh: VirtualMesh, gateway: VirtualGateway, call: Call) -> Call:
@@ -92,6 +94,52 @@ def test_neither_quota_nor_queue_refuses_it() -> None:
     assert refused.refused == "TENANT_QUOTA"
     assert running.refused is None
     assert [call.refused for call in taken] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("plan", "fields"),
+    [
+        ({}, {"traffic_class": "nightly"}),
+        ({"classes": ("batch",)}, {"traffic_class": "chat"}),
+        ({"classes": ("gone",), "default_class": "gone"}, {}),
+        ({"max_context": 4}, {}),
+        ({"max_context": 4}, {"max_tokens_open": True}),
+        ({"kv_share": 0.02}, {}),
+    ],
+)
+def test_neither_its_class_nor_its_plan_is_asked_again(plan: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Both may have changed since another scheduler accepted it; who is new is refused for that, or gets less."""
+    classes = (TrafficClass("chat", 0, 0.0), TrafficClass("batch", 2, 0.0))
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=64)], classes=classes)
+    mesh.post(TenantsChanged(gateway.number, 1, (TenantPlan("t", **plan),)))
+    taken = mesh.submit(gateway, submission(1, (1, 2, 3), 30, tenant="t", begun=(Begun((5, 6)),), **fields))
+    new = mesh.submit(gateway, submission(2, (1, 2, 3), 30, tenant="t", **fields))
+    settle(mesh)
+    assert taken.refused is None
+    # What the plan now allows of a length that was left open is reached already.
+    num_tokens = 3 if "max_tokens_open" in fields else 30
+    assert len(taken.tokens) == num_tokens
+    assert new.refused is not None or len(new.tokens) == 1
+
+
+def test_one_that_is_too_large_for_the_workers_there_are_waits_for_another() -> None:
+    """The first worker that a scheduler finds may be the smaller one."""
+    infos = [worker_info(num_blocks=4), worker_info(num_blocks=64)]
+    mesh, gateway = prepared(infos=infos)
+    goes_on, ends = (mesh.submit(gateway, submission(key, (1, 2), 60, begun=(Begun((5,)),))) for key in (1, 2))
+    mesh.run(until=mesh.now + WORKER_GRACE_S / 2)
+    assert (goes_on.accepted, goes_on.over) == (True, False)
+    mesh.cancel(gateway, ends)
+    mesh.attach_worker(1)
+    settle(mesh)
+    assert len(goes_on.tokens) == 60
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    mesh, gateway = prepared(infos=[worker_info(num_blocks=4)])
+    call = mesh.submit(gateway, submission(1, (1, 2), 60, begun=(Begun((5,)),)))
+    settle(mesh)
+    assert [end.failure.reason for end in call.ends if end.failure] == ["WORKER_LOST"]
 
 
 @pytest.mark.parametrize(
