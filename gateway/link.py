@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
 import grpc
 import grpc.aio
 import structlog
 
-from tercet import errors, rpc
+from tercet import errors
 from tercet.dialer import Dialer
-from tercet.health import Conditions
-from tercet.health_client import ask
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.directory import Directory
 from tercet.tenants.kept import KEPT
 from tercet.tenants.plan import TenantPlan
-from tercet.v1 import operations_pb2
 
 from .cancel import CancelCause
 from .known_refusals import KnownRefusals
 from .mesh_messages import Pool, Submission, to_pools, to_refusal_counts, to_tenant_update
 from .refusal_counts import RefusalCounts, RefusalKind
+from .scheduler_calls import SchedulerCalls, scheduler_lost
 from .sent_requests import ProtocolError, SentRequest, SentRequests, nobody
 from .stream import Stream
 
@@ -37,14 +35,10 @@ log = structlog.get_logger()
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
-_FLEET_TIMEOUT_S = 5.0
-_HEALTH_TIMEOUT_S = 2.0
 # What the gateway refused by itself the scheduler knows so many seconds later.
 TELL_S = 1.0
 # Between two comparisons of what runs here with what runs at the scheduler.
 RECONCILE_S = 2.0
-# Between two pieces of the plan log.
-PART_TIMEOUT_S = 10.0
 
 
 class Link:
@@ -70,12 +64,14 @@ class Link:
         self.pools: Mapping[tuple[str, str], Pool] = {}
         # No worker serves anything else.
         self._complete = False
+        # What it is asked for beside the stream.
+        self.calls = SchedulerCalls(dialer, self._guarded)
         self._dialer = dialer
         self._address = dialer.address
         self._gateway_id = gateway_id
         self._on_change = on_change
+        # Another one after each dial.
         self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
-        # The queue is another one after each dial.
         self._known = KnownRefusals()
         self._keys = keys or count(1)
         self._hands_over = hands_over
@@ -185,63 +181,9 @@ class Link:
         if self.up and (counts := self._refusals.take()):
             self._outgoing.put_nowait(pb.GatewayMessage(refusals=to_refusal_counts(counts)))
 
-    async def fleet(self) -> operations_pb2.Fleet:
-        """The scheduler's view of the mesh. Raises SchedulerLostError, or the scheduler's own RequestError."""
-        try:
-            fleet: operations_pb2.Fleet = await self._stub().GetFleet(
-                operations_pb2.GetFleetRequest(), timeout=_FLEET_TIMEOUT_S, metadata=self._guarded()
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._refused(error.code(), error.trailing_metadata()) from error
-        return fleet
-
-    async def scheduler_health(self, names: Iterable[str]) -> Conditions:
-        """What the scheduler says of these health names. Raises SchedulerLostError."""
-        asking = asyncio.create_task(ask(self._dialer.channel, names, _HEALTH_TIMEOUT_S))
-        try:
-            await asyncio.wait({asking})
-            # As calls are when their channel is closed for another one.
-            if asking.cancelled():
-                raise self.lost("the connection to the scheduler was closed")
-            return asking.result()
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            raise self.lost("the scheduler does not answer") from error
-        finally:
-            asking.cancel()
-
-    async def traffic(self, request: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
-        """The scheduler's view of the traffic. Raises as `fleet` does."""
-        try:
-            traffic: operations_pb2.Traffic = await self._stub().GetTraffic(
-                request, timeout=_FLEET_TIMEOUT_S, metadata=self._guarded()
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._refused(error.code(), error.trailing_metadata()) from error
-        return traffic
-
-    async def plan_log(self) -> AsyncGenerator[bytes, None]:
-        """The scheduler's plan log, piece by piece as it is read. Raises SchedulerLostError, or the scheduler's own
-        RequestError."""
-        call = self._stub().DumpPlanLog(operations_pb2.DumpPlanLogRequest(), metadata=self._guarded())
-        try:
-            while (part := await asyncio.wait_for(call.read(), PART_TIMEOUT_S)) is not grpc.aio.EOF:
-                yield part.data
-            if await call.code() is not grpc.StatusCode.OK:
-                raise self._refused(await call.code(), await call.trailing_metadata())
-        except grpc.aio.AioRpcError as error:
-            raise self._refused(error.code(), error.trailing_metadata()) from error
-        except asyncio.TimeoutError:
-            raise self.lost(f"the scheduler said nothing for {PART_TIMEOUT_S:g} s") from None
-        finally:
-            # Without this a reader that leaves lets the scheduler go on.
-            call.cancel()
-
     def _guarded(self) -> tuple[tuple[str, str], ...]:
         """Whether callers are asked for keys, as metadata."""
         return () if self._directory is None else (KEPT,)
-
-    def _stub(self) -> scheduler_pb2_grpc.SchedulerStub:
-        return scheduler_pb2_grpc.SchedulerStub(self._dialer.channel)
 
     async def _attach(self) -> bool:
         """One life of the stream. Returns whether it ever was up."""
@@ -251,7 +193,7 @@ class Link:
         if self._directory is not None:
             self.tell_tenants(self._directory)
         await self._dialer.connected()
-        call = self._stub().Attach()
+        call = scheduler_pb2_grpc.SchedulerStub(self._dialer.channel).Attach()
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call, self._outgoing))
         teller = asyncio.create_task(self._tell_running())
@@ -327,15 +269,7 @@ class Link:
 
     def lost(self, message: str) -> errors.SchedulerLostError:
         """What ends requests that it has lost, or cannot have."""
-        return errors.SchedulerLostError(
-            f"{message} at {self._address}", metadata={"scheduler": self._address}, retry_after_s=UNKNOWN_RETRY_SECONDS
-        )
-
-    def _refused(
-        self, code: grpc.StatusCode, trailers: Iterable[tuple[str, str | bytes]] | None
-    ) -> errors.RequestError:
-        """The error that the scheduler ended a call of its own with."""
-        return rpc.typed_error(trailers) or self.lost(f"the scheduler did not answer: {code.name}")
+        return scheduler_lost(message, self._address)
 
     def _receive(self, message: pb.SchedulerMessage) -> None:
         which = message.WhichOneof("message")

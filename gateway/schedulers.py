@@ -141,19 +141,19 @@ class Schedulers:
 
     async def fleet(self) -> operations_pb2.Fleet:
         """As of a link."""
-        return await self._leading.fleet()
+        return await self._leading.calls.fleet()
 
     async def scheduler_health(self, names: Iterable[str]) -> Conditions:
         """As of a link."""
-        return await self._leading.scheduler_health(names)
+        return await self._leading.calls.health(names)
 
     async def traffic(self, request: operations_pb2.GetTrafficRequest) -> operations_pb2.Traffic:
         """As of a link."""
-        return await self._leading.traffic(request)
+        return await self._leading.calls.traffic(request)
 
     def plan_log(self) -> AsyncGenerator[bytes, None]:
         """As of a link."""
-        return self._leading.plan_log()
+        return self._leading.calls.plan_log()
 
     @property
     def _leading(self) -> Link:

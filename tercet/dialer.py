@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import grpc.aio
 
+from tercet.patience import apart
 from tercet.rpc import open_channel
 from tercet.tls.client import ClientTls
 from tercet.tls.mesh import MeshIdentity
@@ -43,15 +45,9 @@ class Dialer:
         while True:
             await self.renew()
             channel = self.channel
-            ready = asyncio.create_task(channel.channel_ready())
-            try:
-                # Not wait_for: up to Python 3.11 that loses a cancel which comes with the result.
-                await asyncio.wait({ready}, timeout=LOOK_SECONDS)
-                if ready.done():
-                    ready.result()
-                    return channel
-            finally:
-                ready.cancel()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await apart(channel.channel_ready(), LOOK_SECONDS)
+                return channel
 
     async def close(self) -> None:
         """Ends the channel, and the calls on it."""

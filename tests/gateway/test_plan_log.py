@@ -47,7 +47,7 @@ async def test_no_scheduler(gateway: Any, scheduler: Any) -> None:
 
 
 async def test_a_scheduler_that_says_nothing(gateway: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.link.PART_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gateway.scheduler_calls.PART_TIMEOUT_S", 0.1)
 
     async def silent(request: Any, context: Any) -> Any:
         await asyncio.sleep(3600)
