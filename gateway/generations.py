@@ -60,7 +60,8 @@ class Generations:
         return self._places.num_turned_away
 
     def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
-        """Takes a request in. `time_left_s` is the time to the client's deadline.
+        """Takes a request in. `time_left_s` is the time to the client's deadline. Whoever has it must `close` it, and
+        then `leave`.
 
         Raises DrainingError, DuplicateRequestError, QueueFullError, TenantQuotaError, DeadlineError, LedgerLostError.
         """
@@ -80,6 +81,11 @@ class Generations:
         self._places.take(caller.tenant)
         self._idle.clear()
         return generation
+
+    def leave(self, generation: Generation) -> None:
+        """Gives the place of a closed request back, once its call is over: until then what its client has not read is
+        here."""
+        self._places.leave(generation.caller.tenant)
 
     @contextlib.contextmanager
     def place(self, caller: Caller) -> Iterator[None]:
@@ -128,8 +134,7 @@ class Generations:
 
     def _forget(self, generation: Generation) -> None:
         """Takes a closed request out."""
-        if self._running.pop((generation.caller.tenant, generation.request_id), None) is not None:
-            self._places.leave(generation.caller.tenant)
+        self._running.pop((generation.caller.tenant, generation.request_id), None)
         if not self._running:
             self._idle.set()
 

@@ -95,6 +95,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         ),
         tls=tls,
         admit=guard.caller,
+        stall_s=settings.stream_stall_seconds,
     )
     add_services(
         server.grpc_server,

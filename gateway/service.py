@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from tercet import errors, rpc
 from tercet.refusal_lines import RefusalLines
+from tercet.slow_reader import write
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
 from .books import Books
@@ -51,7 +52,8 @@ class InferenceService:
         try:
             generation = self._start(received, context)
             admission = await generation.open()
-            await self._write(generation, context, inference_pb2.GenerateEvent(accepted=to_accepted(admission)))
+            accepted = inference_pb2.GenerateEvent(accepted=to_accepted(admission))
+            await self._write(generation, context, accepted, first=True)
             while (delta := await generation.read()) is not None:
                 # Before, not behind: once the write has begun, nobody can take the tokens back.
                 generation.delivered_tokens += len(delta.token_ids)
@@ -61,13 +63,12 @@ class InferenceService:
         except BaseException as error:
             await _end_call(error, context, generation)
         finally:
-            if generation is not None:
-                generation.close()
+            self._leave(generation)
 
     async def generate_once(
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
-    ) -> inference_pb2.GenerateResult:
-        """Answers once; see the proto."""
+    ) -> None:
+        """Answers once; see the proto. The request is closed when its client has read that."""
         generation: Generation | None = None
         try:
             generation = self._start(received, context)
@@ -77,29 +78,41 @@ class InferenceService:
                 deltas.append(delta)
             summary = await generation.finish()
             generation.delivered_tokens = summary.completion_tokens
-            return to_result(admission, deltas, summary)
+            await self._write(generation, context, to_result(admission, deltas, summary), first=True)
         except BaseException as error:
             await _end_call(error, context, generation)
         finally:
-            if generation is not None:
-                generation.close()
+            self._leave(generation)
 
-    async def tokenize(self, message: inference_pb2.TokenizeRequest, caller: Caller) -> inference_pb2.TokenizeResult:
-        """Token ids as Generate would make them."""
-        max_bytes = self._generations.settings.max_prompt_bytes
-        model, given = validate_tokenize(message, self._catalogue, max_prompt_bytes=max_bytes)
-        with self._generations.place(caller):
-            text, ids = await self._generations.tokenizing.encode(model, given, caller.tenant)
-        return inference_pb2.TokenizeResult(token_ids=ids, text=text)
+    async def tokenize(
+        self, received: inference_pb2.TokenizeRequest | Malformed, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Answers with token ids as Generate would make them."""
+        with contextlib.ExitStack() as held:
+            try:
+                caller = self._guard.caller(context)
+                max_bytes = self._generations.settings.max_prompt_bytes
+                model, given = validate_tokenize(checked(received), self._catalogue, max_prompt_bytes=max_bytes)
+                held.enter_context(self._generations.place(caller))
+                text, ids = await self._generations.tokenizing.encode(model, given, caller.tenant)
+                result = inference_pb2.TokenizeResult(token_ids=ids, text=text)
+                await write(context, result, self._stall_s, first=True)
+            except BaseException as error:
+                await _end_call(error, context, None)
 
     async def detokenize(
-        self, message: inference_pb2.DetokenizeRequest, caller: Caller
-    ) -> inference_pb2.DetokenizeResult:
-        """Text of token ids."""
-        model, ids = validate_detokenize(message, self._catalogue)
-        with self._generations.place(caller):
-            text = await self._generations.tokenizing.decode(model, ids, caller.tenant)
-        return inference_pb2.DetokenizeResult(text=text)
+        self, received: inference_pb2.DetokenizeRequest | Malformed, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Answers with the text of token ids."""
+        with contextlib.ExitStack() as held:
+            try:
+                caller = self._guard.caller(context)
+                model, ids = validate_detokenize(checked(received), self._catalogue)
+                held.enter_context(self._generations.place(caller))
+                text = await self._generations.tokenizing.decode(model, ids, caller.tenant)
+                await write(context, inference_pb2.DetokenizeResult(text=text), self._stall_s, first=True)
+            except BaseException as error:
+                await _end_call(error, context, None)
 
     def _start(
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
@@ -117,32 +130,29 @@ class InferenceService:
             raise
 
     async def _write(
-        self, generation: Generation, context: grpc.aio.ServicerContext, event: inference_pb2.GenerateEvent
+        self, generation: Generation, context: grpc.aio.ServicerContext, message: Message, *, first: bool = False
     ) -> None:
-        # A client that does not read blocks the write, out of reach of everything else that may end the request. The
-        # first one takes the initial metadata along: grpc sends them again, and fails at it, when that write was left.
+        # A client that does not read blocks the write, out of reach of everything else that may end the request.
         stream, task = generation.stream, asyncio.current_task()
         assert stream is not None
         assert task is not None
-        stream.interrupt = None if event.HasField("accepted") else task.cancel
-        late = False
-
-        def give_up() -> None:
-            nonlocal late
-            late = True
-            task.cancel()
-
-        limit_s = self._generations.settings.stream_stall_seconds
-        timer = asyncio.get_running_loop().call_later(limit_s, give_up)
+        # Of a request that was accepted the client hears that first, whatever comes of it.
+        stream.interrupt = None if first else task.cancel
         try:
-            await context.write(event)
-        except asyncio.CancelledError:
-            if not late or stream.error is not None:
-                raise
-            raise _too_slow(limit_s) from None
+            await write(context, message, self._stall_s, first=first)
+        except errors.SlowConsumerError as slow:
+            raise stream.error or slow from None
         finally:
-            timer.cancel()
             stream.interrupt = None
+
+    def _leave(self, generation: Generation | None) -> None:
+        if generation is not None:
+            generation.close()
+            self._generations.leave(generation)
+
+    @property
+    def _stall_s(self) -> float:
+        return self._generations.settings.stream_stall_seconds
 
 
 class ModelsService:
@@ -225,25 +235,13 @@ class OperationsService:
         try:
             self._guard.operator(context)
             checked(received)
+            limit_s, first = self._generations.settings.stream_stall_seconds, True
             async with contextlib.aclosing(self._link.plan_log()) as parts:
                 async for data in parts:
-                    limit_s = self._generations.settings.stream_stall_seconds
-                    await _write_in_time(context, operations_pb2.PlanLogPart(data=data), limit_s)
+                    await write(context, operations_pb2.PlanLogPart(data=data), limit_s, first=first)
+                    first = False
         except BaseException as error:
             await _end_call(error, context, None)
-
-
-async def _write_in_time(context: grpc.aio.ServicerContext, message: Message, limit_s: float) -> None:
-    try:
-        await asyncio.wait_for(context.write(message), limit_s)
-    except asyncio.TimeoutError:
-        raise _too_slow(limit_s) from None
-
-
-def _too_slow(limit_s: float) -> errors.SlowConsumerError:
-    return errors.SlowConsumerError(
-        f"the client read nothing for {limit_s:g} s", metadata={"stream_stall_seconds": f"{limit_s:g}"}
-    )
 
 
 def add_services(
@@ -253,13 +251,20 @@ def add_services(
     models: ModelsService,
     operations: OperationsService,
 ) -> None:
-    """Registers the services. Not with the generated functions: those parse before a handler can answer for it."""
+    """Registers the services. Not with the generated functions: those parse before a handler can answer for it. Methods
+    that answer once are registered as streams where they write by themselves; their clients see no difference."""
     pb, mpb, opb = inference_pb2, models_pb2, operations_pb2
     stream = grpc.unary_stream_rpc_method_handler(
         inference.generate, deserializer(pb.GenerateRequest), pb.GenerateEvent.SerializeToString
     )
-    once = grpc.unary_unary_rpc_method_handler(
+    once = grpc.unary_stream_rpc_method_handler(
         inference.generate_once, deserializer(pb.GenerateRequest), pb.GenerateResult.SerializeToString
+    )
+    tokenize = grpc.unary_stream_rpc_method_handler(
+        inference.tokenize, deserializer(pb.TokenizeRequest), pb.TokenizeResult.SerializeToString
+    )
+    detokenize = grpc.unary_stream_rpc_method_handler(
+        inference.detokenize, deserializer(pb.DetokenizeRequest), pb.DetokenizeResult.SerializeToString
     )
     plan_log = grpc.unary_stream_rpc_method_handler(
         operations.dump_plan_log, deserializer(opb.DumpPlanLogRequest), opb.PlanLogPart.SerializeToString
@@ -271,8 +276,8 @@ def add_services(
         "tercet.v1.Inference": {
             "Generate": stream,
             "GenerateOnce": once,
-            "Tokenize": _unary(guard.caller, inference.tokenize, pb.TokenizeRequest),
-            "Detokenize": _unary(guard.caller, inference.detokenize, pb.DetokenizeRequest),
+            "Tokenize": tokenize,
+            "Detokenize": detokenize,
         },
         "tercet.v1.Models": {
             "ListModels": _unary(guard.caller, models.list_models, mpb.ListModelsRequest),

@@ -31,9 +31,9 @@ _TIMEOUTS: dict[str, dict[str, int]] = {
 }
 # Parameters of a URL that are shown; any other may be a password, which drivers take there, too.
 _SHOWN = frozenset(
-    "application_name charset connect_timeout database dbname host hostaddr options port service sslmode sslrootcert"
-    " target_session_attrs unix_socket user".split()
-)
+    ["application_name", "charset", "connect_timeout", "database", "dbname", "host", "hostaddr", "options", "port",
+     "service", "sslmode", "sslrootcert", "target_session_attrs", "unix_socket", "user"]
+)  # fmt: skip
 
 
 class Database:

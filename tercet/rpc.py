@@ -17,7 +17,7 @@ from tercet import errors
 from tercet.aio_server import make_server
 from tercet.call_status import abort as abort
 from tercet.call_status import typed_error as typed_error
-from tercet.door import MAX_CALLS, Admit, Door, anyone
+from tercet.door import MAX_CALLS, STALL_SECONDS, Admit, Door, anyone
 from tercet.health import NAMES, READY, Conditions
 from tercet.health_service import HealthService
 from tercet.listeners import num_connected, stop_listening
@@ -122,7 +122,8 @@ class Server:
     """A gRPC server with health and reflection. Services are added to `grpc_server`, then `start` binds.
 
     `options` None are those of `server_options`. Without `tls` it speaks plain text. `admit` raises errors.RequestError
-    for callers who may not come in; without it `tls` says who may. Health names are "" (the process), those of
+    for callers who may not come in; without it `tls` says who may. `stall_s` is how many seconds an answer in one piece
+    waits for its client to read it. Health names are "" (the process), those of
     tercet.health and every full service name passed to `start`; all are SERVING after `start` unless `tell` or
     `set_serving` says otherwise.
     """
@@ -133,10 +134,11 @@ class Server:
         *,
         tls: ServerTls | None = None,
         admit: Admit | None = None,
+        stall_s: float = STALL_SECONDS,
     ) -> None:
         self._tls = tls
         self._ports: set[int] = set()
-        self._door = Door(admit or (anyone if tls is None else tls.admit))
+        self._door = Door(admit or (anyone if tls is None else tls.admit), stall_s=stall_s)
         self.grpc_server = make_server(options or server_options(), [self._door])
         self._health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)

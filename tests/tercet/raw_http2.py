@@ -35,6 +35,19 @@ def call_headers(path: bytes) -> bytes:
 
 
 GREETING = PREFACE + frame(SETTINGS, 0, 0)
+# Of a client that takes no byte of any answer until it says so.
+DEAF_GREETING = PREFACE + frame(SETTINGS, 0, 0, b"\x00\x04" + bytes(4))
+
+
+def whole_call(stream: int, path: bytes, message: bytes) -> bytes:
+    """A call with its one request."""
+    data = b"\x00" + len(message).to_bytes(4, "big") + message
+    return frame(HEADERS, END_HEADERS, stream, call_headers(path)) + frame(DATA, END_STREAM, stream, data)
+
+
+def listen_again(stream: int) -> bytes:
+    """The client takes a megabyte of one answer."""
+    return frame(WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big"))
 
 
 class Connections:

@@ -13,6 +13,7 @@ from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
+from raw_http2 import DEAF_GREETING, Connections, listen_again, whole_call
 
 from tercet import errors
 from tercet.door import Door
@@ -32,6 +33,7 @@ class Services(models_pb2_grpc.ModelsServicer, inference_pb2_grpc.InferenceServi
     def __init__(self) -> None:
         self.reached = 0
         self.left = 0
+        self.port = 0
 
     async def GetModel(self, request, context):
         self.reached += 1
@@ -63,9 +65,9 @@ async def behind(door: Door):
     inference_pb2_grpc.add_InferenceServicer_to_server(services, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([reflection.SERVICE_NAME], server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    services.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+    async with open_channel(f"127.0.0.1:{services.port}") as channel:
         yield services, channel
     await server.stop(0)
 
@@ -183,6 +185,67 @@ async def test_streams_that_anybody_may_open_take_no_place_from_others(method):
         for call in held:
             call.cancel()
         await until(lambda: door._calls == door._open_calls == 0)
+
+
+async def check(channel) -> None:
+    """An honest probe."""
+    health = health_pb2_grpc.HealthStub(channel)
+    reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_of_too_many_half_probes_the_oldest_goes_and_none_takes_a_place(monkeypatch):
+    monkeypatch.setattr("tercet.door.MAX_HALF_PROBES", 3)
+    door = Door(max_calls=1, max_open_calls=1)
+    async with behind(door) as (_, channel):
+        held = [opened(channel, CHECK)]
+        await until(lambda: door._probes == 1)
+        held += [opened(channel, CHECK) for _ in range(20)]
+        assert isinstance(await refusal(held[0]), errors.DeadlineError)
+        await until(lambda: door._probes == 3)
+        # Neither those with a key nor those without, nor honest probes, meet them.
+        models = models_pb2_grpc.ModelsStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"), timeout=20)).name == "m"
+        for _ in range(10):
+            await check(channel)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+        for call in held:
+            call.cancel()
+        await until(lambda: door._calls == door._open_calls == door._probes == 0)
+        assert not door._half_probes
+        assert door.num_turned_away == 0
+
+
+async def test_probes_whose_answer_nobody_reads_are_bounded():
+    door = Door(max_calls=1, max_probes=5)
+    async with behind(door) as (services, channel), Connections(services.port) as deaf:
+        calls = [whole_call(stream, CHECK.encode(), b"") for stream in range(1, 15, 2)]
+        await deaf.open(DEAF_GREETING + b"".join(calls))
+        await until(lambda: deaf.received[0].count(b"too many calls are open here") == 2)
+        models = models_pb2_grpc.ModelsStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"), timeout=20)).name == "m"
+        deaf.send(b"".join(listen_again(stream) for stream in range(1, 15, 2)))
+        await until(lambda: door._probes == 0)
+        await check(channel)
+
+
+async def test_an_answer_that_nobody_reads_ends_its_call_with_a_reason(monkeypatch):
+    seen = structlog.testing.LogCapture()
+    monkeypatch.setattr("tercet.door.log", structlog.wrap_logger(None, processors=[seen]))
+    door = Door(stall_s=0.2)
+    async with behind(door) as (services, channel), Connections(services.port) as deaf:
+        request = models_pb2.GetModelRequest(name="m").SerializeToString()
+        await deaf.open(DEAF_GREETING + whole_call(1, GET.encode(), request))
+        await until(lambda: [entry["reason"] for entry in seen.entries] == ["SLOW_CONSUMER"])
+        # What it has not read is here, and so is its call.
+        assert door._calls == 1
+        models = models_pb2_grpc.ModelsStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"), timeout=20)).name == "m"
+        deaf.send(listen_again(1))
+        await until(lambda: b"the client read nothing for 0.2 s" in deaf.received[0])
+        await until(lambda: door._calls == 0)
 
 
 async def test_refusals_cannot_fill_a_log(monkeypatch):
