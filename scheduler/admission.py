@@ -12,7 +12,8 @@ from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.plan import MAX_PRIORITY
 
 from .events import Begun, Submission
-from .fleet import Fleet, Pool
+from .fleet import Fleet
+from .pool import Pool
 from .sequence import Request, Sequence
 from .tenant import TenantPlan
 from .traffic_class import TrafficClass

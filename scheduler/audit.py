@@ -6,11 +6,12 @@ from collections import Counter
 
 from .credits import blocks_for
 from .dispatch import MAX_PLANS_IN_FLIGHT
-from .fleet import Pool, Worker
 from .kv_shares import KvShares
+from .pool import Pool
 from .sequence import State
 from .state import MeshState
 from .waiting import ClassQueue, Line, WaitingQueue, place_in_line
+from .worker import Worker
 
 
 def audit(mesh: MeshState) -> list[str]:

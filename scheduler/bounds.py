@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, exp
 
-from .fleet import Pool, Worker
 from .kv_shares import granted_tokens, held_by
 from .output_length import LeaveRate, LeaveRates
+from .pool import Pool
 from .room import start_blocks
 from .sequence import Sequence
 from .surroundings import Surroundings
+from .worker import Worker
 
 # Times that the moment of an end is looked for in half of where it was before.
 HALVINGS = 24

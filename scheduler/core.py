@@ -54,11 +54,12 @@ from .events import (
     WorkerDraining,
     WorkerLost,
 )
-from .fleet import Fleet, Pool, Worker
+from .fleet import Fleet
 from .fleet_view import FleetView
 from .overdue import end_overdue, give_up_hung, next_moment
 from .placement import CachedTokens, cached_tokens
 from .policy import Policy
+from .pool import Pool
 from .progress import HUNG_SECONDS
 from .sequence import Request, Sequence, State
 from .sizes import check_fields, check_sizes, check_vocabulary, fit_to_plan
@@ -66,6 +67,7 @@ from .state import MeshState
 from .tenant import TenantPlan
 from .traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from .traffic_view import TrafficView, view_traffic
+from .worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +245,6 @@ class Core:
             )
         if self._mesh.draining:
             raise errors.DrainingError("the scheduler is stopping", retry_after_s=UNKNOWN_RETRY_SECONDS)
-        if submission.deadline_s is not None and submission.deadline_s <= 0:
-            raise errors.DeadlineError("the deadline had passed when the request arrived")
         plan = self._mesh.tenants.plan_of(submission.tenant)
         if submission.begun:
             return self._go_on(gateway, submission, plan, now)
@@ -253,6 +253,7 @@ class Core:
         pool = find_pool(submission, self._mesh.fleet)
         submission = fit_to_plan(submission, pool, plan)
         check_sizes(submission, pool, plan)
+        _check_deadline(submission)
         self._mesh.tenants.usage_of(plan, now).check(demand_of(submission), traffic_class.name, now)
         self._check_queue(submission, pool, traffic_class, plan, now)
         request = make_request(gateway, submission, plan, traffic_class, self._next_id, now)
@@ -273,6 +274,7 @@ class Core:
         pool = find_pool(submission, self._mesh.fleet)
         submission = fit_to_plan(submission, pool, plan)
         check_fields(submission)
+        _check_deadline(submission)
         traffic_class = class_of_begun(submission.traffic_class, plan, settings.classes, settings.default_class)
         return pool, make_request(gateway, submission, plan, traffic_class, self._next_id, now)
 
@@ -408,6 +410,12 @@ class Core:
     def _take_actions(self) -> list[Action]:
         actions, self._mesh.actions = self._mesh.actions, []
         return actions
+
+
+def _check_deadline(submission: Submission) -> None:
+    """Raises DeadlineError."""
+    if submission.deadline_s is not None and submission.deadline_s <= 0:
+        raise errors.DeadlineError("the deadline had passed when the request arrived")
 
 
 _HANDLERS: dict[type, Callable[[Core, Any, float], None]] = {

@@ -10,7 +10,7 @@ from tercet.retry import UNKNOWN_RETRY_SECONDS
 from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .cancel_trail import CancelMark, CancelTrail, trail_of
 from .events import CancelReason, EndReason
-from .fleet import Pool
+from .pool import Pool
 from .sequence import Request, Sequence, SequenceOutcome, State
 from .state import MeshState
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .events import BlockCounts, WorkerInfo
-from .fleet import Fleet, Worker
+from .fleet import Fleet
 from .progress import Progress
+from .worker import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from math import ceil, exp, inf
 
 from .bounds import Bound
 from .credits import blocks_for
-from .fleet import Worker
 from .outlook import FirstToken, Regime
 from .output_length import LeaveRate, LeaveRates
 from .placement import COMPUTED_WEIGHT, SEQUENCE_WEIGHT
@@ -21,6 +20,7 @@ from .policy import LEAST_PREFILL_TOKENS, Policy, paced, prefill_cap
 from .preemption import Holder, choose_yielding
 from .room import kept_of
 from .surroundings import Surroundings
+from .worker import Worker
 
 # Moves of the fluid; the first ones are single steps, since there it is none yet.
 MAX_MOVES = 40

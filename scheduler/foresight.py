@@ -16,7 +16,6 @@ from .bounds import Bound, bound_of_class, bound_of_tenant
 from .calibration import ForecastError, ForecastErrors, Ratios
 from .events import CancelReason
 from .fair_order import due_after
-from .fleet import Pool, Worker
 from .forecast import Newcomer, forecast
 from .inflow import Inflow
 from .outlook import Kind, Outlook
@@ -24,12 +23,14 @@ from .output_length import LeaveRate, LeaveRates, OutputLengths
 from .placement import CachedTokens
 from .planner_view import yielders
 from .policy import Policy
+from .pool import Pool
 from .preemption import Holder
 from .promise import aim, booked
 from .sequence import Request, Sequence
 from .surroundings import Surroundings, surroundings
 from .traffic_class import TrafficClass
 from .verdict import chance_within, misses_deadline, misses_target
+from .worker import Worker
 
 # When nothing was learned of a kind for so long, the next of it that is to be refused is let in, to see; for so many
 # times as long as its class promises a first token in, if that is more: most of these are late, and clients wait.

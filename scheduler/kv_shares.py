@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
-from .fleet import Pool, Worker
+from .pool import Pool
 from .room import start_blocks
 from .sequence import RUNNING, Sequence
+from .worker import Worker
 
 
 def granted_tokens(pool: Pool, share: float) -> int:

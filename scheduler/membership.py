@@ -8,9 +8,10 @@ from __future__ import annotations
 from .actions import Release, ReleaseCause, ToWorker
 from .ending import fail_lost, finish_cancelled
 from .events import WorkerAttached, WorkerDraining, WorkerLost
-from .fleet import Pool, Worker
+from .pool import Pool
 from .sequence import MAX_LOSSES, RUNNING, Sequence, State
 from .state import MeshState
+from .worker import Worker
 
 
 def worker_attached(mesh: MeshState, event: WorkerAttached, now: float) -> None:

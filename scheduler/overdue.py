@@ -8,11 +8,11 @@ from tercet import errors
 from . import membership
 from .ending import cancel, fail_waiting
 from .events import CancelReason
-from .fleet import Worker
 from .placement import late
 from .progress import Progress, progress_of
 from .sequence import Request
 from .state import MeshState
+from .worker import Worker
 
 # How often it is looked whether workers that have work move.
 LOOK_SECONDS = 1.0

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from .actions import Release, ReleaseCause, Rest, ToWorker
 from .credits import blocks_for
-from .fleet import Pool, Worker
+from .pool import Pool
 from .sequence import Request, Sequence, State
 from .state import MeshState
+from .worker import Worker
 
 
 def pause(mesh: MeshState, request: Request, now: float) -> None:

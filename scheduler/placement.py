@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from .fair_order import due
-from .fleet import Pool, Worker
 from .kv_shares import KvShares
 from .policy import Policy
+from .pool import Pool
 from .preemption import Holder
 from .prefix_index import cached_run, chain_keys
 from .progress import LATE_SECONDS, late_after
 from .room import Room
 from .sequence import Sequence
+from .worker import Worker
 
 # What computing a prompt token weighs against one that others on the worker wait for: it delays those who come after,
 # too, and can be saved where the cache has it.

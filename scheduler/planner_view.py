@@ -10,11 +10,11 @@ from collections.abc import Container
 from .credits import blocks_for
 from .fair_order import aged
 from .first_step import Prefill
-from .fleet import Worker
 from .planner import Running
 from .preemption import Holder, first_to_go
 from .sequence import RUNNING, Sequence, State
 from .window import Expected
+from .worker import Worker
 
 _NEVER = 1 << 62
 

@@ -6,10 +6,11 @@ from .actions import Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .dispatch import PLANS_AHEAD, reserve
 from .ending import finish, finish_cancelled, stop
 from .events import KvChanged, PlanEnded, SequenceReleased, SequenceRests, StepReported
-from .fleet import Pool, Worker
 from .pausing import pause_one, rest
+from .pool import Pool
 from .sequence import RUNNING, Sequence, SequenceOutcome, State
 from .state import MeshState
+from .worker import Worker
 
 # Plans in a row that run no step though there is work, before the stream is started afresh. One or two are usual: they
 # were sent before what they were for had ended.

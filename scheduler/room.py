@@ -7,13 +7,13 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from .credits import blocks_for
-from .fleet import Worker
 from .planner_view import holders, yielders
 from .policy import Policy, prefill_cap
 from .preemption import Holder, choose_returning, choose_yielding
 from .sequence import RUNNING, Sequence
 from .service_order import Begun, begins_now, begun_there, place_among
 from .waiting import WaitingQueue
+from .worker import Worker
 
 # A step's prefill is dealt at most so often: more could not start in the plans that are made now.
 STEPS_DEALT = 2

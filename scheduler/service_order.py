@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from .fleet import Worker
 from .sequence import Sequence
 from .waiting import WaitingQueue
+from .worker import Worker
 
 
 class Begun(NamedTuple):

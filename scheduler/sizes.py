@@ -8,10 +8,11 @@ from tercet import errors
 
 from .credits import blocks_for
 from .events import Submission
-from .fleet import Pool, Worker
 from .kv_shares import granted_tokens
+from .pool import Pool
 from .quota import most_at_once
 from .tenant import TenantPlan
+from .worker import Worker
 
 
 def check_sizes(submission: Submission, pool: Pool, plan: TenantPlan) -> None:

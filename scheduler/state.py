@@ -13,13 +13,15 @@ from typing import Any
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
 from .alarms import Alarms
 from .fair_order import due_after
-from .fleet import Fleet, Pool, Worker
+from .fleet import Fleet
 from .fleet_view import FleetView, views_of
 from .foresight import Foresight
+from .pool import Pool
 from .sequence import Request, Sequence, State
 from .start_pace import StartPace
 from .tenants import Tenants
 from .traffic import Traffic
+from .worker import Worker
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from collections import Counter
 
 from ..actions import NewSequence, Plan, Release, Rest, Resume, WorkerCommand
 from ..events import Event, PlanEnded, SequenceReleased, SequenceRests, StepReported
-from ..fleet import Worker
+from ..worker import Worker
 
 
 class Player:

@@ -34,9 +34,9 @@ from ..events import (
     WorkerAttached,
     WorkerLost,
 )
-from ..fleet import Worker
 from ..placement import cached_tokens
 from ..sequence import Sequence
+from ..worker import Worker
 from .checkpoint import Snapshot
 from .checkpoint_moment import CheckpointMoment
 from .plan_file import write_plan_file

@@ -15,8 +15,8 @@ from tercet.errors import PlanFileError
 from ..actions import Action, DropWorker, Plan, ToWorker
 from ..core import Core
 from ..events import Event, WorkerAttached, WorkerLost
-from ..fleet import Worker
 from ..sequence import Sequence
+from ..worker import Worker
 from .checkpoint import restore
 from .plan_file import PlanFile
 from .player import Player

@@ -38,6 +38,7 @@ from .. import (
     planner,
     planner_view,
     policy,
+    pool,
     preemption,
     prefix_index,
     progress,
@@ -53,6 +54,7 @@ from .. import (
     usage,
     waiting,
     window,
+    worker,
 )
 from .. import credits as credit_ledger
 
@@ -80,6 +82,7 @@ _MODULES = (
     planner,
     planner_view,
     policy,
+    pool,
     preemption,
     prefix_index,
     progress,
@@ -95,6 +98,7 @@ _MODULES = (
     usage,
     waiting,
     window,
+    worker,
 )
 
 # Of these fields only the length is kept; they come back as zeros. By name, so that no new class can forget it.

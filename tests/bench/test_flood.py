@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bench.flood import CHAT, LONG, Step, Wait, floors, main, measure
 from bench.overload_study import COST, MESSAGE_DELAY_S
-from scheduler import fleet
+from scheduler import pool
 
 
 @cache
@@ -45,7 +45,7 @@ def test_beside_a_flood_they_are_near_it(own: str, flood: str) -> None:
 
 def test_what_the_neighbour_gets_costs_the_mesh_little(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = beside("chat", "chat")
-    monkeypatch.setattr(fleet, "OWED_STEPS", 0)
+    monkeypatch.setattr(pool, "OWED_STEPS", 0)
     without = measure(CHAT, CHAT, 3.0, 10.0, seed=1)
     assert figures["tokens_per_second"] >= 0.97 * without["tokens_per_second"]
     assert without["first_token_ms"]["p50"] >= 1.5 * figures["first_token_ms"]["p50"]

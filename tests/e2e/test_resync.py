@@ -19,11 +19,11 @@ from scheduler.actions import Accepted, GatewayMessage, TokenBatch
 from scheduler.core import Core
 from scheduler.discovery import Discovery
 from scheduler.events import EndReason, GatewayAttached, Sampling, Submission, Submitted
-from scheduler.fleet import Worker
 from scheduler.links import Links
 from scheduler.loop import Loop
 from scheduler.outbox import Outbox, OutboxClosedError
 from scheduler.server import core_settings
+from scheduler.worker import Worker
 from tercet import rpc
 from tercet.config import MeshConfig, SchedulerSettings
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from scheduler.events import WorkerInfo
-from scheduler.fleet import Fleet, Worker
+from scheduler.fleet import Fleet
+from scheduler.worker import Worker
 
 
 def fleet_of(*infos: WorkerInfo, addresses: int | None = None) -> Fleet:

@@ -8,13 +8,15 @@ from typing import Any
 from sequences import sequence_of
 
 from scheduler.events import BlockCounts
-from scheduler.fleet import Fleet, Pool, Worker
+from scheduler.fleet import Fleet
 from scheduler.placement import deal
 from scheduler.policy import Policy
+from scheduler.pool import Pool
 from scheduler.sequence import Request, Sequence, State
 from scheduler.simulator.small import submission, worker_info
 from scheduler.tenant import ANYONE, TenantPlan
 from scheduler.traffic_class import DEFAULT_CLASS, TrafficClass
+from scheduler.worker import Worker
 
 POLICY = Policy(0, 0)
 

@@ -10,12 +10,12 @@ from sequences import sequence_of
 
 from scheduler.audit import audit
 from scheduler.fairness import Share
-from scheduler.fleet import Worker
 from scheduler.sequence import Sequence, State
 from scheduler.simulator.small import submission, worker_info
 from scheduler.state import MeshState
 from scheduler.tenant import TenantPlan
 from scheduler.waiting import Line
+from scheduler.worker import Worker
 
 
 def books() -> tuple[MeshState, Worker]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from outcomes import judge, prepared, settle
 
-from scheduler import fleet
+from scheduler import pool
 from scheduler.actions import Release, ToWorker
 from scheduler.admission import AdmissionMode
 from scheduler.events import TenantsChanged
@@ -69,7 +69,7 @@ def test_a_lone_tenant_has_the_worker_as_if_nothing_were_owed(monkeypatch: pytes
         return mesh.sent
 
     plain = commands()
-    monkeypatch.setattr(fleet, "OWED_STEPS", 0)
+    monkeypatch.setattr(pool, "OWED_STEPS", 0)
     assert plain == commands()
     assert len(plain) > 500
 

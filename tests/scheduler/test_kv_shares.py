@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
-from scheduler.fleet import Pool
 from scheduler.kv_shares import KvShares, granted_tokens
 from scheduler.placement import deal
+from scheduler.pool import Pool
 from scheduler.sequence import State
 from scheduler.tenant import TenantPlan
 

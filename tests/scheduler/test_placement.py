@@ -8,7 +8,6 @@ from pools import POLICY, dealt, pool_of, put, wait, wait_for, worker
 from sequences import sequence_of
 
 from scheduler.events import BlockCounts
-from scheduler.fleet import Pool, Worker
 from scheduler.placement import (
     COMPUTED_WEIGHT,
     SEQUENCE_WEIGHT,
@@ -16,11 +15,13 @@ from scheduler.placement import (
     late,
 )
 from scheduler.policy import Policy
+from scheduler.pool import Pool
 from scheduler.prefix_index import chain_keys
 from scheduler.progress import LATE_SECONDS, LATE_SECONDS_UNKNOWN, LATE_STEPS
 from scheduler.sequence import MAX_LOSSES, Sequence, State
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
+from scheduler.worker import Worker
 
 PREFIX = list(range(40))
 
@@ -121,7 +122,7 @@ def test_nothing_is_looked_at_while_no_worker_has_a_slot(monkeypatch: pytest.Mon
     pool = pool_of(worker(1, max_num_seqs=1))
     put(pool, 1, wait_for(pool, 8, [1]))
     wait(pool, 1)
-    monkeypatch.setattr("scheduler.fleet.FairOrder", None)
+    monkeypatch.setattr("scheduler.pool.FairOrder", None)
     assert dealt(pool) == {}
 
 

@@ -24,15 +24,16 @@ from scheduler.events import (
     WorkerAttached,
     WorkerInfo,
 )
-from scheduler.fleet import Pool, Worker
 from scheduler.placement import cached_tokens
 from scheduler.plan_log import shape
 from scheduler.plan_log.checkpoint import Snapshot, restore
 from scheduler.plan_log.conform import conforms
 from scheduler.plan_log.shape import BLANK_CLASSES, CLASSES, LOOKUP, UnknownClassError, hints_of
 from scheduler.plan_log.values import decode, encode
+from scheduler.pool import Pool
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
+from scheduler.worker import Worker
 from tercet import errors
 from tercet.errors import PlanFileError
 

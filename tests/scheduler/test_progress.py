@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.fleet import Worker
 from scheduler.progress import (
     HUNG_SECONDS,
     HUNG_STEPS,
@@ -20,6 +19,7 @@ from scheduler.progress import (
     progress_of,
 )
 from scheduler.simulator.small import worker_info
+from scheduler.worker import Worker
 
 MOVING, LATE, HUNG = Progress.MOVING, Progress.LATE, Progress.HUNG
 

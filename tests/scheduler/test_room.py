@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
-from scheduler.fleet import Pool
 from scheduler.placement import deal
+from scheduler.pool import Pool
 from scheduler.room import Room
 from scheduler.sequence import Sequence, State
 from scheduler.tenant import TenantPlan
