@@ -38,15 +38,18 @@ class Adopted:
     problem: str = ""
 
 
-def adopt(prefix: Path, ledger: Database) -> list[Adopted]:
-    """Each journal of the prefix whose process is no more: what was written already is written again, which changes
-    nothing; what is open then is closed. Raises LedgerError; what is not in the database stays."""
+def adopt(prefix: Path, ledger: Database, own: str = "") -> list[Adopted]:
+    """Each journal of the prefix whose process is no more, never that of the instance `own`: what was written already
+    is written again, which changes nothing; what is open then is closed. Raises LedgerError; what is not in
+    the database stays."""
     adopted = []
     try:
         instances = find_journals(prefix)
     except OSError as error:
         return [Adopted("", problem=str(error))]
     for instance in instances:
+        if instance == own:
+            continue
         try:
             with take_left(prefix, instance) as left:
                 if left is not None:
@@ -57,17 +60,18 @@ def adopt(prefix: Path, ledger: Database) -> list[Adopted]:
 
 
 class Adopter:
-    """Adopts again and again, and tells the log; of what cannot be had once."""
+    """Adopts again and again for the gateway `own`, and tells the log; of what cannot be had once."""
 
-    def __init__(self, prefix: Path, ledger: Database) -> None:
+    def __init__(self, prefix: Path, ledger: Database, own: str = "") -> None:
         self._prefix = prefix
         self._ledger = ledger
+        self._own = own
         # By instance.
         self._problems: dict[str, str] = {}
 
     def look(self) -> None:
         """Raises LedgerError."""
-        for found in adopt(self._prefix, self._ledger):
+        for found in adopt(self._prefix, self._ledger, self._own):
             if found.problem:
                 if self._problems.get(found.instance) != found.problem:
                     log.error("ledger_journal_unreadable", instance=found.instance, problem=found.problem)

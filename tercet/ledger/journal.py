@@ -42,11 +42,14 @@ class Journal:
             if first.exists():
                 raise LedgerError(f"its journal {first} is another process's")
             with contextlib.ExitStack() as undo:
-                # It has its name once it is locked: nobody takes it for one that was left.
+                # It has its name once it is locked: nobody takes it for one that was left. And it has no name any more
+                # before the lock is gone.
                 self._files.append(_open(making, os.O_CREAT | os.O_EXCL))
                 undo.callback(self._let_go)
+                undo.callback(making.unlink, missing_ok=True)
                 fcntl.flock(self._files[0], fcntl.LOCK_EX)
                 os.rename(making, first)
+                undo.callback(first.unlink, missing_ok=True)
                 self._files.append(_open(second, os.O_CREAT | os.O_TRUNC))
                 undo.pop_all()
         except OSError as error:
@@ -138,8 +141,9 @@ def take_left(prefix: Path, instance: str) -> Iterator[LeftJournal | None]:
         if not taken:
             yield None
             return
-        data = first.read_bytes() + (second.read_bytes() if second.exists() else b"")
-        yield LeftJournal(instance, tuple(filter(None, data.split(b"\n"))), (first, second))
+        # Each by itself: the last line of one may have no end.
+        lines = [line for path in (first, second) if path.exists() for line in path.read_bytes().split(b"\n")]
+        yield LeftJournal(instance, tuple(filter(None, lines)), (first, second))
 
 
 def _paths(prefix: Path, instance: str) -> tuple[Path, Path]:

@@ -66,7 +66,7 @@ class Writer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
-        self._adopter = Adopter(journals, ledger)
+        self._adopter = Adopter(journals, ledger, instance)
         self._journal = Journal(journals, instance)
         self._instance = instance
         self._retention_days = retention_days

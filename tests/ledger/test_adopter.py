@@ -94,6 +94,20 @@ def test_a_torn_line_costs_itself_alone(ledger: Ledger, prefix: Path) -> None:
     assert {number for _, number in stored(ledger)} == {1, 3}
 
 
+def test_the_torn_end_of_one_file_takes_nothing_of_the_other(ledger: Ledger, prefix: Path) -> None:
+    leave(prefix, row_to_line(closed(1)), row_to_line(closed(2))[:-20])
+    prefix.with_name("books.one.1.journal").write_bytes(row_to_line(closed(3)) + row_to_line(closed(4)))
+    assert adopt(prefix, ledger) == [Adopted("one", rows=3, closed=0, unreadable=1)]
+    assert {number for _, number in stored(ledger)} == {1, 3, 4}
+
+
+def test_nobody_adopts_his_own(ledger: Ledger, prefix: Path) -> None:
+    leave(prefix, row_to_line(row(1)))
+    Adopter(prefix, ledger, "one").look()
+    assert find_journals(prefix) == ["one"]
+    assert not stored(ledger)
+
+
 def test_those_who_live_keep_theirs(ledger: Ledger, prefix: Path) -> None:
     journal = Journal(prefix, "alive")
     journal.open()

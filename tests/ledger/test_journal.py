@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import signal
 import subprocess
@@ -70,6 +71,31 @@ def test_where_it_cannot_be_the_setting_is_named(problem: str, tmp_path: Path) -
         folder.write_text("")
     with pytest.raises(LedgerError, match=r"ledger\.journal_folder may name another place"):
         Journal(folder / "ledger.db", "one").open()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_one_that_cannot_be_made_whole_nothing_is_left(
+    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files at the second, or no lock for the first."""
+    prefix = tmp_path / "ledger.db"
+    journal = Journal(prefix, "one")
+    with monkeypatch.context() as patch:
+        if which:
+            make = journal_module._open
+            patch.setattr(
+                journal_module,
+                "_open",
+                lambda path, flags: make(path if ".0." in path.name else tmp_path / "no folder" / "file", flags),
+            )
+        else:
+            patch.setattr(journal_module.fcntl, "flock", lambda *_: os.close(-1))
+        with pytest.raises(LedgerError):
+            journal.open()
+    assert list(tmp_path.iterdir()) == []
+    journal.open()
+    assert journal.found
+    journal.close(remove=True)
 
 
 def test_the_files_take_turns_and_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
