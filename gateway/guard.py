@@ -14,6 +14,9 @@ from tercet.tenants.api_key import ApiKey, read_key
 from .caller import ANYONE, Caller
 from .tenant_watch import TenantWatch
 
+# Of HTTP, or the metadata of gRPC; names in lower case.
+Headers = Iterable[tuple[str, str | bytes]]
+
 _HEADER = "authorization"
 _SCHEME = "bearer"
 # It has a digest to compare, so that a call without a key takes as long to refuse as one with a wrong one.
@@ -39,15 +42,19 @@ class Guard:
         self._latest = 0.0
 
     def caller(self, context: grpc.aio.ServicerContext) -> Caller:
-        """Who calls. Raises UnauthenticatedError, the same one whatever is wrong with the key, and StoreLostError while
-        nobody knows which keys are right."""
+        """Who calls, over gRPC; raises as `caller_of`."""
+        return self.caller_of(() if self._tenants is None else context.invocation_metadata() or ())
+
+    def caller_of(self, headers: Headers) -> Caller:
+        """Who calls, by names and values that came with the call. Raises UnauthenticatedError, the same one whatever is
+        wrong with the key, and StoreLostError while nobody knows which keys are right."""
         try:
-            return ANYONE if self._tenants is None else self._caller(self._tenants, context)
+            return ANYONE if self._tenants is None else self._caller(self._tenants, headers)
         except RequestError as error:
             self._note(error)
             raise
 
-    def _caller(self, tenants: TenantWatch, context: grpc.aio.ServicerContext) -> Caller:
+    def _caller(self, tenants: TenantWatch, headers: Headers) -> Caller:
         if tenants.stale:
             raise StoreLostError(
                 "the gateway has not been able to read its tenants for too long",
@@ -55,7 +62,7 @@ class Guard:
             )
         directory = tenants.directory
         self._latest = max(self._latest, self._clock(), directory.changed_at)
-        key = directory.find(_given(context.invocation_metadata() or ()) or _NO_KEY, self._latest)
+        key = directory.find(_given(headers) or _NO_KEY, self._latest)
         if key is None:
             raise _unauthenticated()
         plan = directory.tenants[key.tenant].plan
@@ -69,9 +76,9 @@ class Guard:
         return caller
 
 
-def _given(metadata: Iterable[tuple[str, str | bytes]]) -> ApiKey | None:
-    """The key in a call's metadata; None without one, with several, or with something else."""
-    values = [value for name, value in metadata if name == _HEADER]
+def _given(headers: Headers) -> ApiKey | None:
+    """The key in a call's headers; None without one, with several, or with something else."""
+    values = [value for name, value in headers if name == _HEADER]
     if len(values) != 1 or not isinstance(values[0], str):
         return None
     scheme, _, text = values[0].partition(" ")

@@ -26,6 +26,10 @@ from .books import Books
 from .generations import Generations
 from .guard import Guard
 from .health import Health
+from .http.application import Application
+from .http.generating import Generating
+from .http.looking_up import LookingUp
+from .http.server import HttpServer
 from .schedulers import Schedulers
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
@@ -97,26 +101,33 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         admit=guard.caller,
         stall_s=settings.stream_stall_seconds,
     )
+    models = ModelsService(catalogue, link)
     add_services(
         server.grpc_server,
         guard,
         InferenceService(catalogue, generations, guard),
-        ModelsService(catalogue, link),
+        models,
         OperationsService(generations, books, link, guard),
     )
+    health = Health(server, INFERENCE, link, catalogue, generations, books, tenants, identity, changed)
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
+    http: HttpServer | None = None
     try:
+        if settings.http_port:
+            looking_up = LookingUp(catalogue, generations, models, health.look, time.time())
+            http = HttpServer(Application(guard, Generating(catalogue, generations), looking_up), settings, tls)
         port = await server.start(
             settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
         )
     except BaseException:
+        if http is not None:
+            await http.stop(0)
         # Started again and again, as a supervisor does, it would leave a journal each time.
         await books.stop()
         raise
     # These answer with or without a mesh behind them; Inference waits for a live worker.
     for name in ("tercet.v1.Models", "tercet.v1.Operations"):
         server.set_serving(name, True)
-    health = Health(server, INFERENCE, link, catalogue, generations, books, tenants, identity, changed)
     background: list[asyncio.Task[object]] = [
         asyncio.create_task(link.run(), name="link"),
         asyncio.create_task(health.run(), name="health"),
@@ -125,6 +136,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     ]
     if tenants is not None:
         background.append(asyncio.create_task(tenants.run(), name="tenants"))
+    if http is not None:
+        background.append(asyncio.create_task(http.run(), name="http"))
     stopped = asyncio.create_task(stopping.wait(), name="stopping")
     try:
         log.info("gateway_started", port=port, model=model.name, revision=model.revision, scheduler=settings.scheduler)
@@ -137,10 +150,13 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         health.stop()
         if settings.handover_seconds:
             # A client that hears of it in its own time is not refused meanwhile.
+            if http is not None:
+                http.leave()
             await server.leave(settings.handover_seconds)
         await generations.drain(settings.drain_seconds)
     finally:
-        await server.stop(0.5)
+        stops = [server.stop(0.5)] + ([] if http is None else [http.stop(0.5)])
+        await asyncio.gather(*stops)
         for task in (stopped, *background):
             task.cancel()
         await asyncio.gather(stopped, *background, return_exceptions=True)

@@ -114,6 +114,10 @@ class Tokenizer:
             found = self._pieces[token_id] = self._make_piece(token_id)
         return found
 
+    def spelling(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an id without one."""
+        return self._added.get(token_id) or self._backend.id_to_token(token_id) or ""
+
     def detokenizer(self, prompt_token_ids: Iterable[int] = ()) -> Detokenizer:
         """A decoder for the tokens after a prompt: its text is what they add to the text of the prompt."""
         strip = self._strip_leading_space and not any(self.piece(token_id) for token_id in prompt_token_ids)

@@ -84,6 +84,7 @@ class GatewaySettings:
     shared_port: int = setting(
         0, "port to listen on as well, together with other gateways of this host; 0: none", checks.port
     )
+    http_port: int = setting(0, "port of OpenAI's HTTP API; 0: none", checks.port)
     scheduler: tuple[str, ...] = setting(
         ("127.0.0.1:50052",),
         "host:port of each scheduler; requests go to the one that has the workers",

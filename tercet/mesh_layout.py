@@ -52,6 +52,13 @@ class Member:
         """host:port of a gateway for clients: whichever of those that share a port."""
         return self._at(self.config.gateway.shared_port or self.config.gateway.port)
 
+    @property
+    def http_url(self) -> str:
+        """Where clients of a gateway find OpenAI's HTTP API; empty if it has none."""
+        settings = self.config.gateway
+        scheme = "https" if self.config.tls.certificate else "http"
+        return f"{scheme}://{self._at(settings.http_port)}/v1" if settings.http_port else ""
+
     def _at(self, port: int) -> str:
         # A service that listens everywhere is found on loopback.
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.settings.host, self.settings.host)
@@ -122,20 +129,28 @@ def check_ports(members: Sequence[Member]) -> None:
         try:
             settings, flag = member.settings, f"--{member.service}-port"
             check_port_free(f"{member.service}.port", settings.host, settings.port, flag=flag)
-            if member.name == members[0].name and (shared := settings.shared_port):
-                check_port_free("gateway.port", settings.host, shared, flag=flag)
+            if member.name == members[0].name:
+                # All gateways have these.
+                if settings.shared_port:
+                    check_port_free("gateway.port", settings.host, settings.shared_port, flag=flag)
+                if settings.http_port:
+                    check_port_free("gateway.http_port", settings.host, settings.http_port, flag="--http-port")
         except ConfigError as error:
             problems.append(error)
     for index, member in enumerate(members):
         for other in members[:index]:
             one, two = member.settings, other.settings
             everywhere = bool({one.host, two.host} & {"0.0.0.0", "::"})
-            taken = {two.port} if other.service != "gateway" else {two.port, two.shared_port}
+            taken = {two.port: "port"}
+            if other.service == "gateway":
+                taken = {two.http_port: "http_port", two.shared_port: "port"} | taken
             if one.port in taken and (everywhere or one.host == two.host):
                 whose = "" if member.name == member.service else f" for {member.name}"
-                problems.append(
-                    ConfigError(f"{member.service}.port", f"is {one.port}{whose}, which is {other.service}.port too")
-                )
+                theirs = f"{other.service}.{taken[one.port]}"
+                problems.append(ConfigError(f"{member.service}.port", f"is {one.port}{whose}, which is {theirs} too"))
+    edge = members[0].settings
+    if edge.http_port and edge.http_port in (edge.port, edge.shared_port):
+        problems.append(ConfigError("gateway.http_port", f"is {edge.http_port}, which is gateway.port too"))
     raise_all(problems)
 
 

@@ -122,6 +122,8 @@ def up(
         if is_public(host := getattr(config, name).host) and (missing := open_doors(name, config)):
             note = f"warning: {name} listens on {host} without {' and '.join(missing)}"
             console.print(note, soft_wrap=True)
+    if members[0].http_url:
+        console.print(f"openai: {members[0].http_url}", soft_wrap=True)
     ledger = ledger_place(config.ledger, os.environ)
     # A URL may hold a password.
     if ledger is not None and "://" not in ledger:

@@ -124,14 +124,18 @@ class GuardedGateway:
 
 
 @contextlib.asynccontextmanager
-async def guarded_gateway(scheduler: Any, model_path: Path, path: Path) -> AsyncIterator[GuardedGateway]:
+async def guarded_gateway(
+    scheduler: Any, model_path: Path, path: Path, http_port: int = 0
+) -> AsyncIterator[GuardedGateway]:
     """A gateway with a store at `path`, once it has found its scheduler."""
     store = Store(str(path), time.time)
     store.create()
     keys = {name: store.add(name, TenantPlan(), operator=name == "boss") for name in ("alice", "bob", "boss")}
     config = MeshConfig(
         model=ModelSettings(model=str(model_path), served_model_name=("bytes",)),
-        gateway=GatewaySettings(port=0, scheduler=(f"127.0.0.1:{scheduler.port}",), drain_seconds=1),
+        gateway=GatewaySettings(
+            port=0, http_port=http_port, scheduler=(f"127.0.0.1:{scheduler.port}",), drain_seconds=1
+        ),
         tenants=TenantsSettings(store=str(path)),
         ledger=LedgerSettings(database="none"),
     )

@@ -151,3 +151,20 @@ def test_a_shared_port_that_is_taken_is_found_before_anything_starts():
     with pytest.raises(ConfigError, match=rf"^scheduler\.port: is {port}, which is gateway\.port too"):
         same = {**FREE, "gateway.port": port, "scheduler.port": port}
         check_ports(layout(load_config(None, None, same), 1, num_gateways=2))
+
+
+def test_a_port_of_http_is_nobody_elses():
+    one, two, three, four, http = free_ports(5)
+    ports = {"gateway.port": one, "scheduler.port": two, "worker.port": three, "gateway.http_port": http}
+    _check(ports)
+    for key, whose in (("gateway.port", "gateway.http_port"), ("scheduler.port", "scheduler.port")):
+        with pytest.raises(ConfigError, match=rf"^{whose}: is {http}, which is gateway\.(http_)?port too"):
+            _check(ports | {key: http})
+    with socket.create_server(("127.0.0.1", four)), pytest.raises(ConfigError, match=r"^gateway\.http_port: .*--http"):
+        _check(ports | {"gateway.http_port": four})
+
+
+def test_http_is_found_at_a_url():
+    gateway = _layout(gateway__host="0.0.0.0", gateway__http_port=8000)[0]
+    assert gateway.http_url == "http://127.0.0.1:8000/v1"
+    assert _layout()[0].http_url == ""

@@ -1,0 +1,176 @@
+"""What the two endpoints that generate are asked, as requests of tercet.v1. Pure; tokenizes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tercet.errors import InvalidFieldError
+from tercet.v1 import inference_pb2 as pb
+
+from .fields import Fields
+from .parameters import MAX_UINT32, Common, read_common
+
+# Each prompt is a request of its own, with a place among those that run.
+MAX_PROMPTS = 128
+# OpenAI's, where max_tokens is not given; a chat's is what its context leaves.
+DEFAULT_MAX_TOKENS = 16
+
+_COMPLETIONS_DO_NOT_OFFER: dict[str, Any] = {"suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": ()}
+_CHATS_DO_NOT_OFFER: dict[str, Any] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+}
+_CHATS_IGNORE = ("parallel_tool_calls", "prediction", "reasoning_effort", "verbosity")
+_MESSAGES_DO_NOT_OFFER: dict[str, Any] = {
+    "tool_calls": ([],), "tool_call_id": (), "function_call": (), "audio": (), "refusal": (),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call. `requests` have all but an id and a class; `renamed` are parameters that this call names otherwise."""
+
+    requests: tuple[pb.GenerateRequest, ...]
+    stream: bool
+    include_usage: bool
+    # Whether each output begins with its prompt.
+    echo: bool
+    ignored: tuple[str, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_completion(body: Mapping[str, Any]) -> Asked:
+    """The body of /v1/completions. Raises InvalidFieldError."""
+    fields = Fields(body)
+    prompts = _read_prompts(fields)
+    echo = fields.flag("echo") or False
+    num_logprobs = fields.integer("logprobs", 0, MAX_UINT32)
+    if echo and num_logprobs is not None:
+        raise InvalidFieldError("echo with logprobs is not offered", field="echo")
+    max_tokens = fields.integer("max_tokens", 0, MAX_UINT32)
+    fields.only(_COMPLETIONS_DO_NOT_OFFER)
+    common = read_common(fields, num_logprobs, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens)
+    fields.refuse_rest()
+    return _asked(common, prompts, echo=echo)
+
+
+def read_chat(body: Mapping[str, Any]) -> Asked:
+    """The body of /v1/chat/completions. Raises InvalidFieldError."""
+    fields = Fields(body)
+    ignored: list[str] = []
+    chat = read_messages(fields, ignored)
+    fields.only(_CHATS_DO_NOT_OFFER)
+    ignored += fields.ignored(_CHATS_IGNORE)
+    old, new = (fields.integer(name, 0, MAX_UINT32) for name in ("max_tokens", "max_completion_tokens"))
+    if old is not None and new is not None and old != new:
+        raise InvalidFieldError("max_tokens and max_completion_tokens are not the same", field="max_completion_tokens")
+    common = read_common(fields, _read_chat_logprobs(fields), old if new is None else new)
+    fields.refuse_rest()
+    renamed = {"logprobs": "top_logprobs"} | ({} if new is None else {"max_tokens": "max_completion_tokens"})
+    asked = _asked(common, [{"chat": chat}], renamed=renamed)
+    return dataclasses.replace(asked, ignored=(*dict.fromkeys(ignored), *asked.ignored))
+
+
+def read_messages(fields: Fields, ignored: list[str]) -> pb.Chat:
+    """The messages of a chat; what changes nothing in them is added to `ignored`. Raises InvalidFieldError."""
+    messages = fields.members("messages")
+    if messages is None:
+        raise InvalidFieldError("messages is required", field="messages")
+    return pb.Chat(
+        messages=[
+            _read_message(fields.as_object(f"messages[{index}]", each), ignored) for index, each in enumerate(messages)
+        ]
+    )
+
+
+def _asked(
+    common: Common, inputs: list[dict[str, Any]], *, echo: bool = False, renamed: Mapping[str, str] | None = None
+) -> Asked:
+    requests = []
+    for each in inputs:
+        request = pb.GenerateRequest(**each)
+        request.MergeFrom(common.message)
+        requests.append(request)
+    return Asked(tuple(requests), common.stream, common.include_usage, echo, common.ignored, renamed or {})
+
+
+def _read_prompts(fields: Fields) -> list[dict[str, Any]]:
+    """The inputs of the requests: a text, token ids, or a list of one of them."""
+    given = fields.take("prompt")
+    if given is None:
+        raise InvalidFieldError("prompt is required", field="prompt")
+    if isinstance(given, str):
+        return [{"prompt": fields.as_text("prompt", given)}]
+    if not isinstance(given, list) or not given:
+        raise InvalidFieldError("prompt must be a text, token ids, or a list of one of them", field="prompt")
+    if not isinstance(given[0], (str, list)):
+        return [{"token_ids": _read_ids(fields, "prompt", given)}]
+    if len(given) > MAX_PROMPTS:
+        raise InvalidFieldError(f"{len(given)} prompts; at most {MAX_PROMPTS} are allowed", field="prompt")
+    if isinstance(given[0], str):
+        return [{"prompt": fields.as_text(f"prompt[{index}]", each)} for index, each in enumerate(given)]
+    return [{"token_ids": _read_ids(fields, f"prompt[{index}]", each)} for index, each in enumerate(given)]
+
+
+def _read_ids(fields: Fields, name: str, given: Any) -> pb.TokenIds:
+    if not isinstance(given, list):
+        raise InvalidFieldError(f"{name} must be a list of token ids", field=name)
+    return pb.TokenIds(ids=[fields.as_integer(f"{name}[{i}]", each, 0, MAX_UINT32) for i, each in enumerate(given)])
+
+
+def _read_chat_logprobs(fields: Fields) -> int | None:
+    wanted, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_UINT32)
+    if top is not None and not wanted:
+        raise InvalidFieldError("top_logprobs needs logprobs: true", field="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _read_message(fields: Fields, ignored: list[str]) -> pb.ChatMessage:
+    role = fields.text("role")
+    if role is None:
+        raise InvalidFieldError(f"{fields.path('role')} is required", field=fields.path("role"))
+    fields.only(_MESSAGES_DO_NOT_OFFER)
+    if fields.take("name") is not None:
+        ignored.append("messages.name")
+    content = _read_content(fields)
+    fields.refuse_rest()
+    return pb.ChatMessage(role=role, content=content)
+
+
+def _read_content(fields: Fields) -> str:
+    """A message's text; its parts, if it has several, as lines."""
+    path = fields.path("content")
+    content = fields.take("content")
+    if content is None:
+        raise InvalidFieldError(f"{path} is required", field=path)
+    if isinstance(content, str):
+        return fields.as_text("content", content)
+    if not isinstance(content, list):
+        raise InvalidFieldError(f"{path} must be a text or a list of parts", field=path)
+    texts = []
+    for index, each in enumerate(content):
+        part = fields.as_object(f"content[{index}]", each)
+        if (kind := part.text("type")) != "text":
+            problem = f"{part.path('type')} is {(kind or '')[:64]!r}; only text is offered"
+            raise InvalidFieldError(problem, field=part.path("type"))
+        text = part.text("text")
+        if text is None:
+            raise InvalidFieldError(f"{part.path('text')} is required", field=part.path("text"))
+        part.refuse_rest()
+        texts.append(text)
+    return "\n".join(texts)

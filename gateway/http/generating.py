@@ -1,0 +1,163 @@
+"""/v1/completions and /v1/chat/completions: the same requests as gRPC's Generate and GenerateOnce, from JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError
+from tercet.ids import new_request_id
+
+from ..caller import Caller
+from ..cancel import CancelCause
+from ..generation import Generation
+from ..generations import Generations
+from ..served_model import Catalogue
+from ..validate import GenerationRequest, TextInput, TokenInput, validate_generate
+from .answers import answer_in_events, answer_once, owned, together
+from .asked import Asked, read_chat, read_completion
+from .delivery import typed_end
+from .exchange import Exchange
+from .shapes import ChatShape, CompletionShape, Shape
+
+# Headers: of requests the first three, of answers the first and the last.
+REQUEST_ID = "x-request-id"
+TRAFFIC_CLASS = "x-tercet-class"
+DEADLINE = "x-tercet-deadline-ms"
+IGNORED = "x-tercet-ignored"
+
+MIN_BODY_BYTES = 8 * 1024 * 1024
+_MAX_DEADLINE_MS = 2**31
+
+
+class Generating:
+    """The two endpoints that generate. `clock` gives seconds since the epoch."""
+
+    def __init__(self, catalogue: Catalogue, generations: Generations, clock: Callable[[], float] = time.time) -> None:
+        self._catalogue = catalogue
+        self._generations = generations
+        self._clock = clock
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What a request may have at most: one whose prompt is somewhat too long gets an error that says so."""
+        return max(MIN_BODY_BYTES, 4 * self._generations.settings.max_prompt_bytes)
+
+    async def completion(self, exchange: Exchange, caller: Caller, body: Mapping[str, Any]) -> None:
+        """Answers one or several prompts."""
+        await self._generate(exchange, caller, lambda: read_completion(body), self._completion_shape)
+
+    async def chat(self, exchange: Exchange, caller: Caller, body: Mapping[str, Any]) -> None:
+        """Answers a chat."""
+        await self._generate(exchange, caller, lambda: read_chat(body), self._chat_shape)
+
+    async def _generate(
+        self, exchange: Exchange, caller: Caller, read: Callable[[], Asked], make_shape: Callable[..., Any]
+    ) -> None:
+        started: list[Generation] = []
+        timer: asyncio.TimerHandle | None = None
+        try:
+            asked, requests, deadline_s = self._start(exchange, caller, read, started)
+            if deadline_s is not None:
+                timer = asyncio.get_running_loop().call_later(deadline_s, _end_late, started)
+            await together([owned(each, each.open()) for each in started])
+            shape = await make_shape(asked, requests, caller)
+            headers = {REQUEST_ID: shape.request_id} | ({IGNORED: ", ".join(asked.ignored)} if asked.ignored else {})
+            answer = answer_in_events if asked.stream else answer_once
+            await answer(exchange, started, shape, headers, self._generations.settings.stream_stall_seconds)
+        except BaseException as error:
+            told = typed_end(error)
+            if told is None:
+                raise
+            _close(started, told)
+            raise told from error
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for generation in started:
+                generation.close()
+                self._generations.leave(generation)
+
+    def _start(
+        self, exchange: Exchange, caller: Caller, read: Callable[[], Asked], started: list[Generation]
+    ) -> tuple[Asked, list[GenerationRequest], float | None]:
+        """Takes in the requests of a call, into `started`; with them the seconds that it may take. Raises RequestError;
+        those that were taken in before are the caller's to close."""
+        traffic_class = exchange.headers.get(TRAFFIC_CLASS, "")
+        try:
+            self._generations.refuse_if_draining()
+            asked = read()
+            exchange.renamed = asked.renamed
+            request_id = exchange.headers.get(REQUEST_ID) or new_request_id()
+            max_bytes = self._generations.settings.max_prompt_bytes
+            requests = []
+            for index, message in enumerate(asked.requests):
+                message.request_id = f"{request_id}-{index}" if len(asked.requests) > 1 else request_id
+                message.traffic_class = traffic_class
+                requests.append(validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes))
+            deadline_s = _deadline_s(exchange)
+            started += (self._generations.start(request, caller, deadline_s) for request in requests)
+        except RequestError as error:
+            self._generations.note_refusal(caller.tenant, traffic_class, error)
+            raise
+        return asked, requests, deadline_s
+
+    async def _chat_shape(self, asked: Asked, requests: Sequence[GenerationRequest], _caller: Caller) -> Shape:
+        return ChatShape(
+            _request_id(requests),
+            requests[0].model,
+            int(self._clock()),
+            include_usage=asked.include_usage,
+            logprobs=requests[0].sampling.num_logprobs is not None,
+        )
+
+    async def _completion_shape(self, asked: Asked, requests: Sequence[GenerationRequest], caller: Caller) -> Shape:
+        prompts: list[str] = []
+        for request in requests if asked.echo else ():
+            prompts += [await self._prompt(request, caller)] * request.n
+        return CompletionShape(
+            _request_id(requests),
+            requests[0].model,
+            int(self._clock()),
+            include_usage=asked.include_usage,
+            logprobs=requests[0].sampling.num_logprobs is not None,
+            prompts=prompts,
+        )
+
+    async def _prompt(self, request: GenerationRequest, caller: Caller) -> str:
+        """The text of a prompt."""
+        given = request.input
+        if isinstance(given, TokenInput):
+            return await self._generations.tokenizing.decode(request.model, given.token_ids, caller.tenant)
+        assert isinstance(given, TextInput)
+        return given.text
+
+
+def _request_id(requests: Sequence[GenerationRequest]) -> str:
+    """That of the call; those of several prompts have a number behind it."""
+    return requests[0].request_id.removesuffix("-0") if len(requests) > 1 else requests[0].request_id
+
+
+def _close(started: Sequence[Generation], error: RequestError) -> None:
+    """Ends what was started when one of it failed, which may have been closed with its own error by now."""
+    if len(started) > 1:
+        error = RequestCancelledError("another prompt of the same call failed")
+    for generation in started:
+        generation.close(error)
+
+
+def _deadline_s(exchange: Exchange) -> float | None:
+    """The time that the client gives its call. Raises InvalidFieldError."""
+    text = exchange.headers.get(DEADLINE)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) <= _MAX_DEADLINE_MS):
+        raise InvalidFieldError(f"{DEADLINE} must be milliseconds in [1, {_MAX_DEADLINE_MS}]", field=DEADLINE)
+    return int(text) / 1000
+
+
+def _end_late(started: Sequence[Generation]) -> None:
+    for generation in started:
+        generation.end(DeadlineError("the deadline passed"), CancelCause.DEADLINE)

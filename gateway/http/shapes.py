@@ -1,0 +1,184 @@
+"""The answers of the two endpoints that generate, whole and in pieces, as OpenAI shapes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ..detokenizer import Detokenizer
+from ..generation import Summary
+from ..output import Finish
+from ..sequence_end import EndReason
+from ..served_model import ServedModel
+from ..stream import Delta
+from ..tokenizer import Tokenizer
+from .token_text import chat_logprobs, completion_logprobs
+
+Json = dict[str, Any]
+
+
+class Shape:
+    """One call's answers. `created` is in seconds since the epoch; an index is that of a choice."""
+
+    id_prefix: ClassVar[str]
+    piece_object: ClassVar[str]
+    whole_object: ClassVar[str]
+
+    def __init__(self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: bool):
+        self.request_id = request_id
+        self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": model.name}
+        self._revision = model.revision
+        self._tokenizer = model.tokenizer
+        self._include_usage = include_usage
+        self._logprobs = logprobs
+
+    def event(self, *choices: Json) -> Json:
+        """A piece of the answer."""
+        event = self._with_head(self.piece_object, choices)
+        if self._include_usage:
+            event["usage"] = None
+        return event
+
+    def usage_event(self, summaries: Sequence[Summary]) -> Json | None:
+        """The last piece, where it was asked for."""
+        return {**self._with_head(self.piece_object, ()), "usage": usage(summaries)} if self._include_usage else None
+
+    def whole(self, choices: Sequence[Json], summaries: Sequence[Summary]) -> Json:
+        """The answer at once."""
+        return {**self._with_head(self.whole_object, choices), "usage": usage(summaries)}
+
+    def opening(self, index: int) -> Json | None:
+        """What a choice begins with, before there is anything of it; None: nothing."""
+        raise NotImplementedError
+
+    def piece(self, index: int, delta: Delta) -> Json:
+        """A choice with more of its text."""
+        raise NotImplementedError
+
+    def closing(self, index: int, finish: Finish) -> Json:
+        """A choice with its end."""
+        raise NotImplementedError
+
+    def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
+        """A choice with all of it."""
+        raise NotImplementedError
+
+    def _with_head(self, kind: str, choices: Sequence[Json]) -> Json:
+        return {**self._head, "object": kind, "system_fingerprint": self._revision, "choices": list(choices)}
+
+
+class ChatShape(Shape):
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl"
+    piece_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def opening(self, index: int) -> Json | None:
+        """The role, which clients want first."""
+        return self._choice(index, {"role": "assistant", "content": ""})
+
+    def piece(self, index: int, delta: Delta) -> Json:
+        """A choice with more of its text."""
+        return {**self._choice(index, {"content": delta.text}), "logprobs": self._shown([delta])}
+
+    def closing(self, index: int, finish: Finish) -> Json:
+        """A choice with its end."""
+        return {**self._choice(index, {}), **_ended(finish)}
+
+    def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
+        """A choice with all of it."""
+        message = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._shown(deltas), **_ended(finish)}
+
+    def _choice(self, index: int, delta: Json) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _shown(self, deltas: Sequence[Delta]) -> Json | None:
+        if not self._logprobs:
+            return None
+        ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        return chat_logprobs(self._tokenizer, ids, [each for delta in deltas for each in delta.logprobs])
+
+
+class CompletionShape(Shape):
+    """/v1/completions. `prompts` are the texts that choices begin with, by index; empty: they do not."""
+
+    id_prefix = "cmpl"
+    piece_object = whole_object = "text_completion"
+
+    def __init__(
+        self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: bool,
+        prompts: Sequence[str],
+    ):  # fmt: skip
+        super().__init__(request_id, model, created, include_usage=include_usage, logprobs=logprobs)
+        self._prompts = prompts
+        # Characters of each output that pieces have had, for where tokens begin.
+        self._num_chars: dict[int, int] = {}
+
+    def opening(self, index: int) -> Json | None:
+        """The prompt."""
+        return self._choice(index, self._prompts[index]) if self._prompts else None
+
+    def piece(self, index: int, delta: Delta) -> Json:
+        """A choice with more of its text."""
+        return {**self._choice(index, delta.text), "logprobs": self._shown(index, [delta])}
+
+    def closing(self, index: int, finish: Finish) -> Json:
+        """A choice with its end."""
+        return {**self._choice(index, ""), **_ended(finish)}
+
+    def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
+        """A choice with all of it."""
+        text = "".join((*self._prompts[index : index + 1], *(delta.text for delta in deltas)))
+        return {"index": index, "text": text, "logprobs": self._shown(index, deltas), **_ended(finish)}
+
+    def _choice(self, index: int, text: str) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def _shown(self, index: int, deltas: Sequence[Delta]) -> Json | None:
+        if not self._logprobs:
+            return None
+        offsets: list[int] = []
+        for delta in deltas:
+            begin = self._num_chars.get(index, 0)
+            offsets += token_offsets(self._tokenizer, delta, begin)
+            self._num_chars[index] = begin + len(delta.text)
+        ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        return completion_logprobs(self._tokenizer, ids, [each for delta in deltas for each in delta.logprobs], offsets)
+
+
+def token_offsets(tokenizer: Tokenizer, delta: Delta, begin: int) -> list[int]:
+    """Where each token of a delta begins in the output's text, in characters; the delta begins at `begin`. A token that
+    ends a character begins with it; those of a stop string begin where the text ends."""
+    detokenizer = Detokenizer(tokenizer.piece)
+    texts = [detokenizer.push(token_id) for token_id in delta.token_ids]
+    # Vocabularies that put a space before the first word have it dropped from the text.
+    at = -1 if not begin and "".join(texts)[:1] == " " and delta.text[:1] != " " else 0
+    offsets = []
+    for text in texts:
+        offsets.append(begin + min(max(at, 0), len(delta.text)))
+        at += len(text)
+    return offsets
+
+
+def usage(summaries: Sequence[Summary]) -> Json:
+    """What all requests of a call consumed."""
+    prompt = sum(each.prompt_tokens for each in summaries)
+    completion = sum(each.completion_tokens for each in summaries)
+    # Unknown of one is unknown of all.
+    accounts = [each.account for each in summaries if each.account is not None]
+    known = len(accounts) == len(summaries)
+    cached = {"cached_tokens": sum(account.cached_tokens for account in accounts)} if known else None
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": cached,
+    }
+
+
+def _ended(finish: Finish) -> Json:
+    """Why a choice ended; `stop_reason` is, as vLLM's, what matched, and null for the model's end tokens."""
+    matched = finish.stop_string if finish.stop_string is not None else finish.stop_token_id
+    return {"finish_reason": "stop" if finish.reason is EndReason.STOP else "length", "stop_reason": matched}

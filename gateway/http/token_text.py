@@ -1,0 +1,68 @@
+"""Tokens and their logprobs as OpenAI shows them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..token_logprobs import TokenLogprobs
+from ..tokenizer import Tokenizer
+
+# JSON has no infinity.
+_LEAST = -9999.0
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token by itself: its text, or its bytes where those are no whole characters, or how the vocabulary spells one
+    that adds no text."""
+    piece = tokenizer.piece(token_id)
+    if isinstance(piece, bytes):
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+    return piece or tokenizer.spelling(token_id)
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> list[int]:
+    """What a token adds to the text, in UTF-8."""
+    piece = tokenizer.piece(token_id)
+    return list(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
+
+
+def chat_logprobs(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": token_text(tokenizer, token_id),
+            "logprob": max(logprob, _LEAST),
+            "bytes": token_bytes(tokenizer, token_id),
+        }
+
+    content = [
+        {
+            **entry(token_id, each.logprob),
+            "top_logprobs": [entry(*pair) for pair in zip(each.top_ids, each.top_logprobs, strict=True)],
+        }
+        for token_id, each in zip(ids, logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+) -> dict[str, Any]:
+    """The `logprobs` of a completion's choice. The likeliest tokens are by their texts, the token itself among them;
+    `offsets` are where tokens begin in the output's text, in characters."""
+    top: list[dict[str, float]] = []
+    for token_id, each in zip(ids, logprobs, strict=True):
+        pairs = zip((*each.top_ids, token_id), (*each.top_logprobs, each.logprob), strict=True)
+        # Two special tokens may be spelt alike; the likelier one comes first.
+        best: dict[str, float] = {}
+        for other, logprob in pairs:
+            best.setdefault(token_text(tokenizer, other), max(logprob, _LEAST))
+        top.append(best)
+    return {
+        "tokens": [token_text(tokenizer, token_id) for token_id in ids],
+        "token_logprobs": [max(each.logprob, _LEAST) for each in logprobs],
+        "top_logprobs": top,
+        "text_offset": list(offsets),
+    }
