@@ -28,7 +28,8 @@ from .known_refusals import KnownRefusals
 from .mesh_messages import Pool, Submission, to_pools, to_refusal_counts, to_tenant_update
 from .refusal_counts import RefusalCounts, RefusalKind
 from .scheduler_calls import SchedulerCalls, scheduler_lost
-from .sent_requests import ProtocolError, SentRequest, SentRequests, nobody
+from .sent_request import SentRequest
+from .sent_requests import ProtocolError, SentRequests, nobody
 from .stream import Stream
 
 log = structlog.get_logger()
@@ -227,6 +228,7 @@ class Link:
         """Says again and again what this gateway takes for running."""
         while True:
             await asyncio.sleep(RECONCILE_S)
+            self._requests.tell_unanswered()
             running = pb.RunningRequests(request_keys=self._requests.keys())
             self._outgoing.put_nowait(pb.GatewayMessage(running=running))
 

@@ -25,7 +25,8 @@ from .cancel import CancelCause
 from .link import Link
 from .mesh_messages import Pool, Submission
 from .refusal_counts import RefusalKind
-from .sent_requests import SentRequest, end_lost
+from .sent_request import SentRequest
+from .sent_requests import end_lost
 from .stream import Stream
 
 log = structlog.get_logger()

@@ -5,10 +5,8 @@ Knows no stream but the requests' own; what has to be said to the scheduler it h
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -29,63 +27,22 @@ from .mesh_messages import (
     to_token_logprobs,
     to_trail,
 )
+from .sent_request import SentRequest, SentSequence
 from .sequence_end import Account, EndReason, SequenceEnd
 from .stream import Stream
 from .token_logprobs import TokenLogprobs
 
 log = structlog.get_logger()
 
+# A cancel that is not answered is sent again when the scheduler says that it does not know the request; at the so
+# manieth time it is taken for answered.
+MAX_DOUBTS = 3
+# A worker frees blocks at the end of a step. A cancel that takes longer than this, in seconds, is told in the log.
+UNANSWERED_S = 60.0
+
 
 class ProtocolError(Exception):
     """The scheduler said what it must not; the link is of no use any more."""
-
-
-@dataclass(slots=True, eq=False)
-class SentRequest:
-    """A request between Submit and its last message, at whatever scheduler. `sequence_ids` are those that have not
-    ended."""
-
-    key: int
-    submit: pb.Submit
-    stream: Stream
-    sent_at: float
-    # None: no deadline.
-    deadline_at: float | None
-    sequence_ids: set[int] = field(default_factory=set)
-    # By output; empty until it was accepted.
-    outputs: list[SentSequence] = field(default_factory=list)
-    # Accepted, and neither ended nor cancelled.
-    running: bool = False
-    ended: bool = False
-    cause: CancelCause | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self.submit.request_id
-
-    @property
-    def tenant(self) -> str:
-        return self.submit.tenant_id
-
-    @property
-    def traffic_class(self) -> str:
-        return self.submit.traffic_class
-
-
-@dataclass(slots=True, eq=False)
-class SentSequence:
-    """A sequence of a request that was accepted. `stopped`: its StopSequence has been sent."""
-
-    request: SentRequest
-    output_index: int
-    # At the scheduler that has it now.
-    sequence_id: int = 0
-    # All that came of it.
-    token_ids: array[int] = field(default_factory=lambda: array("I"))
-    stopped: bool = False
-    ended: bool = False
-    # What it had cost when the scheduler before said goodbye.
-    before: pb.Account | None = None
 
 
 def nobody(_: SentRequest) -> bool:
@@ -152,12 +109,15 @@ class SentRequests:
         request = self._by_key.get(key)
         if request is None or request.ended or request.cause is not None:
             return
-        request.cause = cause
+        request.cause, request.cancelled_at = cause, self._clock()
         request.stream.cancels.ask(cause)
         # It may be gone before the answer comes, and its client may know that it has left.
         self._stops_running(request)
-        self._send(pb.GatewayMessage(cancel=pb.Cancel(request_key=key, reason=CANCEL_REASONS[cause])))
+        self._send_cancel(request, cause)
         log.info("cancel_sent", request_id=request.request_id, cause=cause.value)
+
+    def _send_cancel(self, request: SentRequest, cause: CancelCause) -> None:
+        self._send(pb.GatewayMessage(cancel=pb.Cancel(request_key=request.key, reason=CANCEL_REASONS[cause])))
 
     def lose(self, why: Callable[[], errors.RequestError]) -> None:
         """The scheduler is gone: ends all requests with `why`."""
@@ -342,9 +302,15 @@ class SentRequests:
         """Ends requests of which the scheduler knows nothing. What it had said of them before has come before."""
         for key in unknown.request_keys:
             request = self._by_key.get(key)
-            # The answer to a cancel is on its way.
-            if request is None or request.cause is not None:
+            if request is None:
                 continue
+            if request.cause is not None:
+                request.doubts += 1
+                if request.doubts < MAX_DOUBTS:
+                    # The answer may be on its way; then a second one is of no harm.
+                    self._send_cancel(request, request.cause)
+                    log.info("cancel_sent_again", request_id=request.request_id, cause=request.cause.value)
+                    continue
             log.error("orphan_found", request_id=request.request_id)
             del self._by_key[key]
             self._forget_sequences(request)
@@ -352,6 +318,14 @@ class SentRequests:
             request.stream.cancels.ask(CancelCause.ORPHAN)
             request.stream.fail(errors.SchedulerLostError("the scheduler does not know the request any more"))
             request.stream.close_account(None)
+
+    def tell_unanswered(self) -> None:
+        """Tells the log, once, of each cancel that both sides know and that does not come to an end."""
+        before = self._clock() - UNANSWERED_S
+        for request in self._by_key.values():
+            if request.cause is not None and request.cancelled_at < before and not request.told:
+                request.told = True
+                log.warning("cancel_unanswered", request_id=request.request_id, cause=request.cause.value)
 
     def _stops_running(self, request: SentRequest) -> None:
         if request.running:

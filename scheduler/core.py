@@ -153,6 +153,10 @@ class Core:
         """Of a gateway's requests that have not ended."""
         return set(self._mesh.gateways.get(gateway, ()))
 
+    def wanted_keys(self, gateway: int) -> set[int]:
+        """Those of them that nobody has cancelled."""
+        return {key for key, request in self._mesh.gateways.get(gateway, {}).items() if request.cancelled is None}
+
     def running(self, gateway: int) -> list[Sequence]:
         """Of a gateway's sequences those that have not ended; to be looked at only."""
         requests = self._mesh.gateways.get(gateway, {}).values()

@@ -118,11 +118,11 @@ class Loop:
         until = self._posted
         while self._handled < until:
             await self._round_over.wait()
-        theirs, ours = set(keys), self._core.request_keys(gateway)
-        for key in sorted(ours - theirs):
+        theirs = set(keys)
+        for key in sorted(self._core.wanted_keys(gateway) - theirs):
             self._log.error("orphan_found", gateway=gateway, request_key=key)
             self.post(CancelReceived(gateway, key, CancelReason.ORPHAN))
-        unknown, outbox = tuple(sorted(theirs - ours)), self._gateways.get(gateway)
+        unknown, outbox = tuple(sorted(theirs - self._core.request_keys(gateway))), self._gateways.get(gateway)
         if unknown and outbox is not None:
             outbox.put(Unknown(unknown))
 

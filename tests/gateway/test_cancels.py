@@ -11,9 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import structlog
 
 from gateway import link as link_module
+from gateway import sent_requests
 from gateway.cancel import CancelCause, Cancels, CancelTrail
+from gateway.sent_requests import MAX_DOUBTS
 from tercet.config import LedgerSettings
 from tercet.ledger.cancellations import read_cancellations
 from tercet.ledger.ledger import Ledger
@@ -280,3 +283,67 @@ async def test_what_the_scheduler_does_not_know_ends(
     await until(forgot)
     assert not known.done()
     known.cancel()
+
+
+async def unknown(scheduler: Any) -> None:
+    """The scheduler says that it does not know the only request there is."""
+    (sequence,) = scheduler.sequences
+    keys = [sequence.submit.request_key]
+    await scheduler.send(scheduler_pb2.SchedulerMessage(unknown=scheduler_pb2.UnknownRequests(request_keys=keys)))
+
+
+async def cancelled_without_answer(kept: Kept, scheduler: Any) -> None:
+    scheduler.play, scheduler.answer_cancels = silence, False
+    call = ask(kept, "gone")
+    await call.read()
+    call.cancel()
+    await scheduler.sequences[0].cancelled.wait()
+
+
+async def test_a_cancel_whose_answer_is_lost_is_sent_again(kept: Kept, scheduler: Any) -> None:
+    await cancelled_without_answer(kept, scheduler)
+    scheduler.answer_cancels = True
+    await unknown(scheduler)
+    (found,) = await kept.of("gone")
+    assert found.cancellation.origin == "client"
+    assert found.cancellation.done_s is not None
+
+
+async def test_a_cancel_that_is_never_answered_ends(kept: Kept, scheduler: Any) -> None:
+    await cancelled_without_answer(kept, scheduler)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(MAX_DOUBTS):
+            await unknown(scheduler)
+        (found,) = await kept.of("gone")
+    assert found.cancellation.origin == "client"
+    assert found.cancellation.done_s is None
+    events = [each["event"] for each in logs if "request_id" in each]
+    assert events.count("cancel_sent_again") == MAX_DOUBTS - 1
+    assert events.count("orphan_found") == 1
+
+
+async def test_a_cancel_that_takes_long_is_told_once(
+    kept: Kept, scheduler: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "RECONCILE_S", 0.02)
+    monkeypatch.setattr(sent_requests, "UNANSWERED_S", 0.1)
+    await scheduler.stop()
+    await kept.gateway.until_ready(False)
+    await scheduler.start()
+    await kept.gateway.until_ready()
+    with structlog.testing.capture_logs() as logs:
+        await cancelled_without_answer(kept, scheduler)
+
+        def told() -> list[Any]:
+            return [each["cause"] for each in logs if each["event"] == "cancel_unanswered"]
+
+        async def is_told() -> bool:
+            return bool(told())
+
+        async def is_compared_again() -> bool:
+            return len(scheduler.running) > num_compared + 5
+
+        await until(is_told)
+        num_compared = len(scheduler.running)
+        await until(is_compared_again)
+    assert told() == ["client"]

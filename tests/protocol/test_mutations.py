@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import scheduler.core
-from gateway.sent_requests import SentRequest, SentRequests
+from gateway.sent_request import SentRequest
+from gateway.sent_requests import SentRequests
 from gateway.stream import Stream
 from scheduler import ending, membership, pausing, reports
 from scheduler.actions import CancelDone, NewSequence, Release, Rest, ToWorker

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gateway.cancel import CancelCause
 from gateway.known_refusals import KnownRefusals
 from gateway.link import Link
-from gateway.sent_requests import SentRequest, SentRequests
+from gateway.sent_request import SentRequest
+from gateway.sent_requests import SentRequests
 from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2 as pb
 

@@ -161,5 +161,10 @@ async def test_what_a_gateway_does_not_know_is_cancelled_and_what_is_not_there_i
         assert done.request_key == 3
         assert done.trail is not None
         assert done.trail.reason is CancelReason.ORPHAN
+        # It is on a worker that does not say that its blocks are free: it is told once, and asked for once.
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                await asyncio.wait_for(loop.reconcile(gateway, [2]), 10)
+        assert [each["request_key"] for each in logs if each["event"] == "orphan_found"] == [1]
         loop.close_gateway(gateway)
         await asyncio.wait_for(loop.reconcile(gateway, [1]), 10)
