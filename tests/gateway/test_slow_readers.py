@@ -1,5 +1,5 @@
-"""Clients that read nothing at all, not even the first byte: each hears its end when it reads on; until then what it has
-not read takes a place."""
+"""Clients that read nothing, not even the first byte: each hears its end when it reads on; until then what it has not
+read takes a place."""
 
 from __future__ import annotations
 
