@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 # Silence makes no event: so often the peers are looked at.
 LOOK_SECONDS = 0.1
+# One that leaves asks so often whether there is somebody to leave to.
+ASK_AGAIN_SECONDS = 0.5
 
 
 class Leadership:
@@ -56,9 +58,10 @@ class Leadership:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def successor(self) -> None:
-        """Waits for another one that would lead if this one left; for ever, where there are no others."""
-        while not any(self._succeeds(each) for each in self._peers.heard()):
-            await self._next_change()
+        """Waits for another one that would lead if this one left, and says so when it is asked; for ever, where there
+        are no others."""
+        while not any(self._succeeds(each) for each in await self._peers.answers()):
+            await self._next_change(ASK_AGAIN_SECONDS if self._peers else None)
 
     def _succeeds(self, other: Standing) -> bool:
         return not other.leaving and other.started != self.standing.started

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from scheduler import leadership, peers
 from scheduler.admission import QueueBounds
 from scheduler.core import Core, CoreSettings
+from scheduler.leadership import Leadership
 from scheduler.loop import Loop
 from scheduler.peers import ABSENT_SECONDS, Peers
 from scheduler.policy import Policy
@@ -60,8 +62,12 @@ class Said:
     def __init__(self, *standings: Standing) -> None:
         self._standings = standings
         self.silent = asyncio.Event()
+        # While it is not set, whoever asks gets no answer; those who listen already hear the rest.
+        self.moves = asyncio.Event()
+        self.moves.set()
 
     async def __call__(self) -> AsyncIterator[Standing]:
+        await self.moves.wait()
         if self.silent.is_set():
             # Who comes again hears nothing.
             await asyncio.Event().wait()
@@ -106,3 +112,41 @@ async def test_one_that_falls_silent_counts_a_little_longer_unless_it_has_left(l
         assert listening.peers.heard() == ([] if leaving else [last])
         listening.clock.now += ABSENT_SECONDS
         assert listening.peers.heard() == []
+
+
+@pytest.fixture
+def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(leadership, "ASK_AGAIN_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("asked_often")
+async def test_one_that_hangs_is_not_there_until_it_answers_again() -> None:
+    leader = Standing(3, 9)
+    said = Said(leader)
+    async with served(said) as port, Listening(port).scope() as listening:
+        await listening.until(lambda: listening.peers.heard() == [leader])
+        said.moves.clear()
+        # Its connection stands, and no time passes.
+        await listening.until(lambda: not listening.peers.heard())
+        assert not listening.peers._down
+        assert not listening.peers.unsure
+        said.moves.set()
+        await listening.until(lambda: listening.peers.heard() == [leader])
+
+
+@pytest.mark.usefixtures("asked_often")
+async def test_a_leader_leaves_to_one_that_answers() -> None:
+    async def never(*_: object) -> None:
+        raise AssertionError("it is not its turn")
+
+    said = Said(Standing(3))
+    async with served(said) as port, Listening(port).scope() as listening:
+        await listening.until(lambda: listening.peers.heard() == [Standing(3)])
+        said.moves.clear()
+        leaving = asyncio.create_task(Leadership(listening.peers, 1, lambda: 1, never, never).successor())
+        # Long before it counts as one that hangs.
+        done, _ = await asyncio.wait({leaving}, timeout=0.06)
+        assert not done
+        said.moves.set()
+        await asyncio.wait_for(leaving, 20)
