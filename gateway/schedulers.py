@@ -14,7 +14,7 @@ from itertools import count
 
 import structlog
 
-from tercet import errors
+from tercet import errors, rpc
 from tercet.dialer import Dialer
 from tercet.health import Conditions
 from tercet.tenants.directory import Directory
@@ -31,9 +31,9 @@ from .stream import Stream
 
 log = structlog.get_logger()
 
-# So long requests wait for a scheduler that takes over. It hears of the loss within a second, and of its workers in
-# another.
-TAKE_OVER_S = 15.0
+# So long requests wait for a scheduler that takes over. It hears of a loss within a second, and of its workers in
+# another; but of one that hangs each connection hears by its own pings, one this much later than another.
+TAKE_OVER_S = rpc.QUIET_SECONDS + 10.0
 
 
 @dataclass(frozen=True, slots=True)

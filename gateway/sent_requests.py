@@ -137,14 +137,17 @@ class SentRequests:
 
     def _leave(self, request: SentRequest) -> bool:
         """Whether another scheduler goes on with a request, of which this one says nothing more."""
-        if request.cause is not None or request.stream.ended:
+        if request.cause is not None:
             return False
         for output in request.outputs:
-            if output.stopped and not output.ended:
+            # Of a request whose outputs are all complete it is told only what the scheduler has said at its end.
+            if output.stopped and not output.ended and (output.before or not request.stream.ended):
                 # Its text is complete. Nobody is left to say when its blocks were free.
                 output.ended = True
                 request.stream.cancels.answer(None, None, output.output_index)
                 request.stream.end(output.output_index, _unsaid(output))
+        if request.stream.ended:
+            return False
         request.sequence_ids.clear()
         return self._hand_over(request)
 

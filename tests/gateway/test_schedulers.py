@@ -13,6 +13,7 @@ import pytest
 
 from gateway import schedulers
 from gateway.served_model import ServedModel
+from tercet import rpc
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
@@ -96,6 +97,25 @@ async def test_the_next_one_is_told_all_that_came_and_what_it_cost(two: Two) -> 
     same.CopyFrom(after.submit)
     del same.begun[:]
     assert same == before.submit
+
+
+async def test_an_answer_that_was_complete_has_its_cost_from_the_goodbye(two: Two, model: ServedModel) -> None:
+    async def play(sequence: Any) -> None:
+        await sequence.tokens(*model.tokenizer.encode("one END two", add_bos=False))
+        await sequence.outputs[0].stopped.wait()
+        await two.say_goodbye(cached_tokens=1, queue_us=2_000_000)
+
+    two.leader.play, two.leader.answer_cancels = play, False
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x", stop=pb.StopConditions(strings=["END"])))
+    while (event := await asyncio.wait_for(call.read(), 20)) is not grpc.aio.EOF:
+        last = event
+    assert not last.finished.usage.incomplete
+    assert last.finished.usage.cached_tokens == 1
+    assert not two.next_one.sequences
+
+
+async def test_gateways_wait_longer_than_pings_may_differ() -> None:
+    assert schedulers.TAKE_OVER_S > rpc.QUIET_SECONDS + 5
 
 
 async def test_a_new_request_waits_for_the_next_one(two: Two) -> None:
