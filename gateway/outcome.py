@@ -31,7 +31,7 @@ def outcome_of_error(error: RequestError, *, admitted: bool) -> tuple[Outcome, s
     elif isinstance(error, (DeadlineError, QueueExpiredError)) and not isinstance(error, DeadlineUnreachableError):
         outcome = Outcome.EXPIRED
     elif not admitted:
-        # A row only if it has a cancel: of a scheduler that was lost, or a gateway that stopped, before it was accepted.
+        # A row only if it has a cancel: its scheduler was lost, or its gateway stopped, before it was accepted.
         outcome = Outcome.REFUSED
     else:
         outcome = Outcome.LOST if isinstance(error, _LOST) else Outcome.FAILED
