@@ -50,8 +50,8 @@ def over_grpc(channel: grpc.aio.Channel) -> Ask:
     stub = inference_pb2_grpc.InferenceStub(channel)
 
     async def ask(max_tokens: int) -> Answer:
-        stop = pb.StopConditions(max_tokens=max_tokens, ignore_eos=True)
         began, first_s, messages = time.perf_counter(), 0.0, 0
+        stop = pb.StopConditions(max_tokens=max_tokens, ignore_eos=True)
         async for event in stub.Generate(pb.GenerateRequest(prompt=PROMPT, stop=stop)):
             if event.HasField("delta"):
                 first_s = first_s or time.perf_counter() - began
@@ -67,9 +67,9 @@ def over_http(port: int) -> Ask:
 
     async def ask(max_tokens: int) -> Answer:
         reader, writer = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
+        began, first_s, messages = time.perf_counter(), 0.0, 0
         body = json.dumps({"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
-        began, first_s, messages = time.perf_counter(), 0.0, 0
         writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
         status = await reader.readuntil(b"\r\n\r\n")
         assert status.startswith(b"HTTP/1.1 200 "), status

@@ -68,6 +68,8 @@ class HttpServer:
 
     def leave(self) -> None:
         """Lets in no more connections, ends those that are idle, and others behind their answers."""
+        if not self._server.started:
+            return
         for server in self._server.servers:
             server.close()
         for connection in list(self._server.server_state.connections):
