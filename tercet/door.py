@@ -7,10 +7,9 @@ gRPC by itself receives a whole request before it asks anybody, and waits for it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -19,7 +18,7 @@ import structlog
 
 from tercet import errors
 from tercet.call_status import abort
-from tercet.patience import Patience
+from tercet.patience import within
 from tercet.refusal_lines import RefusalLines
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.slow_reader import write
@@ -30,7 +29,7 @@ Admit = Callable[[grpc.aio.ServicerContext], object]
 
 # Each costs about 20 KB before its handler has done anything.
 MAX_CALLS = 16_384
-# Of those that ask for no key, which anybody may leave open.
+# Of those that ask for no key, which anybody may leave open, and of probes.
 MAX_OPEN_CALLS = 1_024
 REQUEST_SECONDS = 30.0
 # For those that ask for no key: their requests are small.
@@ -40,13 +39,10 @@ STALL_SECONDS = 60.0
 # Of refusals there is a line for the first one, and then one in so many seconds: nobody shall fill a log with them.
 TELL_SECONDS = 10.0
 
-# Probes whose request has not come.
-MAX_HALF_PROBES = 256
-# Probes in all. So many there are only of those whose answer nobody reads, which nothing but their client can end.
-MAX_PROBES = 4_096
-
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
-# Have an answer while everything else is full, and take no place from anybody.
+# Have an answer while everything else is full, and take no place from anybody. Strangers can leave them open, with half
+# a request, or an answer that they do not read. Where there are too many, each connection has one at a time: whoever
+# comes with his own is answered, and connections are bounded.
 _PROBES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List"})
 _SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -70,7 +66,6 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         max_open_calls: int = MAX_OPEN_CALLS,
         request_s: float = REQUEST_SECONDS,
         open_request_s: float = OPEN_REQUEST_SECONDS,
-        max_probes: int = MAX_PROBES,
         stall_s: float = STALL_SECONDS,
     ) -> None:
         self._admit = admit
@@ -78,13 +73,12 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._max_open_calls = max_open_calls
         self._request_s = request_s
         self._open_request_s = open_request_s
-        self._max_probes = max_probes
         self._stall_s = stall_s
         self._calls = 0
         self._open_calls = 0
         self._probes = 0
-        # Those whose request has not come, the oldest first.
-        self._half_probes: OrderedDict[Patience, None] = OrderedDict()
+        # By connection.
+        self._probes_of: Counter[str] = Counter()
         self.num_turned_away = 0
         self._refusals = RefusalLines(log, "calls_refused", lines=1, seconds=TELL_SECONDS)
 
@@ -101,65 +95,59 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def handle(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
             method = details.method
             is_open, is_probe = method.startswith(_OPEN_SERVICES), method in _PROBES
-            patience = Patience(self._open_request_s if is_open else self._request_s)
-            self._enter(is_open, is_probe)
+            limit_s = self._open_request_s if is_open else self._request_s
+            # Of whoever is on the other end of this connection.
+            peer = context.peer() if is_probe else ""
+            self._enter(is_open, peer)
             try:
-                self._let_in(is_open, is_probe, context)
-                with self._awaiting(patience, is_probe):
-                    given = requests if handler.request_streaming else await _one(context, patience)
+                self._let_in(is_open, peer, context)
+                given = requests if handler.request_streaming else await _one(context, limit_s)
                 replying = behaviour(given, context)
                 await _answer(replying, context, self._stall_s, streams=handler.response_streaming)
             except errors.RequestError as error:
                 self._refusals.tell("call_refused", reason=error.reason, method=method)
                 await abort(context, error)
             finally:
-                self._leave(is_open, is_probe)
+                self._leave(is_open, peer)
 
         return grpc.stream_stream_rpc_method_handler(handle, handler.request_deserializer, handler.response_serializer)
 
-    def _enter(self, is_open: bool, is_probe: bool) -> None:
-        self._calls += not is_probe
-        self._probes += is_probe
-        self._open_calls += is_open and not is_probe
+    def _enter(self, is_open: bool, peer: str) -> None:
+        if peer:
+            self._probes += 1
+            self._probes_of[peer] += 1
+        else:
+            self._calls += 1
+            self._open_calls += is_open
 
-    def _leave(self, is_open: bool, is_probe: bool) -> None:
-        self._calls -= not is_probe
-        self._probes -= is_probe
-        self._open_calls -= is_open and not is_probe
+    def _leave(self, is_open: bool, peer: str) -> None:
+        if not peer:
+            self._calls -= 1
+            self._open_calls -= is_open
+            return
+        self._probes -= 1
+        self._probes_of[peer] -= 1
+        if not self._probes_of[peer]:
+            del self._probes_of[peer]
 
-    def _let_in(self, is_open: bool, is_probe: bool, context: grpc.aio.ServicerContext) -> None:
+    def _let_in(self, is_open: bool, peer: str, context: grpc.aio.ServicerContext) -> None:
         if not is_open:
             self._admit(context)
-        if is_probe:
-            full = self._probes > self._max_probes
+        if peer:
+            full = self._probes > self._max_open_calls and self._probes_of[peer] > 1
         else:
             full = self._calls > self._max_calls or (is_open and self._open_calls > self._max_open_calls)
         if full:
             self.num_turned_away += not is_open
             raise errors.QueueFullError("too many calls are open here", retry_after_s=UNKNOWN_RETRY_SECONDS)
 
-    @contextlib.contextmanager
-    def _awaiting(self, patience: Patience, is_probe: bool) -> Iterator[None]:
-        """While the request of a call is on its way. That of a probe comes with its headers: where there are too many
-        without, the oldest goes, not the next one, which may be honest."""
-        if not is_probe:
-            yield
-            return
-        self._half_probes[patience] = None
-        if len(self._half_probes) > MAX_HALF_PROBES:
-            self._half_probes.popitem(last=False)[0].give_up()
-        try:
-            yield
-        finally:
-            self._half_probes.pop(patience, None)
 
-
-async def _one(context: grpc.aio.ServicerContext, patience: Patience) -> Any:
+async def _one(context: grpc.aio.ServicerContext, limit_s: float) -> Any:
     """The one request of a call. Raises DeadlineError for a client that does not send it."""
     try:
-        request = await patience.spend_on(context.read())
+        request = await within(limit_s, context.read())
     except asyncio.TimeoutError:
-        raise errors.DeadlineError("the request did not arrive in time") from None
+        raise errors.DeadlineError(f"the request did not arrive within {limit_s:g} s") from None
     if request is grpc.aio.EOF:
         raise errors.InvalidFieldError("the call ended before its request")
     return request

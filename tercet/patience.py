@@ -9,35 +9,29 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Patience:
-    """One await that ends after `limit_s` seconds, or when `give_up` is called. It costs no task: for the handlers of
-    calls, which end when they are cancelled, whoever does it."""
+async def within(limit_s: float, doing: Awaitable[T]) -> T:
+    """What `doing` gives. Raises asyncio.TimeoutError after `limit_s` seconds.
 
-    __slots__ = ("_limit_s", "_lost", "_task")
+    It costs no task, but takes a cancel that comes at that very moment for its own: for the handlers of calls, which
+    end in either case.
+    """
+    task, late = asyncio.current_task(), False
+    assert task is not None
 
-    def __init__(self, limit_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._limit_s = limit_s
-        self._lost = False
+    def give_up() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
 
-    def give_up(self) -> None:
-        """Ends the await; once, while it is awaited."""
-        self._lost = True
-        self._task.cancel()
-
-    async def spend_on(self, doing: Awaitable[T]) -> T:
-        """What `doing` gives. Raises asyncio.TimeoutError if that took too long."""
-        timer = asyncio.get_running_loop().call_later(self._limit_s, self.give_up)
-        try:
-            return await doing
-        except asyncio.CancelledError:
-            if not self._lost:
-                raise
-            raise asyncio.TimeoutError from None
-        finally:
-            timer.cancel()
+    timer = asyncio.get_running_loop().call_later(limit_s, give_up)
+    try:
+        return await doing
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        raise asyncio.TimeoutError from None
+    finally:
+        timer.cancel()
 
 
 class GivenUpError(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 
 from .errors import SlowConsumerError
-from .patience import Patience
+from .patience import within
 
 
 async def write(context: grpc.aio.ServicerContext, message: Any, limit_s: float, *, first: bool) -> None:
@@ -16,7 +16,7 @@ async def write(context: grpc.aio.ServicerContext, message: Any, limit_s: float,
     client does not take it within `limit_s` seconds. The core keeps it all the same until the client reads or leaves,
     and the status of the call behind it: whoever aborts the call waits as long."""
     try:
-        await Patience(limit_s).spend_on(_write(context, message, first=first))
+        await within(limit_s, _write(context, message, first=first))
     except asyncio.TimeoutError:
         raise SlowConsumerError(
             f"the client read nothing for {limit_s:g} s", metadata={"stream_stall_seconds": f"{limit_s:g}"}

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import structlog
 
 from tercet.errors import EngineFaultError, RequestError, SlowConsumerError
-from tercet.patience import Patience
+from tercet.patience import within
 
 from ..stream import Stream
 
@@ -25,7 +25,7 @@ async def deliver(writing: Awaitable[object], stream: Stream, limit_s: float) ->
     assert task is not None
     stream.interrupt = task.cancel
     try:
-        await Patience(limit_s).spend_on(writing)
+        await within(limit_s, writing)
     except asyncio.TimeoutError:
         slow = SlowConsumerError(
             f"the client read nothing for {limit_s:g} s", metadata={"stream_stall_seconds": f"{limit_s:g}"}

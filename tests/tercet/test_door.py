@@ -13,7 +13,17 @@ from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from raw_http2 import DEAF_GREETING, Connections, listen_again, whole_call
+from raw_http2 import (
+    DEAF_GREETING,
+    END_HEADERS,
+    GREETING,
+    HEADERS,
+    Connections,
+    call_headers,
+    frame,
+    listen_again,
+    whole_call,
+)
 
 from tercet import errors
 from tercet.door import Door
@@ -194,41 +204,34 @@ async def check(channel) -> None:
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_of_too_many_half_probes_the_oldest_goes_and_none_takes_a_place(monkeypatch):
-    monkeypatch.setattr("tercet.door.MAX_HALF_PROBES", 3)
-    door = Door(max_calls=1, max_open_calls=1)
-    async with behind(door) as (_, channel):
-        held = [opened(channel, CHECK)]
-        await until(lambda: door._probes == 1)
-        held += [opened(channel, CHECK) for _ in range(20)]
-        assert isinstance(await refusal(held[0]), errors.DeadlineError)
-        await until(lambda: door._probes == 3)
-        # Neither those with a key nor those without, nor honest probes, meet them.
-        models = models_pb2_grpc.ModelsStub(channel)
-        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"), timeout=20)).name == "m"
+@pytest.mark.parametrize("greeting", [GREETING, DEAF_GREETING])
+async def test_probes_that_do_not_end_are_bounded_and_take_no_place(greeting):
+    """Half ones, or ones whose answers nobody reads."""
+    door = Door(max_calls=1, max_open_calls=5, open_request_s=1000)
+    streams = range(1, 25, 2)
+    if greeting is DEAF_GREETING:
+        probes = [whole_call(stream, CHECK.encode(), b"") for stream in streams]
+    else:
+        probes = [frame(HEADERS, END_HEADERS, stream, call_headers(CHECK.encode())) for stream in streams]
+    async with behind(door) as (services, channel), Connections(services.port) as crowd:
+        await crowd.open(greeting + b"".join(probes))
+        await until(lambda: crowd.received[0].count(b"too many calls are open here") == 7)
+        assert door._probes == 5
+        # Neither honest probes meet them, nor those with a key, nor those without.
         for _ in range(10):
             await check(channel)
+        models = models_pb2_grpc.ModelsStub(channel)
+        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"), timeout=20)).name == "m"
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
-        for call in held:
-            call.cancel()
-        await until(lambda: door._calls == door._open_calls == door._probes == 0)
-        assert not door._half_probes
-        assert door.num_turned_away == 0
-
-
-async def test_probes_whose_answer_nobody_reads_are_bounded():
-    door = Door(max_calls=1, max_probes=5)
-    async with behind(door) as (services, channel), Connections(services.port) as deaf:
-        calls = [whole_call(stream, CHECK.encode(), b"") for stream in range(1, 15, 2)]
-        await deaf.open(DEAF_GREETING + b"".join(calls))
-        await until(lambda: deaf.received[0].count(b"too many calls are open here") == 2)
-        models = models_pb2_grpc.ModelsStub(channel)
-        assert (await models.GetModel(models_pb2.GetModelRequest(name="m"), timeout=20)).name == "m"
-        deaf.send(b"".join(listen_again(stream) for stream in range(1, 15, 2)))
-        await until(lambda: door._probes == 0)
-        await check(channel)
+        # Each further connection may have one.
+        await crowd.open(greeting + probes[0] + probes[1])
+        await until(lambda: b"too many calls are open here" in crowd.received[1])
+        assert door._probes == 6
+    await until(lambda: door._calls == door._open_calls == door._probes == 0)
+    assert not door._probes_of
+    assert door.num_turned_away == 0
 
 
 async def test_an_answer_that_nobody_reads_ends_its_call_with_a_reason(monkeypatch):

@@ -1,4 +1,4 @@
-"""Waits that end: after a time, when they are given up, when what they wait for is cancelled by another."""
+"""Waits that end: after a time, or when what they wait for is cancelled by another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tercet.patience import GivenUpError, Patience, apart
+from tercet.patience import GivenUpError, apart, within
 
 
 async def never() -> None:
@@ -21,16 +21,9 @@ async def wrong() -> None:
     raise ValueError("a bug")
 
 
-async def spend(limit_s: float) -> Patience:
-    """Somebody whose patience is not used up by anybody else."""
-    patience = Patience(limit_s)
-    await patience.spend_on(never())
-    return patience
-
-
 async def test_what_comes_in_time_is_given() -> None:
-    assert await Patience(20).spend_on(at_once()) == await apart(at_once()) == await apart(at_once(), 20) == 7
-    for waiting in (Patience(20).spend_on(wrong()), apart(wrong(), 20)):
+    assert await within(20, at_once()) == await apart(at_once()) == await apart(at_once(), 20) == 7
+    for waiting in (within(20, wrong()), apart(wrong(), 20)):
         with pytest.raises(ValueError, match="a bug"):
             await waiting
 
@@ -44,21 +37,16 @@ async def test_what_does_not_come_in_time_is_ended() -> None:
         finally:
             left.set()
 
-    for waiting in (Patience(0.01).spend_on(late()), apart(late(), 0.01)):
+    for waiting in (within(0.01, late()), apart(late(), 0.01)):
         with pytest.raises(asyncio.TimeoutError):
             await waiting
         await left.wait()
         left.clear()
 
 
-async def test_somebody_else_may_give_it_up() -> None:
-    patience = Patience(1000)
-    asyncio.get_running_loop().call_soon(patience.give_up)
-    with pytest.raises(asyncio.TimeoutError):
-        await patience.spend_on(never())
-
-
-@pytest.mark.parametrize("waiting", [lambda: spend(1000), lambda: apart(never()), lambda: apart(never(), 1000)])
+@pytest.mark.parametrize(
+    "waiting", [lambda: within(1000, never()), lambda: apart(never()), lambda: apart(never(), 1000)]
+)
 async def test_a_cancel_is_none_of_these(waiting) -> None:
     task = asyncio.create_task(waiting())
     await asyncio.sleep(0)
