@@ -52,6 +52,15 @@ STORIES: Mapping[str, Story] = {
     "a reader of two outputs falls behind": Story((_ROOMY,), (_ask(1, 3, n=2),), stalls=1, stops=1),
     "a reader falls behind where there is not room for both": Story((_TIGHT,), _crowd(2, 6), stalls=1, cancels=1),
     "a reader falls behind, and the worker stops": Story((_ROOMY, _ROOMY), (_ask(1, 3),), stalls=1, drains=1),
+    "a reader falls behind, and the worker dies": Story((_ROOMY,), (_ask(1, 3),), stalls=2, kills=1, late=True),
+    "a reader falls behind, and the worker hangs": Story((_ROOMY,), (_ask(1, 3),), stalls=2, hangs=1, late=True),
+    "a reader falls behind, and the gateway goes": Story((_ROOMY,), (_ask(1, 3), _ask(2)), stalls=2, gateways_lost=1),
+    "a reader falls behind, and its deadline passes": Story(
+        (_ROOMY,), (_ask(1, 3, deadline_s=1.0),), stalls=2, alarms=1, cancels=1
+    ),
+    "one is swapped, and a reader falls behind": Story(
+        (_SWAPPING,), _crowd(3, 8), cost=_COST, crowded=0, stalls=2, cancels=1
+    ),
     "two outputs, of which one is enough": Story((_ROOMY,), (_ask(1, n=2),), cancels=1, stops=1),
     "two outputs on a stream that breaks": Story((_ROOMY,), (_ask(1, n=2),), cuts=1, late=True),
     "two requests": Story((_ROOMY,), (_ask(1), _ask(2)), cancels=1),
@@ -81,6 +90,7 @@ GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
     "the scheduler starts anew, twice": gateway_world.Story((Ask(),), restarts=2, cancels=1),
     "it does on a stream that breaks": gateway_world.Story((Ask(), Ask()), restarts=1, cuts=1),
     "the scheduler is told to stop": gateway_world.Story((Ask(), Ask()), stops=1),
+    "it is, and a client leaves": gateway_world.Story((Ask(), Ask()), stops=1, cancels=1),
     "it is, on a stream that breaks": gateway_world.Story((Ask(), Ask()), stops=1, cuts=1),
     "two outputs": gateway_world.Story((Ask(n=2),), cancels=1, cuts=1),
     "a stop string ends one of them": gateway_world.Story(
