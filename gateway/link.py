@@ -63,6 +63,8 @@ class Link:
         # It takes no more requests, and what it has it lets end.
         self.draining = False
         self.pools: Mapping[tuple[str, str], Pool] = {}
+        # When its scheduler began to lead, 0: it does not, or has not said so. Of two the later one is larger.
+        self.term = 0
         # No worker serves anything else.
         self._complete = False
         # What it is asked for beside the stream.
@@ -149,10 +151,11 @@ class Link:
         self._requests.submit(key, submission, stream)
         return key
 
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether it is up and has requests, and its scheduler has no worker."""
-        return self.up and bool(len(self._requests)) and not any(pool.workers_live for pool in self.pools.values())
+    def is_in_vain(self, latest_term: int) -> bool:
+        """Whether it is up and has requests, and its scheduler has no worker, whatever it says: one that began to lead
+        in `latest_term` has them."""
+        has_any = any(pool.workers_live for pool in self.pools.values()) and self.term >= latest_term
+        return self.up and bool(len(self._requests)) and not has_any
 
     def leave(self) -> None:
         """Gives the stream up, and with it the requests."""
@@ -260,7 +263,7 @@ class Link:
 
     def _lose(self) -> None:
         changed, self.up, self.pools, self._complete = self.up, False, {}, False
-        self.draining = False
+        self.draining, self.term = False, 0
         self._known.forget(time.monotonic())
         self._requests.lose(lambda: self.lost("the connection to the scheduler was lost"))
         if changed:
@@ -288,6 +291,9 @@ class Link:
             self._requests.take_unknown(message.unknown)
         elif which == "pools":
             self.pools, self._complete = to_pools(message.pools), message.pools.complete
+            self._on_change()
+        elif which == "standing":
+            self.term = message.standing.term
             self._on_change()
         elif which == "hello":
             if message.hello.epoch < self._epoch:

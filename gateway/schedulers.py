@@ -160,10 +160,14 @@ class Schedulers:
     def _leading(self) -> Link:
         """The scheduler that has the workers; if none has, the likeliest one to know why."""
         found = [link for link in self._links if link.has_workers] or [link for link in self._links if link.up]
-        return found[0] if found else self._leader or self._links[0]
+        return _latest(found) or self._leader or self._links[0]
 
     def _link_for(self, model: str, revision: str) -> Link:
-        return next((link for link in self._links if _takes(link, model, revision)), self._leading)
+        return self._taker(model, revision) or self._leading
+
+    def _taker(self, model: str, revision: str) -> Link | None:
+        """The scheduler that can go on with requests for a model."""
+        return _latest([link for link in self._links if not link.draining and link.ready(model, revision)])
 
     def _hand_over(self, request: SentRequest) -> bool:
         """A scheduler cannot go on with a request. Whether another one may."""
@@ -178,7 +182,7 @@ class Schedulers:
     def _take_over(self) -> None:
         for key, waiting in list(self._waiting.items()):
             submit = waiting.request.submit
-            link = next((each for each in self._links if _takes(each, submit.model, submit.model_revision)), None)
+            link = self._taker(submit.model, submit.model_revision)
             if link is not None:
                 del self._waiting[key]
                 waiting.timer.cancel()
@@ -193,21 +197,23 @@ class Schedulers:
     def _changed(self) -> None:
         if self._leader is not None and not self._leader.up and len(self._links) > 1:
             self._leader, self._settled_at = None, self._clock() + TAKE_OVER_S
-        self._leader = next((link for link in self._links if link.has_workers), self._leader)
+        leader = _latest([link for link in self._links if link.has_workers])
+        self._leader = leader or self._leader
         self._take_over()
-        if any(link.has_workers for link in self._links):
+        if leader is not None:
             for link in self._links:
-                # A worker obeys one scheduler: this one waits for what the other one has, whether they hear of each
-                # other or not.
-                if link.is_in_vain:
+                # A worker obeys one scheduler, the one that began to lead later: this one waits for what the other one
+                # has, whether they hear of each other or not, or hangs.
+                if link.is_in_vain(leader.term):
                     link.leave()
         for waiter in self._waiters:
             _wake(waiter)
         self._on_change()
 
 
-def _takes(link: Link, model: str, revision: str) -> bool:
-    return not link.draining and link.ready(model, revision)
+def _latest(links: Sequence[Link]) -> Link | None:
+    """Of those that say to have workers the one that does: a worker obeys the scheduler that began to lead later."""
+    return max(links, key=lambda link: link.term, default=None)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

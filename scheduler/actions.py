@@ -14,6 +14,7 @@ from tercet.errors import RequestError
 
 from .cancel_trail import CancelTrail
 from .events import EndReason, Sampling
+from .standing import Standing
 
 
 class ReleaseCause(IntEnum):
@@ -181,7 +182,7 @@ class Unknown:
     request_keys: tuple[int, ...]
 
 
-GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone | Unknown
+GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone | Unknown | Standing
 
 
 # What the loop does with them.

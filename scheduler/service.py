@@ -96,7 +96,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[scheduler_pb2.Standing]:
         """Where this scheduler stands among the others."""
         async for each in self._standings():
-            yield scheduler_pb2.Standing(started=each.started, term=each.term, leaving=each.leaving)
+            yield _standing_to_proto(each)
 
     async def Attach(self, _requests: Any, context: grpc.aio.ServicerContext) -> None:
         """One gateway, until either side ends the stream."""
@@ -114,19 +114,23 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await rpc.abort(context, errors.DrainingError("the scheduler leaves its gateways to the next one"))
         gateway, outbox = self._loop.open_gateway()
         self._loop.post(GatewayAttached(gateway, first.hello.gateway_id))
-        if not first.hello.hands_over:
+        tasks = []
+        if first.hello.hands_over:
+            tasks.append(asyncio.create_task(self._tell_standings(outbox)))
+        else:
             self._staying.add(gateway)
         reader = asyncio.create_task(self._read(context, gateway))
         writer = asyncio.create_task(self._write(context, gateway, outbox))
+        tasks += [reader, writer]
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Whatever ended it, cancelled or not: what this gateway asked for has lost its reader.
             self._staying.discard(gateway)
             self._loop.close_gateway(gateway)
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         for problem in results:
             await self._end_for(problem, context, gateway)
 
@@ -203,6 +207,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self._loop.post(UnpauseReceived(gateway, message.unpause.request_key))
             else:
                 self._log.warning("gateway_message_ignored", gateway=gateway, kind=kind)
+
+    async def _tell_standings(self, outbox: Outbox[GatewayMessage]) -> None:
+        async for each in self._standings():
+            outbox.put(each)
 
     async def _write(self, context: grpc.aio.ServicerContext, gateway: int, outbox: Outbox[GatewayMessage]) -> None:
         try:
@@ -331,6 +339,8 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
         return scheduler_pb2.SchedulerMessage(cancel_done=done)
     if isinstance(message, Unknown):
         return scheduler_pb2.SchedulerMessage(unknown=scheduler_pb2.UnknownRequests(request_keys=message.request_keys))
+    if isinstance(message, Standing):
+        return scheduler_pb2.SchedulerMessage(standing=_standing_to_proto(message))
     assert isinstance(message, PoolUpdate)
     pools = [
         scheduler_pb2.Pool(
@@ -343,6 +353,10 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
         for pool in message.pools
     ]
     return scheduler_pb2.SchedulerMessage(pools=scheduler_pb2.PoolUpdate(pools=pools, complete=message.complete))
+
+
+def _standing_to_proto(standing: Standing) -> scheduler_pb2.Standing:
+    return scheduler_pb2.Standing(started=standing.started, term=standing.term, leaving=standing.leaving)
 
 
 def _end_to_proto(end: SequenceEnd) -> scheduler_pb2.SequenceEnd:

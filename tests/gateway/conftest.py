@@ -185,6 +185,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         pools = [*self.other_pools[:1], pool, *self.other_pools[1:]]
         await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=pools, complete=self.complete)))
 
+    async def send_standing(self, term: int) -> None:
+        await self.send(pb.SchedulerMessage(standing=pb.Standing(started=1, term=term)))
+
     async def echo(self, sequence: FakeSequence) -> None:
         """Every output is the prompt again, a token each a message, then the model's end token or LENGTH."""
         limit = sequence.submit.max_tokens

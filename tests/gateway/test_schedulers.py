@@ -148,6 +148,33 @@ async def test_one_that_has_lost_its_workers_to_another_is_left(two: Two) -> Non
     assert list(two.next_one.sequences[0].submit.begun[0].token_ids) == [5, 6]
 
 
+async def test_one_that_hangs_is_left_for_the_one_that_leads_since(two: Two) -> None:
+    two.leader.play, two.next_one.play = _begins(5, 6), _ends(7)
+    await two.leader.send_standing(100)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    assert await _tokens(call, 2) == [5, 6]
+    # The first one says nothing any more, neither that it has lost its worker.
+    await two.next_one.send_standing(101)
+    await two.take_over()
+    assert await _tokens(call, 1) == [7]
+    assert list(two.next_one.sequences[0].submit.begun[0].token_ids) == [5, 6]
+    # It is connected again, and says what it has said.
+    assert list((await asyncio.wait_for(_once(two, "y"), 20)).outputs[0].token_ids) == [7]
+    assert len(two.leader.sequences) == 1
+
+
+async def test_one_that_began_to_lead_earlier_gets_nothing(two: Two) -> None:
+    two.leader.play = _begins(5, 6)
+    await two.leader.send_standing(101)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    assert await _tokens(call, 2) == [5, 6]
+    await two.next_one.send_standing(100)
+    await two.take_over()
+    two.leader.play = _ends(8)
+    assert list((await asyncio.wait_for(_once(two, "y"), 20)).outputs[0].token_ids) == [8]
+    assert not two.next_one.sequences
+
+
 async def test_nobody_takes_over(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedulers, "TAKE_OVER_S", 0.2)
     two.leader.play = _begins(5)

@@ -33,14 +33,15 @@ pytestmark = pytest.mark.timeout(60)
 class Gateway:
     """A gateway reduced to its stream."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, hands_over: bool = False) -> None:
+        self.hands_over = hands_over
         self.channel = rpc.open_channel(f"127.0.0.1:{port}")
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.call = self.stub.Attach()
         self.epoch = 0
 
     async def __aenter__(self) -> Gateway:
-        hello = scheduler_pb2.GatewayHello(gateway_id="gateway-test")
+        hello = scheduler_pb2.GatewayHello(gateway_id="gateway-test", hands_over=self.hands_over)
         await self.call.write(scheduler_pb2.GatewayMessage(hello=hello))
         self.epoch = (await self.read("hello")).epoch
         return self
@@ -380,6 +381,19 @@ async def test_a_signal_lets_running_requests_end(worker: WorkerServer) -> None:
         assert (await asyncio.wait_for(gateway.call.read(), 20)).WhichOneof("message") == "goodbye"
         await gateway.submit(3, [1], 1)
         gateway.call.cancel()
+
+
+async def test_a_gateway_of_several_schedulers_is_told_where_this_one_stands(worker: WorkerServer) -> None:
+    async with running((f"127.0.0.1:{worker.port}",)) as port, Gateway(port, hands_over=True) as gateway:
+        said: list[Any] = []
+        while not (said and said[-1].term):
+            message = await asyncio.wait_for(gateway.call.read(), 20)
+            said += [message.standing] if message.HasField("standing") else []
+        assert said[-1].started == gateway.epoch
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not said[-1].leaving:
+            message = await asyncio.wait_for(gateway.call.read(), 20)
+            said += [message.standing] if message.HasField("standing") else []
 
 
 async def test_a_gateway_that_does_not_hear_goodbye_is_left(worker: WorkerServer) -> None:
