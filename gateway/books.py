@@ -17,7 +17,8 @@ from typing import Any
 from tercet.config import LedgerSettings
 from tercet.errors import LedgerLostError
 from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Row, Targets, slo_of
-from tercet.ledger.writer import Database, Writer
+from tercet.ledger.store import LedgerStore
+from tercet.ledger.writer import Writer
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 
 from .cancel import Cancels
@@ -40,7 +41,7 @@ class Books:
 
     def __init__(
         self,
-        ledger: tuple[Database, Path] | None,
+        ledger: tuple[LedgerStore, Path] | None,
         settings: LedgerSettings,
         instance: str,
         classes: Collection[str],

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from .journal import LeftJournal, find_journals, take_left
 from .record import from_line
 from .row import Outcome, RefusalKey, Refusals, Row
+from .store import RowStore
 
 log = structlog.get_logger()
 
 # Rows of one transaction.
 MAX_ROWS = 2_000
-
-
-class Database(Protocol):
-    """What an adopter needs of a Ledger."""
-
-    def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None: ...
-    def end(self, instance: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +30,7 @@ class Adopted:
     problem: str = ""
 
 
-def adopt(prefix: Path, ledger: Database, own: str = "") -> list[Adopted]:
+def adopt(prefix: Path, ledger: RowStore, own: str = "") -> list[Adopted]:
     """Each journal of the prefix whose process is no more, never that of the instance `own`: what was written already
     is written again, which changes nothing; what is open then is closed. Raises LedgerError; what is not in
     the database stays."""
@@ -62,7 +54,7 @@ def adopt(prefix: Path, ledger: Database, own: str = "") -> list[Adopted]:
 class Adopter:
     """Adopts again and again for the gateway `own`, and tells the log; of what cannot be had once."""
 
-    def __init__(self, prefix: Path, ledger: Database, own: str = "") -> None:
+    def __init__(self, prefix: Path, ledger: RowStore, own: str = "") -> None:
         self._prefix = prefix
         self._ledger = ledger
         self._own = own
@@ -84,7 +76,7 @@ class Adopter:
                 log.warning("ledger_rows_closed", rows=found.closed)
 
 
-def _adopt(left: LeftJournal, ledger: Database) -> Adopted:
+def _adopt(left: LeftJournal, ledger: RowStore) -> Adopted:
     rows: dict[int, Row] = {}
     refused: dict[RefusalKey, Refusals] = {}
     unreadable = 0

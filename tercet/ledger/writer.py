@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -21,6 +20,7 @@ from .journal import Journal
 from .record import refusals_to_line, row_to_line
 from .refusal_tally import RefusalTally
 from .row import RefusalKey, Refusals, Row
+from .store import LedgerStore
 
 log = structlog.get_logger()
 
@@ -40,17 +40,6 @@ SLOW_S = 5.0
 LAST_S = 5.0
 
 
-class Database(Protocol):
-    """What the writer needs of a Ledger."""
-
-    def create(self) -> None: ...
-    def write(self, instance: str, rows: Sequence[Row], refused: Sequence[Refusals]) -> None: ...
-    def beat(self, instance: str) -> int: ...
-    def end(self, instance: str) -> int: ...
-    def forget(self, days: float) -> int: ...
-    def close(self) -> None: ...
-
-
 class Writer:
     """Writes for one gateway, `instance`, with a journal whose files begin with `journals`, and what others have left
     in theirs. Days of 0 keep rows for ever. `on_written` gets, in the writer's thread, what has been written for good.
@@ -58,7 +47,7 @@ class Writer:
 
     def __init__(
         self,
-        ledger: Database,
+        ledger: LedgerStore,
         journals: Path,
         instance: str,
         retention_days: float,
