@@ -33,6 +33,9 @@ from .wire import Malformed, checked, deserializer
 log = structlog.get_logger()
 _refusals = RefusalLines(log, "calls_refused")
 
+# How long a request that has failed waits for its client to take the first message.
+HEARD_SECONDS = 0.5
+
 Request = TypeVar("Request", bound=Message)
 
 
@@ -136,14 +139,22 @@ class InferenceService:
         stream, task = generation.stream, asyncio.current_task()
         assert stream is not None
         assert task is not None
-        # Of a request that was accepted the client hears that first, whatever comes of it.
-        stream.interrupt = None if first else task.cancel
+        hurry: asyncio.TimerHandle | None = None
+
+        def interrupt_soon() -> None:
+            nonlocal hurry
+            hurry = asyncio.get_running_loop().call_later(HEARD_SECONDS, task.cancel)
+
+        # Of a request that was accepted the client hears that first, if it reads.
+        stream.interrupt = interrupt_soon if first else task.cancel
         try:
             await write(context, message, self._stall_s, first=first)
         except errors.SlowConsumerError as slow:
             raise stream.error or slow from None
         finally:
             stream.interrupt = None
+            if hurry is not None:
+                hurry.cancel()
 
     def _leave(self, generation: Generation | None) -> None:
         if generation is not None:

@@ -62,17 +62,14 @@ def conditions(facts: SchedulerFacts, service: str) -> Conditions:
         total, hung, away, leaving = 1, 0, 0, 0
     live = told((facts.stuck_s >= STUCK_SECONDS, f"no event was handled for {facts.stuck_s:.0f} s"))
     stopping = told((facts.stopping, "it stops"))
+    unmoved = told((facts.unmoved_s >= UNMOVED_SECONDS, f"no worker has moved for {facts.unmoved_s:.0f} s"))
     return {
         "": live + stopping,
         LIVE: live,
         service: live + stopping,
-        READY: live
-        + stopping
+        READY: live + stopping + told((hung + away + leaving == total, "no worker is there")) + unmoved,
+        INTACT: unmoved
         + told(
-            (hung + away + leaving == total, "no worker is there"),
-            (facts.unmoved_s >= UNMOVED_SECONDS, f"no worker has moved for {facts.unmoved_s:.0f} s"),
-        ),
-        INTACT: told(
             (total == 0, "no address of a worker is known"),
             (hung > 0, f"{hung} of {total} workers hung"),
             (away > 0, f"{away} of {total} workers not connected"),

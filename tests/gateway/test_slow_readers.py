@@ -12,6 +12,7 @@ import structlog
 
 from tercet import errors, rpc
 from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import operations_pb2
 
 from ..tercet.raw_http2 import DEAF_GREETING, Connections, listen_again, whole_call
 
@@ -68,6 +69,39 @@ async def test_what_nobody_reads_is_ended_and_takes_a_place_until_it_is_read(
     if request_ is GENERATE:
         ended = [entry for entry in logs if entry["event"] == "request_ended"]
         assert [entry["outcome"] for entry in ended if entry["reason"] == "SLOW_CONSUMER"] == ["cancelled"]
+    await stop_gateway(gateway)
+
+
+async def test_a_request_whose_first_message_nobody_reads_can_be_cancelled(
+    scheduler: Any, make_gateway: Any, stop_gateway: Any, until: Any
+) -> None:
+    gateway = await make_gateway(scheduler.port, stream_stall_seconds=1000)
+    await gateway.until_ready()
+
+    async def play(sequence: Any) -> None:
+        await sequence.cancelled.wait()
+
+    scheduler.play = play
+    with structlog.testing.capture_logs() as logs:
+        async with Connections(gateway.port) as deaf:
+            request = pb.GenerateRequest(prompt="hello", request_id="deaf").SerializeToString()
+            await deaf.open(DEAF_GREETING + whole_call(1, b"/tercet.v1.Inference/Generate", request))
+
+            async def found() -> bool:
+                asked = operations_pb2.CancelGenerationRequest(request_id="deaf")
+                return bool(scheduler.sequences) and (await gateway.operations.CancelGeneration(asked)).found
+
+            async def ended() -> bool:
+                return any(entry["event"] == "request_ended" for entry in logs)
+
+            await until(found)
+            await until(ended)
+            deaf.send(listen_again(1))
+
+            async def told() -> bool:
+                return b"cancelled by its id" in deaf.received[0]
+
+            await until(told)
     await stop_gateway(gateway)
 
 

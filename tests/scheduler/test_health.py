@@ -55,7 +55,7 @@ WELL = SchedulerFacts(
         ({"workers": (THERE, HUNG)}, {"intact"}),
         ({"workers": (HUNG, HUNG)}, {"ready", "intact"}),
         ({"unmoved_s": UNMOVED_SECONDS - 1}, set()),
-        ({"unmoved_s": UNMOVED_SECONDS}, {"ready"}),
+        ({"unmoved_s": UNMOVED_SECONDS}, {"ready", "intact"}),
         ({"workers": (AWAY, AWAY)}, {"ready", "intact"}),
         ({"workers": (LEAVING, AWAY)}, {"ready", "intact"}),
         ({"workers": (AWAY, AWAY), "stands_by": True}, set()),
