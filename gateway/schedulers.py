@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import structlog
 
-from tercet import errors, rpc
+from tercet import errors
 from tercet.dialer import Dialer
 from tercet.health import Conditions
+from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.directory import Directory
 from tercet.tenants.plan import TenantPlan
 from tercet.v1 import operations_pb2
@@ -31,16 +32,17 @@ from .stream import Stream
 
 log = structlog.get_logger()
 
-# So long requests wait for a scheduler that takes over. It hears of a loss within a second, and of its workers in
-# another; but of one that hangs each connection hears by its own pings, one this much later than another.
-TAKE_OVER_S = rpc.QUIET_SECONDS + 10.0
+# So long requests wait for a scheduler that takes over. It hears of a loss within a second, of one that hangs in five,
+# and of its workers in another; a gateway has no reason to give up one that hangs for thrice as long.
+TAKE_OVER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request between two schedulers, and what ends it if none takes over in time."""
+    """A request between two schedulers since a moment on the clock, and what ends it if none takes over in time."""
 
     request: SentRequest
+    since: float
     timer: asyncio.TimerHandle
 
 
@@ -54,16 +56,19 @@ class Schedulers:
         on_change: Callable[[], None],
         clock: Callable[[], float],
         *,
+        worker_grace_s: float = 0.0,
         replaces: bool = False,
     ) -> None:
-        """`dialers` have the addresses, at least one; `clock` gives seconds. `replaces`: clients may come before a
-        scheduler does, since another gateway has sent them away."""
+        """`dialers` have the addresses, at least one; `clock` gives seconds. `worker_grace_s`: so long a scheduler lets
+        what it has accepted wait for a worker. `replaces`: clients may come before a scheduler does, since another
+        gateway has sent them away."""
         keys, several = count(1), len(dialers) > 1
         self._links = [
             Link(dialer, gateway_id, self._changed, keys, self._hand_over, hands_over=several) for dialer in dialers
         ]
         self._on_change = on_change
         self._clock = clock
+        self._worker_grace_s = worker_grace_s
         # By key.
         self._waiting: dict[int, _Waiting] = {}
         # The one that had workers last, and until when another one may be about to take over from it.
@@ -82,7 +87,7 @@ class Schedulers:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for key in list(self._waiting):
-                self._give_up(key)
+                self._end(key)
 
     @property
     def up(self) -> bool:
@@ -174,7 +179,7 @@ class Schedulers:
         if len(self._links) == 1:
             return False
         timer = asyncio.get_running_loop().call_later(TAKE_OVER_S, self._give_up, request.key)
-        self._waiting[request.key] = _Waiting(request, timer)
+        self._waiting[request.key] = _Waiting(request, self._clock(), timer)
         # Not now: who loses one request loses others, too.
         asyncio.get_running_loop().call_soon(self._take_over)
         return True
@@ -189,10 +194,37 @@ class Schedulers:
                 link.take_over(waiting.request)
 
     def _give_up(self, key: int) -> None:
+        """A request has waited long enough for a scheduler. If one leads that has no worker yet, it waits for that as
+        long as it would there."""
+        waiting = self._waiting[key]
+        left_s = waiting.since + self._worker_grace_s - self._clock()
+        if left_s > 0 and self._lacks_worker(waiting.request):
+            timer = asyncio.get_running_loop().call_later(left_s, self._give_up, key)
+            self._waiting[key] = replace(waiting, timer=timer)
+        else:
+            self._end(key)
+
+    def _end(self, key: int) -> None:
         waiting = self._waiting.pop(key)
         waiting.timer.cancel()
-        log.warning("not_taken_over", request_id=waiting.request.request_id)
-        end_lost(waiting.request, self._leading.lost("the scheduler was lost, and no other took over in time"))
+        request = waiting.request
+        log.warning("not_taken_over", request_id=request.request_id)
+        if not self._lacks_worker(request):
+            end_lost(request, self._leading.lost("the scheduler was lost, and no other took over in time"))
+            return
+        num_tokens = request.stream.num_tokens
+        error = errors.WorkerLostError(
+            "all workers were lost, and the scheduler that took over found none in time",
+            metadata={"model": request.submit.model, "tokens_emitted": str(num_tokens)},
+            # What a client has seen the beginning of is not to be repeated behind its back.
+            retry_after_s=None if num_tokens else UNKNOWN_RETRY_SECONDS,
+        )
+        request.stream.fail(error)
+        request.stream.close_account(None)
+
+    def _lacks_worker(self, request: SentRequest) -> bool:
+        """Whether a scheduler leads that could go on with an accepted request if it had a worker."""
+        return bool(request.outputs) and any(link.up and link.term and not link.draining for link in self._links)
 
     def _changed(self) -> None:
         if self._leader is not None and not self._leader.up and len(self._links) > 1:

@@ -74,7 +74,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     gateway_id = new_process_id("gateway")
     dialers = [Dialer(address, "scheduler", identity) for address in settings.scheduler]
     replaces = settings.handover_seconds > 0
-    link = Schedulers(dialers, gateway_id, changed.set, time.monotonic, replaces=replaces)
+    grace_s = config.scheduler.worker_grace_seconds
+    link = Schedulers(dialers, gateway_id, changed.set, time.monotonic, worker_grace_s=grace_s, replaces=replaces)
     # In the ledger for years, beside those of all other processes there will ever be.
     instance = f"{gateway_id}-{new_epoch()}"
     books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from gateway import schedulers
 from gateway.served_model import ServedModel
-from tercet import rpc
+from tercet.config import SchedulerSettings
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
@@ -43,13 +44,21 @@ class Two:
 
 
 @pytest.fixture
-async def two(model: ServedModel, model_path: Path) -> AsyncIterator[Two]:
+def worker_grace_s() -> float:
+    """How long accepted requests wait for a worker; override to change."""
+    return 30.0
+
+
+@pytest.fixture
+async def two(model: ServedModel, model_path: Path, worker_grace_s: float) -> AsyncIterator[Two]:
     leader, next_one = FakeScheduler(model), FakeScheduler(model)
     next_one.workers_live = 0
     for each in (leader, next_one):
         await each.start()
     addresses = tuple(f"127.0.0.1:{each.port}" for each in (leader, next_one))
-    gateway = await start_gateway(config_for(model_path, leader.port, scheduler=addresses))
+    config = config_for(model_path, leader.port, scheduler=addresses)
+    grace = SchedulerSettings(worker_grace_seconds=worker_grace_s)
+    gateway = await start_gateway(dataclasses.replace(config, scheduler=grace))
     await gateway.until_ready()
     yield Two(gateway, leader, next_one)
     await stop_gateway(gateway)
@@ -112,10 +121,6 @@ async def test_an_answer_that_was_complete_has_its_cost_from_the_goodbye(two: Tw
     assert not last.finished.usage.incomplete
     assert last.finished.usage.cached_tokens == 1
     assert not two.next_one.sequences
-
-
-async def test_gateways_wait_longer_than_pings_may_differ() -> None:
-    assert schedulers.TAKE_OVER_S > rpc.QUIET_SECONDS + 5
 
 
 async def test_a_new_request_waits_for_the_next_one(two: Two) -> None:
@@ -183,6 +188,30 @@ async def test_nobody_takes_over(two: Two, monkeypatch: pytest.MonkeyPatch) -> N
     await two.say_goodbye()
     assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
     assert "no other took over" in await call.details()
+
+
+async def test_the_next_one_has_no_worker_yet(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedulers, "TAKE_OVER_S", 0.5)
+    two.leader.play, two.next_one.play = _begins(5, 6), _ends(7)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    await _tokens(call, 2)
+    await two.next_one.send_standing(101)
+    await two.say_goodbye()
+    await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=0.8)
+    await two.take_over()
+    assert await _tokens(call, 1) == [7]
+
+
+@pytest.mark.parametrize("worker_grace_s", [1.0])
+async def test_the_next_one_gets_no_worker(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedulers, "TAKE_OVER_S", 0.5)
+    two.leader.play = _begins(5)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    await _tokens(call, 1)
+    await two.next_one.send_standing(101)
+    await two.say_goodbye()
+    assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
+    assert "all workers were lost" in await call.details()
 
 
 async def test_a_client_that_leaves_meanwhile_is_forgotten(two: Two) -> None:

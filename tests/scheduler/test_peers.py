@@ -150,3 +150,8 @@ async def test_a_leader_leaves_to_one_that_answers() -> None:
         assert not done
         said.moves.set()
         await asyncio.wait_for(leaving, 20)
+
+
+def test_schedulers_find_out_who_hangs_before_gateways_do() -> None:
+    """These wait for one that takes over, and not for as long as pings may differ."""
+    assert (peers.SILENT_LOOKS + 2) * peers.ASK_SECONDS + peers.ABSENT_SECONDS < rpc.ANSWER_SECONDS
