@@ -33,7 +33,8 @@ from .plan_log.recorder import Recorder
 from .sequence import Sequence
 from .traffic_view import TrafficView
 
-# Messages of one step each: minutes of output that a peer has not read.
+# Messages of one step each that a peer has not read: a minute of one worker's at 10 ms a step, ten seconds of eight's.
+# A gateway that stands still for longer loses its stream, though pings would wait for it.
 MAX_OUTBOX_MESSAGES = 8192
 # A release is answered within a step; a worker that does not answer must not keep us from stopping.
 RELEASE_SECONDS = 2.0
