@@ -71,7 +71,7 @@ check-sanitizers:
 	@echo "== address, undefined-behaviour and thread sanitizers"
 	@$(BIN)/python cpp/build.py --sanitize
 
-# Four tests; `make check-fuzz FUZZ_SECONDS=600` looks longer.
+# Seven tests; `make check-fuzz FUZZ_SECONDS=600` looks longer.
 FUZZ_SECONDS ?= 4
 
 check-fuzz:

@@ -94,10 +94,19 @@ class Application:
     def _endpoint(self, handler: Handler, *, body: bool = True, key: bool = True) -> _Endpoint:
         async def handle(exchange: Exchange) -> None:
             caller = self._let_in(exchange) if key else ANYONE
-            given = read_object(await exchange.body(self._max_body_bytes, self._request_s)) if body else {}
+            given = await self._receive(exchange) if body else {}
             await exchange.while_there(handler(exchange, caller, given))
 
         return _Endpoint(handle)
+
+    async def _receive(self, exchange: Exchange) -> Mapping[str, Any]:
+        """The body. Raises RequestError, HttpError, ClientGoneError."""
+        body = await exchange.body(self._max_body_bytes, self._request_s)
+        try:
+            return read_object(body)
+        except RequestError as error:
+            self._refusals.tell("call_refused", reason=error.reason, path=exchange.scope["path"][:128])
+            raise
 
     def _let_in(self, exchange: Exchange) -> Caller:
         """Who calls, before anything of the body is received. Raises RequestError."""

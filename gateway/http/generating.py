@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError
 from tercet.ids import new_request_id
+from tercet.refusal_lines import RefusalLines
 
 from ..caller import Caller
 from ..cancel import CancelCause
@@ -21,6 +24,8 @@ from .asked import Asked, read_chat, read_completion
 from .delivery import typed_end
 from .exchange import Exchange
 from .shapes import ChatShape, CompletionShape, Shape
+
+_refusals = RefusalLines(structlog.get_logger(), "http_requests_refused")
 
 # Headers: of requests the first three, of answers the first and the last.
 REQUEST_ID = "x-request-id"
@@ -101,6 +106,8 @@ class Generating:
             started += (self._generations.start(request, caller, deadline_s) for request in requests)
         except RequestError as error:
             self._generations.note_refusal(caller.tenant, traffic_class, error)
+            if not started:
+                _refusals.tell("call_refused", reason=error.reason, field=error.metadata.get("field"))
             raise
         return asked, requests, deadline_s
 

@@ -116,8 +116,10 @@ def send(http: httpx2.Client, path: str, body: Any) -> None:
     elif answer.headers["content-type"].startswith("text/event-stream"):
         *events, last, rest = answer.text.split("\n\n")
         assert rest == ""
-        assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-1])
         assert last == "data: [DONE]"
+        choices = [choice for event in events for choice in json.loads(event.removeprefix("data: "))["choices"]]
+        ended = [choice["index"] for choice in choices if choice["finish_reason"] is not None]
+        assert sorted(ended) == sorted({choice["index"] for choice in choices})
     else:
         assert isinstance(answer.json(), dict)
 
