@@ -22,6 +22,7 @@ from tercet.tls.server import ServerTls
 from .connection import IDLE_SECONDS, Connection
 
 HEAD_BYTES = 32 * 1024
+HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 1024
 
 
@@ -91,7 +92,6 @@ class HttpServer:
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> Connection:
         if self._tls is not None:
             self._tls.renew()
@@ -103,6 +103,21 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """The gateway has its own."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but that nobody waits for the rest of a handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                lambda: config.http_protocol_class(config, self.server_state, {}),  # type: ignore[call-arg]
+                sock=listener,
+                ssl=config.ssl,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if config.ssl is not None else None,
+                backlog=_BACKLOG,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
 
 
 class _Tls:
