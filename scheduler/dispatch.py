@@ -96,6 +96,7 @@ def _most_steps(pool: Pool, worker: Worker, dealt: list[Sequence]) -> int:
 def _decide(
     pool: Pool, worker: Worker, running: Running, dealt: list[Sequence], policy: Policy, awaited: frozenset[str]
 ) -> Decision:
+    worker.context_tokens = running.context_tokens
     if not len(running) and not dealt:
         return NOTHING
     account = Credits(

@@ -36,6 +36,8 @@ class Running:
     lone: bool
     # Most steps of a plan in which their classes and those of the newcomers take part; 0: no limit.
     max_steps: int = 0
+    # Tokens that those who decode attend to, together.
+    context_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -26,10 +26,7 @@ def lone(worker: Worker) -> bool:
 
 
 def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Running:
-    """The worker's running sequences; `revoking`: the next plan ends all those in flight; `max_steps` as in Running.
-
-    Notes on the worker how many tokens its decodes attend to.
-    """
+    """The worker's running sequences; `revoking`: the next plan ends all those in flight; `max_steps` as in Running."""
     window = worker.window
     expected = window.expected(revoking=revoking)
     ahead = sum(plan.num_steps for plan in expected)
@@ -71,7 +68,6 @@ def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Runni
             last_end = left
         if 0 < left < first_end:
             first_end = left
-    worker.context_tokens = context
     return Running(
         sequence_ids=ids,
         tokens=tokens,
@@ -83,6 +79,7 @@ def running_view(worker: Worker, *, revoking: bool, max_steps: int = 0) -> Runni
         first_end=0 if first_end == _NEVER else first_end,
         lone=len(ids) == len(worker.sequences) and lone(worker) and not _forking(worker),
         max_steps=max_steps,
+        context_tokens=context,
     )
 
 
