@@ -26,7 +26,10 @@ def test_by_default_it_is_in_the_state_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{}, {"HOME": ""}, {"HOME": "home"}])
-def test_without_a_home_in_the_environment_it_is_the_users(env: dict[str, str]) -> None:
+def test_without_a_home_in_the_environment_it_is_the_users(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", env.get("HOME", ""))
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     assert state_folder(env) == home / ".local" / "state" / "tercet"
 
