@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from typing import Any
 
 import click
@@ -49,7 +50,16 @@ def run_service(name: str, config: MeshConfig) -> None:
         import uvloop
     except ImportError as error:
         raise ConfigError("uvloop", "is not installed; run `make setup`") from error
-    uvloop.run(serve(config, ready))
+
+    async def serve_to_the_end() -> None:
+        try:
+            await serve(config, ready)
+        finally:
+            # Whoever tells it twice to stop may do so when all is done but the process.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+
+    uvloop.run(serve_to_the_end())
 
 
 @click.command(cls=SettingsCommand)
