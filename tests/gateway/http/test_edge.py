@@ -31,6 +31,10 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
+LONG = json.dumps({"prompt": "hello", "n": 128, "max_tokens": 100, "logprobs": 0}).encode()
+LONG_REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(LONG) + LONG
+
+
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", port)
 
@@ -110,17 +114,26 @@ async def test_requests_follow_each_other_on_a_connection(gateway, http_port):
 class TestSlowReader:
     @pytest.fixture
     def settings(self, http_port: int) -> dict[str, Any]:
-        return {"http_port": http_port, "max_stream_tokens": 16, "stream_stall_seconds": 1.0}
+        return {
+            "http_port": http_port,
+            "max_stream_tokens": 16,
+            "stream_stall_seconds": 1.0,
+            "max_concurrent_requests": 1,
+        }
 
     @pytest.fixture
-    async def reader(self, http_port: int) -> AsyncIterator[socket.socket]:
+    def request_bytes(self) -> bytes:
+        return REQUEST
+
+    @pytest.fixture
+    async def reader(self, http_port: int, request_bytes: bytes) -> AsyncIterator[socket.socket]:
         """A client whose kernel takes as little as possible."""
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(client, ("127.0.0.1", http_port))
-            await loop.sock_sendall(client, REQUEST)
+            await loop.sock_sendall(client, request_bytes)
             yield client
 
     @pytest.fixture
@@ -150,6 +163,28 @@ class TestSlowReader:
         await until(lambda: endless.sequences)
         await asyncio.wait_for(endless.sequences[0].cancelled.wait(), 20)
         assert endless.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_SLOW_CONSUMER
+
+    @pytest.mark.parametrize("request_bytes", [LONG_REQUEST])
+    async def test_an_answer_in_one_piece_keeps_its_place_until_it_is_read(
+        self, gateway, scheduler, reader, http, until
+    ):
+        """It has more than buffers hold, and takes the only place, for as long as a client may read nothing."""
+
+        async def has_room() -> bool:
+            return (await http.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+
+        async def play(sequence: Any) -> None:
+            for output in sequence.outputs:
+                shown = sequence_pb2.TokenLogprobs(sequence_id=output.sequence_id, logprob=-0.5)
+                await output.tokens(*[97] * 100, logprobs=[shown] * 100)
+            scheduler.play = scheduler.echo
+            for output in sequence.outputs:
+                await output.end(sequence_pb2.END_REASON_LENGTH)
+
+        scheduler.play = play
+        assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(reader, 12), 20) == b"HTTP/1.1 200"
+        assert not await has_room()
+        await until(has_room)
 
 
 async def test_a_gateway_that_stops_ends_its_streams_with_a_reason(scheduler, model_path, http_port, make_gateway):

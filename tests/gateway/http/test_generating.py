@@ -155,6 +155,16 @@ async def test_a_client_that_leaves_cancels(client, scheduler):
         await asyncio.wait_for(sequence.cancelled.wait(), 10)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_it_is_accepted_cancels(http, scheduler, stream):
+    scheduler.accept = False
+    asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "hello", "stream": stream}))
+    await until(lambda: scheduler.sequences)
+    asking.cancel()
+    await asyncio.wait_for(scheduler.sequences[0].cancelled.wait(), 10)
+    assert scheduler.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_CLIENT
+
+
 async def test_an_error_in_a_stream_is_its_last_event(scheduler, events, client):
     async def play(sequence: Any) -> None:
         await sequence.tokens(104)
