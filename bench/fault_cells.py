@@ -135,14 +135,16 @@ class Matrix:
         entries = await asyncio.to_thread(self._books.closed, [stream.request_id for stream in streams], BOOKS_S)
         complaints = self._mesh.complaints()
         # What a gateway knew of an end in its last moment is lost with it.
-        killed = cell.subject == "gateway" and cell.fault == "kill"
+        at_gateway = cell.subject == "gateway"
+        killed = at_gateway and cell.fault == "kill"
         for stream in streams:
             explained = _EXPLAINED.get((cell.subject, cell.fault), set())
             problems += judge(stream, self._undisturbed[stream.seed], explained)
-            problems += judge_entries(stream, entries.get(stream.request_id, ()), may_be_lost=killed)
+            rows = entries.get(stream.request_id, ())
+            problems += judge_entries(stream, rows, may_be_lost=killed, whole=not at_gateway)
         # A database that was ended is missed.
-        expected = '"ledger_lost"' if cell.subject == "postgresql" and cell.fault in ("kill", "stop") else "\n"
-        problems += [f"complaint: {line}" for line in complaints if expected not in line]
+        missed = cell.subject == "postgresql" and cell.fault in ("kill", "stop")
+        problems += [f"complaint: {line}" for line in complaints if not (missed and '"ledger_lost"' in line)]
         ends = Counter(end for stream in streams for end in stream.ends)
         return Result(cell, ends, ended_s if streams else None, served_s, whole_s, tuple(problems))
 
