@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -65,8 +66,12 @@ class Said:
         # While it is not set, whoever asks gets no answer; those who listen already hear the rest.
         self.moves = asyncio.Event()
         self.moves.set()
+        # Set when somebody asks in vain.
+        self.asked = asyncio.Event()
 
     async def __call__(self) -> AsyncIterator[Standing]:
+        if not self.moves.is_set():
+            self.asked.set()
         await self.moves.wait()
         if self.silent.is_set():
             # Who comes again hears nothing.
@@ -133,6 +138,21 @@ async def test_one_that_hangs_is_not_there_until_it_answers_again() -> None:
         assert not listening.peers.unsure
         said.moves.set()
         await listening.until(lambda: listening.peers.heard() == [leader])
+
+
+async def test_one_that_stood_still_itself_takes_nobody_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ASK_SECONDS", 0.2)
+    said = Said(Standing(3, 9))
+    async with served(said) as port, Listening(port).scope() as listening:
+        await listening.until(lambda: listening.peers.heard() == [Standing(3, 9)])
+        said.moves.clear()
+        await asyncio.wait_for(said.asked.wait(), 20)
+        time.sleep((peers.SILENT_LOOKS + 1) * peers.ASK_SECONDS)  # noqa: ASYNC251 - nothing else is to run
+        # Whatever was due meanwhile happens.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert listening.peers.heard() == [Standing(3, 9)]
+        said.moves.set()
 
 
 @pytest.mark.usefixtures("asked_often")
