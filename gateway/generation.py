@@ -11,6 +11,7 @@ import structlog
 
 from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
+from tercet.ids import new_tool_call_id
 from tercet.ledger.row import Outcome
 from tercet.refusal_lines import RefusalLines
 
@@ -29,7 +30,8 @@ from .served_model import ServedModel
 from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
 from .stream import Delta, Stream
 from .tokenizing import Tokenizing
-from .validate import GenerationRequest
+from .tool_parser import ToolParser
+from .validate import ChatInput, GenerationRequest
 
 log = structlog.get_logger()
 _refusals = RefusalLines(log, "requests_refused")
@@ -283,11 +285,15 @@ class Generation:
         )
 
     def _output(self, prompt_token_ids: list[int]) -> Output:
-        stop = self._request.stop
+        stop, model, given = self._request.stop, self._request.model, self._request.input
+        names = frozenset(tool.name for tool in given.chat.tools) if isinstance(given, ChatInput) else frozenset[str]()
+        form = model.tool_format if names else None
         return Output(
-            self._request.model.tokenizer.detokenizer(prompt_token_ids),
+            model.tokenizer.detokenizer(prompt_token_ids, () if form is None else form.markers),
             stop_strings=stop.strings,
             stop_token_ids=frozenset(stop.token_ids),
+            parser=None if form is None else ToolParser(form, names),
+            new_call_id=new_tool_call_id,
         )
 
     def _raise_if_ended(self) -> None:

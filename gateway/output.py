@@ -1,28 +1,56 @@
-"""One output of a request: its tokens in, text of whole tokens out.
+"""One output of a request: its tokens in, text and calls of tools of whole tokens out.
 
 A delta holds whole tokens, and of each all its text: a token waits while any character of it may still belong to a
-stop string or to an unfinished character. Knows neither the client nor the request's other outputs.
+stop string or to an unfinished character, or while it is not known whether it is text or a call's. What begins a call
+comes with the last of its tokens. Knows neither the client nor the request's other outputs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from .answer_piece import Piece, PlainText
 from .detokenizer import Detokenizer
 from .sequence_end import EndReason
 from .stop_matcher import StopMatcher
 from .token_logprobs import TokenLogprobs
+from .tool_parser import ToolParser
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an output ended well: LENGTH, or STOP by an end token (nothing else set), a stop token or a stop string."""
+    """How an output ended well: LENGTH, or STOP by an end token (nothing else set), a stop token or a stop string.
+    `called`: STOP behind calls of tools, all of them whole."""
 
     reason: EndReason
     stop_token_id: int | None = None
     stop_string: str | None = None
+    called: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of call number `index` of an output. The first one has `id` and `name`, all together its `arguments`."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Tokens that became ready, `token_offset` of them before; their logprobs, if they have some; text and calls."""
+
+    token_offset: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    tool_calls: tuple[ToolCallDelta, ...]
 
 
 class Output:
@@ -32,27 +60,39 @@ class Output:
     """
 
     __slots__ = (
-        "_detokenizer", "_logprobs", "_marks", "_matcher", "_num_chars", "_num_ready_chars", "_num_taken", "_plain",
-        "_ready_ids", "_ready_text", "_stop_token_ids", "_waiting_ids", "_waiting_text", "finish", "num_ready",
-        "num_tokens",
+        "_detokenizer", "_logprobs", "_marks", "_matcher", "_new_call_id", "_num_chars", "_num_ready_chars",
+        "_num_settled_chars", "_num_taken", "_parser", "_pieces", "_plain", "_ready_calls", "_ready_ids", "_ready_text",
+        "_stop_token_ids", "_unsafe_text", "_waiting_ids", "finish", "num_ready", "num_tokens",
     )  # fmt: skip
 
     def __init__(
-        self, detokenizer: Detokenizer, *, stop_strings: Sequence[str], stop_token_ids: frozenset[int]
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stop_strings: Sequence[str],
+        stop_token_ids: frozenset[int],
+        parser: ToolParser | None = None,
+        new_call_id: Callable[[], str] = str,
     ) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop_strings)
-        self._plain = not stop_strings
+        self._parser = parser or PlainText()
+        self._new_call_id = new_call_id
+        self._plain = not stop_strings and parser is None
         self._stop_token_ids = stop_token_ids
-        # Tokens and characters received but not ready, and the (tokens, characters) counts at which both are whole.
+        # Tokens received but not ready, and the (tokens, characters) counts at which both are whole.
         self._waiting_ids: list[int] = []
-        self._waiting_text = ""
         self._marks: deque[tuple[int, int]] = deque()
-        # Of the text that ever waited: all characters, and those that became ready.
+        # What may yet belong to a stop string, and what is behind that, but not ready.
+        self._unsafe_text = ""
+        self._pieces: deque[Piece] = deque()
+        # Of the text that ever waited: all characters, those in pieces, and those that became ready.
         self._num_chars = 0
+        self._num_settled_chars = 0
         self._num_ready_chars = 0
         self._ready_ids: list[int] = []
         self._ready_text: list[str] = []
+        self._ready_calls: list[ToolCallDelta] = []
         # Of the tokens that were not taken, ready or not.
         self._logprobs: deque[TokenLogprobs] = deque()
         self._num_taken = 0
@@ -81,60 +121,96 @@ class Output:
         self._waiting_ids.append(token_id)
         if self._take_text(text):
             return
-        if self._detokenizer.pending:
-            self._advance()
-        elif self._matcher.num_safe == self._num_chars:
-            self._marks.clear()
-            self._make_ready(self.num_tokens, self._num_chars)
-        else:
+        if not self._detokenizer.pending:
             self._marks.append((self.num_tokens, self._num_chars))
-            self._advance()
+        self._advance()
 
     def end(self, reason: EndReason, stop_token_id: int | None) -> None:
         """The sequence ended by itself, STOP or LENGTH: all of it is ready, unless its last text is a stop string."""
         if not self._take_text(self._detokenizer.finish()):
-            self._make_ready(self.num_tokens, self._num_chars)
-            own = reason is EndReason.STOP and stop_token_id in self._stop_token_ids
-            self.finish = Finish(reason, stop_token_id=stop_token_id if own else None)
+            self._add(self._parser.push(self._unsafe_text))
+            self._make_all_ready()
+            stopped = reason is EndReason.STOP
+            own = stopped and stop_token_id in self._stop_token_ids
+            self.finish = Finish(
+                reason, stop_token_id=stop_token_id if own else None, called=stopped and self._parser.called
+            )
 
-    def take(self) -> tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...]]:
-        """What is ready: tokens before it, its text, its token ids, and their logprobs, if they have some."""
+    def take(self) -> Taken:
+        """What is ready."""
         logprobs = tuple(self._logprobs.popleft() for _ in range(self.num_ready)) if self._logprobs else ()
-        taken = self._num_taken, "".join(self._ready_text), tuple(self._ready_ids), logprobs
+        taken = Taken(
+            self._num_taken, "".join(self._ready_text), tuple(self._ready_ids), logprobs, tuple(self._ready_calls)
+        )
         self._num_taken += self.num_ready
         self.num_ready = 0
         self._ready_ids.clear()
         self._ready_text.clear()
+        self._ready_calls.clear()
         return taken
 
     def _take_text(self, text: str) -> bool:
         """Adds text that became final; whether it completed a stop string, which ends the output."""
         if not text:
             return False
-        self._waiting_text += text
         self._num_chars += len(text)
         match = self._matcher.push(text)
+        unsafe = self._unsafe_text + text
+        num_safe = len(unsafe) - (self._num_chars - self._matcher.num_safe)
+        self._unsafe_text = unsafe[num_safe:]
+        self._add(self._parser.push(unsafe[:num_safe]))
         if match is None:
             return False
         # All tokens up to the one that completed the match were generated and count; their text is cut before it.
-        self._make_ready(self.num_tokens, match.start)
-        self.finish = Finish(EndReason.STOP, stop_string=match.stop_string)
+        self._make_all_ready()
+        self.finish = Finish(EndReason.STOP, stop_string=match.stop_string, called=self._parser.called)
         return True
 
+    def _add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._pieces.append(piece)
+            self._num_settled_chars += piece.size
+
     def _advance(self) -> None:
-        mark, num_safe = None, self._matcher.num_safe
-        while self._marks and self._marks[0][1] <= num_safe:
+        mark, num_settled = None, self._num_settled_chars
+        while self._marks and self._marks[0][1] <= num_settled:
             mark = self._marks.popleft()
         if mark is not None:
             self._make_ready(*mark)
 
-    def _make_ready(self, num_tokens: int, num_chars: int) -> None:
+    def _make_all_ready(self) -> None:
+        """The output is over."""
+        self._add(self._parser.finish())
+        self._marks.clear()
+        self._make_ready(self.num_tokens, math.inf)
+
+    def _make_ready(self, num_tokens: int, num_chars: float) -> None:
         take = len(self._waiting_ids) - (self.num_tokens - num_tokens)
         self._ready_ids += self._waiting_ids[:take]
         del self._waiting_ids[:take]
         self.num_ready += take
-        size = num_chars - self._num_ready_chars
-        if size > 0:
-            self._ready_text.append(self._waiting_text[:size])
-            self._waiting_text = self._waiting_text[size:]
-            self._num_ready_chars = num_chars
+        while self._pieces and self._num_ready_chars < num_chars:
+            piece = self._pieces.popleft()
+            if self._num_ready_chars + piece.size > num_chars:
+                size = int(num_chars) - self._num_ready_chars
+                first = piece.cut(size)
+                if first is None:
+                    self._pieces.appendleft(piece)
+                    break
+                piece, rest = first
+                self._pieces.appendleft(rest)
+            self._num_ready_chars += piece.size
+            self._make_piece_ready(piece)
+
+    def _make_piece_ready(self, piece: Piece) -> None:
+        if piece.text:
+            self._ready_text.append(piece.text)
+        if piece.index is None:
+            return
+        if piece.name:
+            self._ready_calls.append(ToolCallDelta(piece.index, self._new_call_id(), piece.name, piece.arguments))
+        elif self._ready_calls and self._ready_calls[-1].index == piece.index:
+            last = self._ready_calls[-1]
+            self._ready_calls[-1] = dataclasses.replace(last, arguments=last.arguments + piece.arguments)
+        else:
+            self._ready_calls.append(ToolCallDelta(piece.index, "", "", piece.arguments))

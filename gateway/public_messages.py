@@ -35,6 +35,10 @@ def to_delta(delta: Delta) -> pb.Delta:
         text=delta.text,
         token_ids=delta.token_ids,
         logprobs=[_token_logprobs(item) for item in delta.logprobs],
+        tool_calls=[
+            pb.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+            for call in delta.tool_calls
+        ],
     )
 
 
@@ -66,10 +70,15 @@ def to_result(admission: Admission, deltas: Sequence[Delta], summary: Summary) -
     texts: list[list[str]] = [[] for _ in finished.outputs]
     token_ids: list[list[int]] = [[] for _ in finished.outputs]
     logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in finished.outputs]
+    calls: list[list[pb.ToolCall]] = [[] for _ in finished.outputs]
     for delta in deltas:
         texts[delta.output_index].append(delta.text)
         token_ids[delta.output_index] += delta.token_ids
         logprobs[delta.output_index] += map(_token_logprobs, delta.logprobs)
+        for call in delta.tool_calls:
+            if call.name:
+                calls[delta.output_index].append(pb.ToolCall(id=call.id, name=call.name))
+            calls[delta.output_index][call.index].arguments += call.arguments
     return pb.GenerateResult(
         request_id=admission.request_id,
         model=admission.model.name,
@@ -81,6 +90,7 @@ def to_result(admission: Admission, deltas: Sequence[Delta], summary: Summary) -
                 token_ids=token_ids[end.output_index],
                 end=end,
                 logprobs=logprobs[end.output_index],
+                tool_calls=calls[end.output_index],
             )
             for end in finished.outputs
         ],
@@ -94,8 +104,9 @@ def _token_logprobs(item: TokenLogprobs) -> pb.TokenLogprobs:
 
 
 def _output_end(index: int, finish: Finish) -> pb.OutputEnd:
-    stopped = finish.reason is EndReason.STOP
-    end = pb.OutputEnd(output_index=index, reason=pb.FINISH_REASON_STOP if stopped else pb.FINISH_REASON_LENGTH)
+    stopped = pb.FINISH_REASON_TOOL_CALLS if finish.called else pb.FINISH_REASON_STOP
+    reason = stopped if finish.reason is EndReason.STOP else pb.FINISH_REASON_LENGTH
+    end = pb.OutputEnd(output_index=index, reason=reason)
     if finish.stop_string is not None:
         end.stop_string = finish.stop_string
     elif finish.stop_token_id is not None:

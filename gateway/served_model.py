@@ -13,6 +13,7 @@ from .chat import Chat
 from .model_files import SamplingDefaults, read_model_files
 from .template import FIELD, ChatTemplate
 from .tokenizer import Tokenizer
+from .tool_format import TOOL_FORMATS, ToolFormat, format_of
 
 # Put inside special tokens that a chat spells out, so that the template cannot make them real. A noncharacter:
 # no text needs it.
@@ -23,13 +24,15 @@ _MAX_NAMES_SHOWN = 16
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """One model. `served_names` has the canonical name first; `max_model_len` counts prompt and generated tokens.
-    `tool_template` is for chats with tools, where the model has one of its own for these."""
+    `tool_template` is for chats with tools, where the model has one of its own for these; `tool_format` is how it
+    writes calls, None if that is not known."""
 
     served_names: tuple[str, ...]
     revision: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
     tool_template: ChatTemplate | None
+    tool_format: ToolFormat | None
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
@@ -66,8 +69,14 @@ class ServedModel:
         return self._template_of(chat).render(chat.with_texts(self._guard), max_chars=max_chars)
 
     def check_chat(self, chat: Chat) -> None:
-        """Raises InvalidFieldError for a chat that the model's template has no use for, whatever it says."""
+        """Raises InvalidFieldError for a chat that the model's template has no use for, whatever it says, and for tools
+        if it is not known how the model would call them."""
         self._template_of(chat).check(chat)
+        if chat.tools and self.tool_format is None:
+            raise InvalidFieldError(
+                f"how {self.name} writes calls of tools is not known; start the gateway with model.tool_parser",
+                field=f"{FIELD}.tools",
+            )
 
     def _template_of(self, chat: Chat) -> ChatTemplate:
         if self.tool_template is not None and chat.uses_tools:
@@ -102,11 +111,18 @@ def load_model(settings: ModelSettings) -> ServedModel:
         tokenizer=files.tokenizer,
         template=files.template,
         tool_template=files.tool_template,
+        tool_format=_tool_format(settings.tool_parser, files.tool_template or files.template),
         vocab_size=files.vocab_size,
         max_model_len=settings.max_model_len or limit,
         eos_token_ids=files.eos_token_ids,
         sampling=files.sampling,
     )
+
+
+def _tool_format(chosen: str, template: ChatTemplate | None) -> ToolFormat | None:
+    if chosen == "auto":
+        return None if template is None else format_of(template.text)
+    return TOOL_FORMATS.get(chosen)
 
 
 class Catalogue:

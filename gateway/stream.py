@@ -17,7 +17,7 @@ from tercet.errors import EngineFaultError, RequestCancelledError, RequestError,
 from tercet.ledger.row import Targets
 
 from .cancel import CancelCause, Cancels
-from .output import Finish, Output
+from .output import Finish, Output, ToolCallDelta
 from .sequence_end import Account, EndReason, SequenceEnd
 from .token_logprobs import TokenLogprobs
 
@@ -37,6 +37,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if they were asked for
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Stream:
@@ -214,9 +215,17 @@ class Stream:
         if isinstance(self.error, SlowConsumerError):
             raise self.error
         index = self._ready.popleft()
-        token_offset, text, token_ids, logprobs = self._outputs[index].take()
-        self._num_held -= len(token_ids)
-        delta = Delta(self._num_deltas, index, token_offset, text, token_ids, logprobs)
+        taken = self._outputs[index].take()
+        self._num_held -= len(taken.token_ids)
+        delta = Delta(
+            self._num_deltas,
+            index,
+            taken.token_offset,
+            taken.text,
+            taken.token_ids,
+            taken.logprobs,
+            taken.tool_calls,
+        )
         self._num_deltas += 1
         return delta
 

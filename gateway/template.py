@@ -27,6 +27,7 @@ class ChatTemplate:
     def __init__(
         self, text: str, *, source: str, variables: Mapping[str, str | None], now: Callable[[], datetime] = datetime.now
     ) -> None:
+        self.text = text
         self._variables = {name: value for name, value in variables.items() if value is not None}
         environment = make_environment(now)
         try:

@@ -118,10 +118,14 @@ class Tokenizer:
         """A token as the vocabulary spells it; empty for an id without one."""
         return self._added.get(token_id) or self._backend.id_to_token(token_id) or ""
 
-    def detokenizer(self, prompt_token_ids: Iterable[int] = ()) -> Detokenizer:
-        """A decoder for the tokens after a prompt: its text is what they add to the text of the prompt."""
+    def detokenizer(self, prompt_token_ids: Iterable[int] = (), shown: Iterable[str] = ()) -> Detokenizer:
+        """A decoder for the tokens after a prompt: its text is what they add to the text of the prompt. Of special
+        tokens those that are `shown` add theirs."""
         strip = self._strip_leading_space and not any(self.piece(token_id) for token_id in prompt_token_ids)
-        return Detokenizer(self.piece, strip_leading_space=strip)
+        texts = {token_id: token for token in shown if (token_id := self.token_to_id(token)) in self.special_token_ids}
+        if not texts:
+            return Detokenizer(self.piece, strip_leading_space=strip)
+        return Detokenizer(lambda token_id: texts.get(token_id) or self.piece(token_id), strip_leading_space=strip)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of whole token ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""

@@ -38,15 +38,18 @@ from tercet.messages import (
     OutputEnd,
     Prompt,
     TokenLogprobs,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
     from_cancellation,
     from_event,
     from_fleet,
     from_model,
     from_result,
+    joined,
     to_answer,
-    to_chat,
-    to_request,
 )
+from tercet.request_messages import to_chat, to_request
 from tercet.rpc import open_channel, typed_error
 from tercet.tls.client import ClientTls
 from tercet.traffic import TrafficInfo, from_traffic
@@ -71,6 +74,9 @@ __all__ = [
     "OutputEnd",
     "Prompt",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "TrafficInfo",
     "generate_blocking",
 ]
@@ -139,6 +145,7 @@ class Generation:
         texts: defaultdict[int, list[str]] = defaultdict(list)
         token_ids: defaultdict[int, list[int]] = defaultdict(list)
         logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
+        calls: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
         # An iteration that `on_text` breaks off ends here, not whenever the event loop finds it.
         async with contextlib.aclosing(self.__aiter__()) as events:
             async for event in events:
@@ -146,6 +153,7 @@ class Generation:
                     texts[event.output_index].append(event.text)
                     token_ids[event.output_index].extend(event.token_ids)
                     logprobs[event.output_index].extend(event.logprobs)
+                    calls[event.output_index].extend(event.tool_calls)
                     if on_text is not None and event.output_index == 0:
                         on_text(event.text)
                 elif isinstance(event, Accepted):
@@ -155,7 +163,7 @@ class Generation:
         if accepted is None or finished is None:
             raise errors.GatewayLostError(f"the stream from {self._address} ended without its last event")
         written = [
-            ("".join(texts[index]), tuple(token_ids[index]), tuple(logprobs[index]))
+            ("".join(texts[index]), tuple(token_ids[index]), tuple(logprobs[index]), joined(calls[index]))
             for index in range(len(finished.outputs))
         ]
         return to_answer(written, accepted, finished)

@@ -58,6 +58,9 @@ class ConfigErrors(ConfigError):
         self.problems = tuple(problems)
 
 
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Which model the mesh serves. Read by gateway (tokenizer, template) and worker (weights)."""
@@ -70,6 +73,9 @@ class ModelSettings:
     )
     max_model_len: int = setting(0, "longest prompt + output in tokens; 0: the model's own limit", checks.count(0))
     chat_template: str = setting("", "a Jinja file that replaces the model's chat template")
+    tool_parser: ToolParserName = setting(
+        "auto", "how the model writes calls of tools; auto: told from its chat template; none: tools are refused"
+    )
     load_format: LoadFormat = setting(
         "auto", "auto: the model's files; dummy: random weights in the model's shape, for benchmarks"
     )

@@ -1,26 +1,48 @@
-"""What a client sends and receives, as plain dataclasses: the edge where public protos end."""
+"""What a client sends and receives, as plain dataclasses, and those received of their protos."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from tercet.errors import InvalidFieldError
 from tercet.ledger.row import Cancellation, Cancelled
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+ToolChoice = Literal["auto", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments` are JSON: of an answer an object if it ended with "tool_calls", else it may break
+    off."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` are the JSON schema of an object, as text; empty: none."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation; `role` is system, user or assistant."""
+    """One turn of a conversation; `role` is system, developer, user, assistant or tool. `tool_calls` are an
+    assistant's, `tool_call_id` says which of them a tool answers."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
@@ -60,6 +82,16 @@ class Options:
     traffic_class: str = ""
     # Requests share cached prompts only with those of the same salt.
     cache_salt: str = ""
+    # Of chats alone: what the model may call, and whether it may.
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    # JSON objects that the answer may rest on.
+    documents: tuple[str, ...] = ()
+    add_generation_prompt: bool | None = None
+    # The last message is the assistant's, and not over.
+    continue_final_message: bool = False
+    # A JSON object of other variables of the chat template.
+    template_kwargs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +117,24 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of call number `index` of an output; only its first delta has `id` and `name`."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of one output, and the ids of exactly its tokens, with their logprobs if asked for."""
+    """More text or calls of one output, and the ids of exactly their tokens, with their logprobs if asked for."""
 
     text: str
     token_ids: tuple[int, ...]
     output_index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +195,13 @@ class Output:
     finish_reason: FinishReason
     stop: str | int | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole generation. `outputs` has at least one, by index; `text` and `token_ids` are those of the first."""
+    """A whole generation. `outputs` has at least one, by index; `text`, `token_ids` and `tool_calls` are those of the
+    first."""
 
     outputs: tuple[Output, ...]
     accepted: Accepted
@@ -169,6 +214,10 @@ class Answer:
     @property
     def token_ids(self) -> tuple[int, ...]:
         return self.outputs[0].token_ids
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.outputs[0].tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,79 +269,6 @@ class FleetInfo:
     requests_paused: int = 0
 
 
-def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
-    """The proto of a request. An empty sequence counts as token ids.
-
-    Raises TypeError for a prompt that is neither text nor token ids nor ChatMessages, errors.InvalidFieldError for what
-    a proto cannot hold, such as a negative top_k.
-    """
-    kind, value = _kind_of(prompt)
-    try:
-        return pb.GenerateRequest(
-            model=options.model,
-            request_id=options.request_id,
-            traffic_class=options.traffic_class,
-            priority=options.priority,
-            cache_salt=options.cache_salt,
-            sampling=pb.SamplingParams(
-                temperature=options.temperature,
-                top_p=options.top_p,
-                top_k=options.top_k,
-                min_p=options.min_p,
-                seed=options.seed,
-                n=options.n,
-                logprobs=options.logprobs,
-                repetition_penalty=options.repetition_penalty,
-                frequency_penalty=options.frequency_penalty,
-                presence_penalty=options.presence_penalty,
-                logit_bias=[pb.LogitBias(token_id=key, bias=bias) for key, bias in options.logit_bias.items()],
-                allowed_token_ids=options.allowed_token_ids,
-            ),
-            stop=pb.StopConditions(
-                max_tokens=options.max_tokens,
-                strings=(options.stop,) if isinstance(options.stop, str) else options.stop,
-                token_ids=options.stop_token_ids,
-                ignore_eos=options.ignore_eos,
-                min_tokens=options.min_tokens,
-            ),
-            **_input(kind, value),
-        )
-    except (TypeError, ValueError) as error:
-        raise InvalidFieldError(f"the request cannot be written: {error}") from error
-
-
-def _kind_of(prompt: object) -> tuple[Literal["prompt", "chat", "token_ids"], Any]:
-    """Which input of the contract a prompt is, and its value. Raises TypeError if none."""
-    if isinstance(prompt, str):
-        return "prompt", prompt
-    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | Mapping):
-        raise TypeError(f"{_PROMPT_IS}, is {type(prompt).__name__}")
-    items = list(prompt)
-    if items and all(isinstance(item, ChatMessage) for item in items):
-        return "chat", items
-    try:
-        return "token_ids", [operator.index(item) for item in items]
-    except TypeError:
-        kinds = sorted({type(item).__name__ for item in items})
-        raise TypeError(f"{_PROMPT_IS}, is a {type(prompt).__name__} of {', '.join(kinds)}") from None
-
-
-_PROMPT_IS = "prompt must be a str, a list of token ids, or a list of ChatMessage"
-
-
-def _input(kind: str, value: Any) -> dict[str, Any]:
-    if kind == "chat":
-        return {"chat": to_chat(value)}
-    return {kind: pb.TokenIds(ids=value) if kind == "token_ids" else value}
-
-
-def to_chat(messages: Sequence[Any]) -> pb.Chat:
-    """The proto of a conversation. Raises TypeError unless all are ChatMessages."""
-    if not isinstance(messages, Iterable) or not all(isinstance(message, ChatMessage) for message in messages):
-        raise TypeError("prompt must be a str or a list of ChatMessage")
-    return pb.Chat(messages=[pb.ChatMessage(role=message.role, content=message.content) for message in messages])
-
-
 def from_event(event: pb.GenerateEvent) -> Event | None:
     """The event of a proto; None for a kind this version does not know."""
     kind = event.WhichOneof("event")
@@ -304,6 +280,7 @@ def from_event(event: pb.GenerateEvent) -> Event | None:
             tuple(event.delta.token_ids),
             event.delta.output_index,
             from_logprobs(event.delta.logprobs),
+            tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in event.delta.tool_calls),
         )
     if kind == "finished":
         return _finished(event.finished.outputs, event.finished.usage, event.finished.timings)
@@ -316,10 +293,26 @@ def from_result(result: pb.GenerateResult) -> Answer:
         result.request_id, result.model, result.model_revision, 0, result.seed, result.usage.prompt_tokens
     )
     finished = _finished([output.end for output in result.outputs], result.usage, result.timings)
-    written = [(output.text, tuple(output.token_ids), from_logprobs(output.logprobs)) for output in result.outputs] or [
-        ("", (), ())
-    ]
+    written = [
+        (
+            output.text,
+            tuple(output.token_ids),
+            from_logprobs(output.logprobs),
+            tuple(ToolCall(call.id, call.name, call.arguments) for call in output.tool_calls),
+        )
+        for output in result.outputs
+    ] or [("", (), (), ())]
     return to_answer(written, accepted, finished)
+
+
+def joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls of an output, of all its deltas."""
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for delta in deltas:
+        calls.setdefault(delta.index, []).append(delta)
+    return tuple(
+        ToolCall(parts[0].id, parts[0].name, "".join(part.arguments for part in parts)) for parts in calls.values()
+    )
 
 
 def from_logprobs(logprobs: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
@@ -331,12 +324,14 @@ def from_logprobs(logprobs: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, 
 
 
 def to_answer(
-    written: Iterable[tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...]]], accepted: Accepted, finished: Finished
+    written: Iterable[tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...], tuple[ToolCall, ...]]],
+    accepted: Accepted,
+    finished: Finished,
 ) -> Answer:
-    """The answer of outputs as (text, token ids, logprobs), one for each end."""
+    """The answer of outputs as (text, token ids, logprobs, calls), one for each end."""
     outputs = tuple(
-        Output(text, token_ids, end.finish_reason, end.stop, logprobs)
-        for (text, token_ids, logprobs), end in zip(written, finished.outputs, strict=True)
+        Output(text, token_ids, end.finish_reason, end.stop, logprobs, calls)
+        for (text, token_ids, logprobs, calls), end in zip(written, finished.outputs, strict=True)
     )
     return Answer(outputs, accepted, finished)
 
@@ -419,7 +414,11 @@ def _accepted(accepted: pb.Accepted) -> Accepted:
     )
 
 
-_FINISH_REASONS: Mapping[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+_FINISH_REASONS: Mapping[int, FinishReason] = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 def _output_end(end: pb.OutputEnd) -> OutputEnd:

@@ -20,7 +20,8 @@ from tercet.cli.asking import (
     timeout_option,
 )
 from tercet.cli.connection import client_options
-from tercet.client import Answer, ChatMessage, Client, Options
+from tercet.cli.tools_file import to_line, tools_option
+from tercet.client import Answer, ChatMessage, Client, Options, Output
 
 
 class Printer:
@@ -43,11 +44,17 @@ class Printer:
     def finish(self, answer: Answer) -> None:
         """Writes what is left."""
         self.show("")
+        self._show_calls(answer.outputs[0])
         for index, output in enumerate(answer.outputs[1:], start=1):
             show_text("\n")
             self._head(index)
             show_text(output.text)
+            self._show_calls(output)
         show_text("\n")
+
+    def _show_calls(self, output: Output) -> None:
+        lines = "\n".join(map(to_line, output.tool_calls))
+        show_text(f"\n{lines}" if output.text and lines else lines)
 
     def _head(self, index: int) -> None:
         if self._num_outputs > 1:
@@ -106,6 +113,7 @@ def to_json(answer: Answer) -> str:
 @click.option(
     "-n", type=click.IntRange(1, 128), metavar="N", help="Outputs, which share the prompt's work. Default: 1."
 )
+@tools_option
 @sampling_options
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
@@ -120,7 +128,8 @@ def generate(
 ) -> None:
     """Continue or answer PROMPT, and stream the text. PROMPT - reads standard input.
 
-    With -n the first output is streamed; the others follow, each under a heading, once all have ended.
+    With -n the first output is streamed; the others follow, each under a heading, once all have ended. Calls of --tools
+    follow the text, one a line.
 
     A model with a chat template gets PROMPT as a user's message; --raw sends it as plain text to be continued. Ctrl-C
     cancels the request. On an error the reason and message go to standard error, and the exit code is 1.

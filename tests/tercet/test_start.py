@@ -34,7 +34,7 @@ def test_the_demo_runs_beside_anything():
 def _answer(tokens: int, first_s: float, total_s: float) -> Answer:
     ends = (OutputEnd("stop", None),)
     finished = Finished(ends, Usage(5, 0, tokens, 3, 2), Timings(0.0, first_s, total_s, 0.0))
-    return to_answer([("Paris.", (1,) * tokens, ())], Accepted("r", "m", "v", 0, 1, 5), finished)
+    return to_answer([("Paris.", (1,) * tokens, (), ())], Accepted("r", "m", "v", 0, 1, 5), finished)
 
 
 def test_the_demo_sums_up_in_one_line():

@@ -1,0 +1,114 @@
+"""A client's requests as protos."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from tercet.errors import InvalidFieldError
+from tercet.messages import ChatMessage, Options, Prompt
+from tercet.v1 import inference_pb2 as pb
+
+
+def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
+    """The proto of a request. An empty sequence counts as token ids.
+
+    Raises TypeError for a prompt that is neither text nor token ids nor ChatMessages, errors.InvalidFieldError for what
+    a proto cannot hold, such as a negative top_k, and for options of chats beside another prompt.
+    """
+    kind, value = _kind_of(prompt)
+    try:
+        return pb.GenerateRequest(
+            model=options.model,
+            request_id=options.request_id,
+            traffic_class=options.traffic_class,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            sampling=pb.SamplingParams(
+                temperature=options.temperature,
+                top_p=options.top_p,
+                top_k=options.top_k,
+                min_p=options.min_p,
+                seed=options.seed,
+                n=options.n,
+                logprobs=options.logprobs,
+                repetition_penalty=options.repetition_penalty,
+                frequency_penalty=options.frequency_penalty,
+                presence_penalty=options.presence_penalty,
+                logit_bias=[pb.LogitBias(token_id=key, bias=bias) for key, bias in options.logit_bias.items()],
+                allowed_token_ids=options.allowed_token_ids,
+            ),
+            stop=pb.StopConditions(
+                max_tokens=options.max_tokens,
+                strings=(options.stop,) if isinstance(options.stop, str) else options.stop,
+                token_ids=options.stop_token_ids,
+                ignore_eos=options.ignore_eos,
+                min_tokens=options.min_tokens,
+            ),
+            **_input(kind, value, options),
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidFieldError(f"the request cannot be written: {error}") from error
+
+
+def _kind_of(prompt: object) -> tuple[Literal["prompt", "chat", "token_ids"], Any]:
+    """Which input of the contract a prompt is, and its value. Raises TypeError if none."""
+    if isinstance(prompt, str):
+        return "prompt", prompt
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"{_PROMPT_IS}, is {type(prompt).__name__}")
+    items = list(prompt)
+    if items and all(isinstance(item, ChatMessage) for item in items):
+        return "chat", items
+    try:
+        return "token_ids", [operator.index(item) for item in items]
+    except TypeError:
+        kinds = sorted({type(item).__name__ for item in items})
+        raise TypeError(f"{_PROMPT_IS}, is a {type(prompt).__name__} of {', '.join(kinds)}") from None
+
+
+_PROMPT_IS = "prompt must be a str, a list of token ids, or a list of ChatMessage"
+
+
+_CHAT_OPTIONS = (
+    "tools", "tool_choice", "documents", "add_generation_prompt", "continue_final_message", "template_kwargs",
+)  # fmt: skip
+_NO_OPTIONS = Options()
+
+
+def _input(kind: str, value: Any, options: Options) -> dict[str, Any]:
+    if kind == "chat":
+        return {"chat": to_chat(value, options)}
+    for name in _CHAT_OPTIONS:
+        if getattr(options, name) != getattr(_NO_OPTIONS, name):
+            raise InvalidFieldError(f"{name} is an option of chats; this prompt is none", field=f"chat.{name}")
+    return {kind: pb.TokenIds(ids=value) if kind == "token_ids" else value}
+
+
+def to_chat(messages: Sequence[Any], options: Options = _NO_OPTIONS) -> pb.Chat:
+    """The proto of a conversation. Raises TypeError unless all are ChatMessages."""
+    if not isinstance(messages, Iterable) or not all(isinstance(message, ChatMessage) for message in messages):
+        raise TypeError("prompt must be a str or a list of ChatMessage")
+    return pb.Chat(
+        messages=[
+            pb.ChatMessage(
+                role=message.role,
+                content=message.content,
+                tool_calls=[
+                    pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
+                ],
+                tool_call_id=message.tool_call_id,
+                name=message.name,
+            )
+            for message in messages
+        ],
+        tools=[
+            pb.Tool(name=tool.name, description=tool.description, parameters=tool.parameters) for tool in options.tools
+        ],
+        tool_choice=pb.TOOL_CHOICE_NONE if options.tool_choice == "none" else pb.TOOL_CHOICE_UNSPECIFIED,
+        documents=options.documents,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        template_kwargs=options.template_kwargs,
+    )
