@@ -16,6 +16,11 @@ from .call_scanner import CallScanner, Part
 from .json_scanner import WHITESPACE
 from .tool_format import ToolFormat
 
+# What is longer before a call is told, or more space beside one, is text. No honest call is near it; and what is held
+# is copied with each token.
+MAX_HELD_CHARS = 8192
+MAX_BLANKS = 256
+
 
 class _State(enum.Enum):
     """Where in an answer the first of the held characters is."""
@@ -86,6 +91,8 @@ class ToolParser:
         if state is _State.CALL:
             return self._in_call()
         rest = self._held[self._at :].lstrip(WHITESPACE)
+        if len(self._held) - self._at - len(rest) > MAX_BLANKS:
+            return self._give_up() if state is _State.BEFORE else self._enter(_State.TEXT)
         if not rest:
             return False
         if state is _State.START:
@@ -144,7 +151,7 @@ class ToolParser:
         kind = Part.ARGUMENTS
         while self._at < len(self._held) and not call.done:
             found = call.take(self._held[self._at])
-            if found is Part.NONE:
+            if found is Part.NONE or (not self._told and self._at >= MAX_HELD_CHARS):
                 break
             if self._told and found is not kind and self._at:
                 self._tell(kind)

@@ -89,6 +89,7 @@ def to_json(answer: Answer) -> str:
             "finish_reason": answer.finished.finish_reason,
             "stop": answer.finished.stop,
             "logprobs": [dataclasses.asdict(item) for item in answer.outputs[0].logprobs],
+            "tool_calls": [dataclasses.asdict(call) for call in answer.tool_calls],
             "outputs": [
                 {**dataclasses.asdict(output), "seed": (answer.accepted.seed + index) % 2**64}
                 for index, output in enumerate(answer.outputs)

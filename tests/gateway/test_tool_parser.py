@@ -136,6 +136,23 @@ def test_text_beside_whole_calls(form: ToolFormat, answer: str, text: str, calls
     assert parse(form, answer) == (text, calls, True)
 
 
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_what_is_held_is_bounded(size: int) -> None:
+    long = '{"a": "' + "x" * 9000 + '"}'
+    late = f'{{"arguments": {long}, "name": "get"}}'
+    for form, answer, calls in [
+        (HERMES, f"<tool_call>{late}</tool_call>", []),
+        (HERMES, "<tool_call>" + " " * 257 + NOW, []),
+        (HERMES, "<tool_call>" + " " * 256 + NOW, [("now", "{}")]),
+        (MISTRAL, "[TOOL_CALLS][" + "\n" * 300 + NOW, []),
+        (LLAMA3_JSON, " " * 257 + NOW, []),
+        (HERMES, f'<tool_call>{{"name": "get", "arguments": {long}}}</tool_call>', [("get", long)]),
+    ]:
+        text, found, _ = parse(form, *(answer[i : i + size] for i in range(0, len(answer), size)))
+        assert found == calls
+        assert text == ("" if calls else answer)
+
+
 def test_a_call_is_told_when_its_arguments_begin() -> None:
     parser = ToolParser(HERMES, NAMES)
     assert parser.push('Hm <tool_call>{"name": "get", "arg') == [Piece(3, "Hm ")]

@@ -4,8 +4,20 @@ import math
 import pytest
 
 from tercet import errors
-from tercet.client import Accepted, ChatMessage, Client, Delta, Finished, Options, Output, OutputEnd, generate_blocking
-from tercet.messages import TokenLogprobs, from_event, from_result
+from tercet.client import (
+    Accepted,
+    ChatMessage,
+    Client,
+    Delta,
+    Finished,
+    Options,
+    Output,
+    OutputEnd,
+    Tool,
+    ToolCall,
+    generate_blocking,
+)
+from tercet.messages import TokenLogprobs, from_event, from_result, joined
 from tercet.ports import free_ports
 from tercet.v1 import inference_pb2 as pb
 
@@ -357,3 +369,50 @@ async def test_a_time_that_is_none_is_refused_before_anything_is_sent(gateway, t
 def test_an_address_that_cannot_be_is_refused(address):
     with pytest.raises(ValueError, match="address must be host:port"):
         Client(address)
+
+
+async def test_a_chat_is_sent_with_all_it_has(gateway):
+    call = ToolCall("c1", "get", "{}")
+    messages = [ChatMessage("assistant", "", (call,)), ChatMessage("tool", "42", tool_call_id="c1", name="get")]
+    options = Options(
+        tools=(Tool("get", "d", '{"type": "object"}'),),
+        tool_choice="none",
+        documents=('{"text": "x"}',),
+        add_generation_prompt=False,
+        template_kwargs='{"a": 1}',
+    )
+    async with Client(gateway.address) as client:
+        await client.generate(messages, options).answer()
+        with pytest.raises(errors.InvalidFieldError) as caught:
+            client.generate("count 1", Options(documents=("{}",)))
+    assert caught.value.metadata["field"] == "chat.documents"
+    assert gateway.requests[0].chat == pb.Chat(
+        messages=[
+            pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="c1", name="get", arguments="{}")]),
+            pb.ChatMessage(role="tool", content="42", tool_call_id="c1", name="get"),
+        ],
+        tools=[pb.Tool(name="get", description="d", parameters='{"type": "object"}')],
+        tool_choice=pb.TOOL_CHOICE_NONE,
+        documents=['{"text": "x"}'],
+        add_generation_prompt=False,
+        template_kwargs='{"a": 1}',
+    )
+
+
+def test_calls_of_deltas_and_of_a_result_are_alike():
+    parts = [
+        pb.Delta(tool_calls=[pb.ToolCallDelta(index=0, id="a", name="get", arguments='{"x"')]),
+        pb.Delta(
+            tool_calls=[
+                pb.ToolCallDelta(index=0, arguments=": 1}"),
+                pb.ToolCallDelta(index=1, id="b", name="now", arguments="{}"),
+            ]
+        ),
+    ]
+    deltas = [from_event(pb.GenerateEvent(delta=part)) for part in parts]
+    calls = [pb.ToolCall(id="a", name="get", arguments='{"x": 1}'), pb.ToolCall(id="b", name="now", arguments="{}")]
+    end = pb.OutputEnd(reason=pb.FINISH_REASON_TOOL_CALLS)
+    (output,) = from_result(pb.GenerateResult(outputs=[pb.Output(tool_calls=calls, end=end)])).outputs
+    assert output.finish_reason == "tool_calls"
+    assert joined(call for delta in deltas for call in delta.tool_calls) == output.tool_calls
+    assert output.tool_calls == (ToolCall("a", "get", '{"x": 1}'), ToolCall("b", "now", "{}"))

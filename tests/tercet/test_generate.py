@@ -79,13 +79,22 @@ def test_generate_json_has_all_outputs_and_the_first_beside_them(gateway):
     done = run("generate", "count 1", "--raw", "--json", "-n", "2", "--address", gateway.address)
     answer = json.loads(done.stdout)
     assert answer["outputs"] == [
-        {"text": "0 ", "token_ids": [100], "finish_reason": "stop", "stop": "!", "logprobs": [], "seed": 9},
+        {
+            "text": "0 ",
+            "token_ids": [100],
+            "finish_reason": "stop",
+            "stop": "!",
+            "logprobs": [],
+            "tool_calls": [],
+            "seed": 9,
+        },
         {
             "text": "1:0 more",
             "token_ids": [1000, 7],
             "finish_reason": "length",
             "stop": None,
             "logprobs": [],
+            "tool_calls": [],
             "seed": 10,
         },
     ]
