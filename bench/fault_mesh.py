@@ -157,7 +157,7 @@ class FaultMesh:
     def at_rest(self) -> bool:
         """Whether besides nobody has a request, a sequence or a block."""
         fleet = self.fleet()
-        if fleet is None or fleet.requests_waiting or fleet.requests_running:
+        if fleet is None or fleet.requests_waiting or fleet.requests_running or fleet.requests_paused:
             return False
         left = [worker for worker in fleet.workers if worker.sequences or worker.blocks_used or worker.swap_blocks_used]
         return not left and self.whole()
