@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from .token_text import chat_logprobs, completion_logprobs
 Json = dict[str, Any]
 
 
-class Shape:
+class Shape(ABC):
     """One call's answers. `created` is in seconds since the epoch; an index is that of a choice."""
 
     id_prefix: ClassVar[str]
@@ -47,21 +48,21 @@ class Shape:
         """The answer at once."""
         return {**self._with_head(self.whole_object, choices), "usage": usage(summaries)}
 
+    @abstractmethod
     def opening(self, index: int) -> Json | None:
         """What a choice begins with, before there is anything of it; None: nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def piece(self, index: int, delta: Delta) -> Json:
         """A choice with more of its text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closing(self, index: int, finish: Finish) -> Json:
         """A choice with its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
         """A choice with all of it."""
-        raise NotImplementedError
 
     def _with_head(self, kind: str, choices: Sequence[Json]) -> Json:
         return {**self._head, "object": kind, "system_fingerprint": self._revision, "choices": list(choices)}
