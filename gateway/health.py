@@ -17,14 +17,11 @@ from tercet.health import (
     LOOK_SECONDS,
     READY,
     Conditions,
-    Pressure,
     Reasons,
-    high,
-    look_at_room,
     passed_on,
     told,
 )
-from tercet.health_service import keep_telling
+from tercet.health_service import Teller
 from tercet.tls.mesh import MeshIdentity
 
 from .books import Books
@@ -93,7 +90,7 @@ def conditions(facts: GatewayFacts, service: str) -> Conditions:
     }
 
 
-class Health:
+class Health(Teller):
     """Looks at a gateway's process, asks its scheduler, and tells its `server`. `changed` is set when the link has
     changed. `clock` gives seconds."""
 
@@ -110,6 +107,7 @@ class Health:
         changed: asyncio.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(server.tell, changed)
         self._server = server
         self._service = service
         self._link = link
@@ -118,21 +116,9 @@ class Health:
         self._books = books
         self._tenants = tenants
         self._identity = identity
-        self._changed = changed
         self._clock = clock
-        self._stopping = False
         self._unanswered = self._unready = 0
         self._scheduler: Conditions = {}
-        self._pressures: dict[str, Pressure] = {}
-
-    def stop(self) -> None:
-        """The gateway takes nothing new."""
-        self._stopping = True
-        self._server.tell(self.look())
-
-    async def run(self) -> NoReturn:
-        """Tells, again and again."""
-        await keep_telling(self._server.tell, self.look, self._changed)
 
     async def ask(self) -> NoReturn:
         """Asks the scheduler, again and again."""
@@ -158,7 +144,6 @@ class Health:
         silent = link.up and self._unanswered >= SILENT_LOOKS
         said = self._scheduler if link.up and not silent else {}
         counts = {"calls": self._server.num_turned_away, "requests": self._generations.num_turned_away}
-        self._pressures = look_at_room(self._pressures, counts, self._clock())
         facts = GatewayFacts(
             stopping=self._stopping,
             attached=link.up,
@@ -172,7 +157,7 @@ class Health:
             ledger_dead=books.dead,
             certificate=self._server.certificate_problem,
             mesh_certificate="" if self._identity is None else self._identity.problem,
-            crowded=tuple(f"no room for {kind}" for kind in high(self._pressures)),
+            crowded=self._crowded(counts, self._clock()),
             scheduler=said,
         )
         return conditions(facts, self._service)

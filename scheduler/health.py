@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 from tercet import rpc
 from tercet.health import (
@@ -15,14 +14,11 @@ from tercet.health import (
     LIVE,
     READY,
     Conditions,
-    Pressure,
     Reasons,
     Stillness,
-    high,
-    look_at_room,
     told,
 )
-from tercet.health_service import keep_telling
+from tercet.health_service import Teller
 from tercet.tls.mesh import MeshIdentity
 
 from .fleet_view import WorkerView
@@ -80,7 +76,7 @@ def conditions(facts: SchedulerFacts, service: str) -> Conditions:
     }
 
 
-class Health:
+class Health(Teller):
     """Looks at a scheduler's process, and tells its `server`. `clock` gives seconds."""
 
     def __init__(
@@ -94,25 +90,14 @@ class Health:
         stands_by: Callable[[], bool] = lambda: False,
     ) -> None:
         """`stands_by` says whether another scheduler has the workers."""
+        super().__init__(server.tell, asyncio.Event())
         self._server = server
         self._service = service
         self._loop = loop
         self._identity = identity
         self._clock = clock
         self._stands_by = stands_by
-        self._stopping = False
         self._handling = self._moving = Stillness()
-        self._pressures: dict[str, Pressure] = {}
-        self._changed = asyncio.Event()
-
-    def stop(self) -> None:
-        """The scheduler takes nothing new."""
-        self._stopping = True
-        self._server.tell(self.look())
-
-    async def run(self) -> NoReturn:
-        """Tells, again and again."""
-        await keep_telling(self._server.tell, self.look, self._changed)
 
     def look(self) -> Conditions:
         """All names now."""
@@ -123,7 +108,6 @@ class Health:
         self._handling = self._handling.after(loop.num_handled, loop.num_unhandled > 0, now)
         self._moving = self._moving.after(0, all_late, now)
         counts = {f"class {name}": count for name, count in loop.refused_for_room.items()}
-        self._pressures = look_at_room(self._pressures, {"calls": self._server.num_turned_away, **counts}, now)
         facts = SchedulerFacts(
             stopping=self._stopping,
             stands_by=self._stands_by(),
@@ -131,6 +115,6 @@ class Health:
             unmoved_s=self._moving.still_s,
             workers=workers,
             certificate="" if self._identity is None else self._identity.problem,
-            crowded=tuple(f"no room for {kind}" for kind in high(self._pressures)),
+            crowded=self._crowded({"calls": self._server.num_turned_away, **counts}, now),
         )
         return conditions(facts, self._service)

@@ -1,9 +1,11 @@
-"""Serves grpc.health.v1: each name's state, and with a Check also the reasons. Knows not what makes a name hold."""
+"""Serves grpc.health.v1: each name's state, and with a Check also the reasons; and who looks at a process for it. Knows
+not what makes a name hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import grpc
@@ -11,7 +13,7 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tercet.health import LIVE, LOOK_SECONDS, NAMES, Conditions, Reasons
+from tercet.health import LIVE, LOOK_SECONDS, NAMES, Conditions, Pressure, Reasons, high, look_at_room
 
 log = structlog.get_logger()
 
@@ -91,18 +93,39 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 await changed.wait()
 
 
-async def keep_telling(
-    tell: Callable[[Conditions], None], look: Callable[[], Conditions], changed: asyncio.Event
-) -> NoReturn:
-    """Tells what `look` finds, again and again, and at once when `changed` is set."""
-    while True:
-        changed.clear()
-        tell(look())
-        timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, changed.set)
-        try:
-            await changed.wait()
-        finally:
-            timer.cancel()
+class Teller(ABC):
+    """Looks at a process and tells what it finds by `tell`: again and again, and at once when `changed` is set."""
+
+    def __init__(self, tell: Callable[[Conditions], None], changed: asyncio.Event) -> None:
+        self._tell = tell
+        self._changed = changed
+        self._stopping = False
+        self._pressures: dict[str, Pressure] = {}
+
+    @abstractmethod
+    def look(self) -> Conditions:
+        """All names now."""
+
+    def stop(self) -> None:
+        """The process takes nothing new."""
+        self._stopping = True
+        self._tell(self.look())
+
+    async def run(self) -> NoReturn:
+        """Tells until it is cancelled."""
+        while True:
+            self._changed.clear()
+            self._tell(self.look())
+            timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._changed.set)
+            try:
+                await self._changed.wait()
+            finally:
+                timer.cancel()
+
+    def _crowded(self, counts: Mapping[str, int], now: float) -> Reasons:
+        """Why there is no room, by refusals of each kind since the start; `now` is in seconds."""
+        self._pressures = look_at_room(self._pressures, counts, now)
+        return tuple(f"no room for {kind}" for kind in high(self._pressures))
 
 
 async def _refuse(context: grpc.aio.ServicerContext, names: Conditions) -> NoReturn:

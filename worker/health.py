@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 from tercet import rpc
 from tercet.health import (
@@ -15,14 +14,11 @@ from tercet.health import (
     LIVE,
     READY,
     Conditions,
-    Pressure,
     Reasons,
     Stillness,
-    high,
-    look_at_room,
     told,
 )
-from tercet.health_service import keep_telling
+from tercet.health_service import Teller
 
 from .executor import Executor
 
@@ -74,7 +70,7 @@ def conditions(facts: WorkerFacts, service: str) -> Conditions:
     }
 
 
-class Health:
+class Health(Teller):
     """Looks at a worker's process, and tells its `server`. Until `loaded` it loads. `found` says whether a scheduler
     has ever attached; `clock` gives seconds."""
 
@@ -86,6 +82,7 @@ class Health:
         found: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(server.tell, asyncio.Event())
         self._server = server
         self._service = service
         self._hung_s = hung_s
@@ -93,31 +90,18 @@ class Health:
         self._clock = clock
         self._executor: Executor | None = None
         self._without_kernels = False
-        self._stopping = False
         self._stillness = Stillness()
-        self._pressures: dict[str, Pressure] = {}
-        self._changed = asyncio.Event()
 
     def loaded(self, executor: Executor, *, without_kernels: bool) -> None:
         """The executor has started."""
         self._executor, self._without_kernels = executor, without_kernels
-        self._server.tell(self.look())
-
-    def stop(self) -> None:
-        """The worker takes nothing new."""
-        self._stopping = True
-        self._server.tell(self.look())
-
-    async def run(self) -> NoReturn:
-        """Tells, again and again."""
-        await keep_telling(self._server.tell, self.look, self._changed)
+        self._tell(self.look())
 
     def look(self) -> Conditions:
         """All names now."""
         now, executor = self._clock(), self._executor
         if executor is not None:
             self._stillness = self._stillness.after(executor.num_turns, executor.busy, now)
-        self._pressures = look_at_room(self._pressures, {"calls": self._server.num_turned_away}, now)
         facts = WorkerFacts(
             loading=executor is None,
             unknown=not self._found(),
@@ -127,6 +111,6 @@ class Health:
             hung_s=self._hung_s,
             without_kernels=self._without_kernels,
             certificate=self._server.certificate_problem,
-            crowded=high(self._pressures),
+            crowded=self._crowded({"calls": self._server.num_turned_away}, now),
         )
         return conditions(facts, self._service)

@@ -12,7 +12,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tercet.health import NAMES
-from tercet.health_service import MAX_REASON_CHARS, REASON_KEY, as_metadata, keep_telling
+from tercet.health_service import MAX_REASON_CHARS, REASON_KEY, Teller, as_metadata
 from tercet.rpc import Server, open_channel
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -121,7 +121,11 @@ async def test_a_look_follows_each_change_at_once():
         told.append(conditions)
         heard.set()
 
-    telling = asyncio.create_task(keep_telling(tell, lambda: looks[min(len(told), 1)], changed))
+    class Looks(Teller):
+        def look(self):
+            return looks[min(len(told), 1)]
+
+    telling = asyncio.create_task(Looks(tell, changed).run())
     await asyncio.wait_for(heard.wait(), 20)
     heard.clear()
     changed.set()

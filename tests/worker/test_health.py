@@ -47,7 +47,7 @@ ALL = {"", "live", "ready", SERVICE, "intact", "has-room"}
         ({"dead": True}, {"", "live", "ready", SERVICE}),
         ({"without_kernels": True}, {"intact"}),
         ({"certificate": "its certificate has expired"}, {"intact"}),
-        ({"crowded": ("calls",)}, {"has-room"}),
+        ({"crowded": ("no room for calls",)}, {"has-room"}),
     ],
 )
 def test_what_is_lost_by_what(facts: dict[str, Any], lost: set[str]) -> None:
