@@ -29,7 +29,7 @@ class Piece:
 class PlainText:
     """All of an answer is text."""
 
-    called = False
+    called = over = False
 
     def push(self, text: str) -> list[Piece]:
         """The next text."""

@@ -42,7 +42,8 @@ class Tool:
 @dataclass(frozen=True, slots=True)
 class Chat:
     """Messages, at least one, and what the prompt is made of besides. `tools` are those that may be called, `documents`
-    and `variables` JSON. With `continues` the last message is an assistant's that goes on."""
+    and `variables` JSON. With `single_call` an answer calls once at most, with `continues` the last message is an
+    assistant's that goes on."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -50,6 +51,7 @@ class Chat:
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     generation_prompt: bool = True
     continues: bool = False
+    single_call: bool = False
 
     @property
     def uses_tools(self) -> bool:

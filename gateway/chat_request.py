@@ -56,6 +56,7 @@ def read_chat(given: pb.Chat) -> Chat:
         variables=variables,
         generation_prompt=_generation_prompt(given, messages[-1]),
         continues=given.continue_final_message,
+        single_call=given.HasField("parallel_tool_calls") and not given.parallel_tool_calls,
     )
 
 

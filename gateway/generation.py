@@ -286,13 +286,16 @@ class Generation:
 
     def _output(self, prompt_token_ids: list[int]) -> Output:
         stop, model, given = self._request.stop, self._request.model, self._request.input
-        names = frozenset(tool.name for tool in given.chat.tools) if isinstance(given, ChatInput) else frozenset[str]()
-        form = model.tool_format if names else None
+        chat = given.chat if isinstance(given, ChatInput) else None
+        form = model.tool_format if chat is not None and chat.tools else None
+        parser = None
+        if form is not None and chat is not None:
+            parser = ToolParser(form, {tool.name for tool in chat.tools}, single=chat.single_call)
         return Output(
             model.tokenizer.detokenizer(prompt_token_ids, () if form is None else form.markers),
             stop_strings=stop.strings,
             stop_token_ids=frozenset(stop.token_ids),
-            parser=None if form is None else ToolParser(form, names),
+            parser=parser,
             new_call_id=new_tool_call_id,
         )
 

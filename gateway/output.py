@@ -23,8 +23,8 @@ from .tool_parser import ToolParser
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an output ended well: LENGTH, or STOP by an end token (nothing else set), a stop token or a stop string.
-    `called`: STOP behind calls of tools, all of them whole."""
+    """How an output ended well: LENGTH, or STOP by an end token (nothing else set), a stop token, a stop string, or its
+    only call. `called`: STOP behind calls of tools, all of them whole."""
 
     reason: EndReason
     stop_token_id: int | None = None
@@ -101,8 +101,9 @@ class Output:
         self.finish: Finish | None = None
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes the next token, with its logprobs if all of them have some. One that completes a stop string sets
-        `finish`. Raises ValueError if it has logprobs and one that waits has none, or the other way round."""
+        """Takes the next token, with its logprobs if all of them have some. One that completes a stop string, or the
+        only call, sets `finish`. Raises ValueError if it has logprobs and one that waits has none, or the other way
+        round."""
         if logprobs is not None:
             if len(self._logprobs) < self.num_tokens - self._num_taken:
                 raise ValueError("logprobs of a token before are missing")
@@ -130,6 +131,9 @@ class Output:
         if not self._take_text(self._detokenizer.finish()):
             self._add(self._parser.push(self._unsafe_text))
             self._make_all_ready()
+            if self._parser.over:
+                self.finish = Finish(EndReason.STOP, called=True)
+                return
             stopped = reason is EndReason.STOP
             own = stopped and stop_token_id in self._stop_token_ids
             self.finish = Finish(
@@ -150,7 +154,7 @@ class Output:
         return taken
 
     def _take_text(self, text: str) -> bool:
-        """Adds text that became final; whether it completed a stop string, which ends the output."""
+        """Adds text that became final; whether it completed a stop string or the only call, which ends the output."""
         if not text:
             return False
         self._num_chars += len(text)
@@ -159,11 +163,13 @@ class Output:
         num_safe = len(unsafe) - (self._num_chars - self._matcher.num_safe)
         self._unsafe_text = unsafe[num_safe:]
         self._add(self._parser.push(unsafe[:num_safe]))
-        if match is None:
+        # What is behind the only call is nothing, a stop string as well.
+        stop_string = None if match is None or self._parser.over else match.stop_string
+        if stop_string is None and not self._parser.over:
             return False
-        # All tokens up to the one that completed the match were generated and count; their text is cut before it.
+        # All tokens up to the one that completed it were generated and count; their text is cut before the match.
         self._make_all_ready()
-        self.finish = Finish(EndReason.STOP, stop_string=match.stop_string, called=self._parser.called)
+        self.finish = Finish(EndReason.STOP, stop_string=stop_string, called=self._parser.called)
         return True
 
     def _add(self, pieces: Iterable[Piece]) -> None:

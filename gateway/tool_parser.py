@@ -38,10 +38,14 @@ class _State(enum.Enum):
 
 
 class ToolParser:
-    """One answer. The pieces of all `push` and `finish` are its characters in order, each in one."""
+    """One answer. The pieces of all `push` and `finish` are its characters in order, each in one.
 
-    def __init__(self, form: ToolFormat, names: Set[str]) -> None:
+    With `single` one call at most is told, and the answer is `over` behind a whole one: what follows is nothing.
+    """
+
+    def __init__(self, form: ToolFormat, names: Set[str], *, single: bool = False) -> None:
         self._form = form
+        self._single = single
         self._names = names
         self._state = _State.START if form.bare else _State.TEXT
         # Characters of which nothing was said yet. Of those before `_at` it is known what they are if a call follows;
@@ -63,10 +67,15 @@ class ToolParser:
         """Whether there were calls, and all of them are whole."""
         return 0 < self._num_calls == self._num_whole
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing may follow."""
+        return self._single and self.called
+
     def push(self, text: str) -> list[Piece]:
         """Takes the next text. Returns what became known."""
         self._held += text
-        while self._held and self._step():
+        while self._held and not self.over and self._step():
             pass
         return self._take()
 
@@ -75,9 +84,9 @@ class ToolParser:
         while self._held:
             if self._state in (_State.BEFORE, _State.CALL):
                 self._give_up()
-                while self._held and self._step():
+                while self._held and not self.over and self._step():
                     pass
-            elif self._state in (_State.AFTER, _State.CLOSED) and not self._held.strip(WHITESPACE):
+            elif self.over or (self._state in (_State.AFTER, _State.CLOSED) and not self._held.strip(WHITESPACE)):
                 self._settle(Piece(len(self._held)))
             else:
                 self._settle(Piece(len(self._held), self._held))
@@ -139,7 +148,7 @@ class ToolParser:
     def _before_call(self, rest: str) -> bool:
         self._at = len(self._held) - len(rest)
         self._given_back = self._given_back or self._at + 1
-        self._call = CallScanner(self._names)
+        self._call = CallScanner(frozenset() if self._single and self._num_calls else self._names)
         self._told = False
         self._early = ""
         self._state = _State.CALL

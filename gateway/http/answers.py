@@ -82,7 +82,9 @@ class _Pump:
         while (delta := await generation.read()) is not None:
             # Before, not behind: once the write has begun, nobody can take the tokens back.
             generation.delivered_tokens += len(delta.token_ids)
-            await self._write_choice(shape.piece(self._first + delta.output_index, delta))
+            piece = shape.piece(self._first + delta.output_index, delta)
+            if piece is not None:
+                await self._write_choice(piece)
         summary = await generation.finish()
         for output_index, finish in enumerate(summary.finishes):
             await self._write_choice(shape.closing(self._first + output_index, finish))

@@ -10,6 +10,7 @@ from typing import Any
 from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 
+from .chat_body import read_chat_input
 from .fields import Fields
 from .parameters import MAX_UINT32, Common, read_common
 
@@ -20,25 +21,18 @@ DEFAULT_MAX_TOKENS = 16
 
 _COMPLETIONS_DO_NOT_OFFER: dict[str, Any] = {"suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": ()}
 _CHATS_DO_NOT_OFFER: dict[str, Any] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
+    # What tools and tool_choice have replaced.
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (),
+    "moderation": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
     "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
 }
-_CHATS_IGNORE = ("parallel_tool_calls", "prediction", "reasoning_effort", "verbosity")
-_MESSAGES_DO_NOT_OFFER: dict[str, Any] = {
-    "tool_calls": ([],), "tool_call_id": (), "function_call": (), "audio": (), "refusal": (),
-}  # fmt: skip
+_CHATS_IGNORE = ("prediction", "reasoning_effort", "verbosity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     """The body of /v1/chat/completions. Raises InvalidFieldError."""
     fields = Fields(body)
     ignored: list[str] = []
-    chat = read_messages(fields, ignored)
+    chat = read_chat_input(fields, ignored)
     fields.only(_CHATS_DO_NOT_OFFER)
     ignored += fields.ignored(_CHATS_IGNORE)
     old, new = (fields.integer(name, 0, MAX_UINT32) for name in ("max_tokens", "max_completion_tokens"))
@@ -83,19 +77,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     fields.refuse_rest()
     renamed = {"logprobs": "top_logprobs"} | ({} if new is None else {"max_tokens": "max_completion_tokens"})
     asked = _asked(common, [{"chat": chat}], renamed=renamed)
-    return dataclasses.replace(asked, ignored=(*dict.fromkeys(ignored), *asked.ignored))
-
-
-def read_messages(fields: Fields, ignored: list[str]) -> pb.Chat:
-    """The messages of a chat; what changes nothing in them is added to `ignored`. Raises InvalidFieldError."""
-    messages = fields.members("messages")
-    if messages is None:
-        raise InvalidFieldError("messages is required", field="messages")
-    return pb.Chat(
-        messages=[
-            _read_message(fields.as_object(f"messages[{index}]", each), ignored) for index, each in enumerate(messages)
-        ]
-    )
+    return dataclasses.replace(asked, ignored=(*ignored, *asked.ignored))
 
 
 def _asked(
@@ -141,39 +123,3 @@ def _read_chat_logprobs(fields: Fields) -> int | None:
     if top is not None and not wanted:
         raise InvalidFieldError("top_logprobs needs logprobs: true", field="top_logprobs")
     return (top or 0) if wanted else None
-
-
-def _read_message(fields: Fields, ignored: list[str]) -> pb.ChatMessage:
-    role = fields.text("role")
-    if role is None:
-        raise InvalidFieldError(f"{fields.path('role')} is required", field=fields.path("role"))
-    fields.only(_MESSAGES_DO_NOT_OFFER)
-    if fields.take("name") is not None:
-        ignored.append("messages.name")
-    content = _read_content(fields)
-    fields.refuse_rest()
-    return pb.ChatMessage(role=role, content=content)
-
-
-def _read_content(fields: Fields) -> str:
-    """A message's text; its parts, if it has several, as lines."""
-    path = fields.path("content")
-    content = fields.take("content")
-    if content is None:
-        raise InvalidFieldError(f"{path} is required", field=path)
-    if isinstance(content, str):
-        return fields.as_text("content", content)
-    if not isinstance(content, list):
-        raise InvalidFieldError(f"{path} must be a text or a list of parts", field=path)
-    texts = []
-    for index, each in enumerate(content):
-        part = fields.as_object(f"content[{index}]", each)
-        if (kind := part.text("type")) != "text":
-            problem = f"{part.path('type')} is {(kind or '')[:64]!r}; only text is offered"
-            raise InvalidFieldError(problem, field=part.path("type"))
-        text = part.text("text")
-        if text is None:
-            raise InvalidFieldError(f"{part.path('text')} is required", field=part.path("text"))
-        part.refuse_rest()
-        texts.append(text)
-    return "\n".join(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -54,9 +55,13 @@ _PARAMETERS = {
     "token_ids": "prompt",
     "token_ids.ids": "prompt",
     "chat": "messages",
+    "chat.forced_tool": "tool_choice",
+    "chat.template_kwargs": "chat_template_kwargs",
     "traffic_class": "x-tercet-class",
     "request_id": "x-request-id",
 }
+# What is about a function stands in one.
+_OF_FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|arguments)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ def _parameter(field: str) -> str:
     if name in _PARAMETERS:
         return _PARAMETERS[name]
     if field.startswith("chat."):
-        return field.removeprefix("chat.")
+        return _OF_FUNCTIONS.sub(r"\1.function.\2", field.removeprefix("chat."))
     for prefix in ("sampling.", "stop."):
         if name.startswith(prefix):
             return name.removeprefix(prefix)

@@ -5,6 +5,7 @@ null is the same as nothing. What is wrong is an InvalidFieldError with the fiel
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,18 @@ class Fields:
         """A text that UTF-8 can hold."""
         value = self.take(name)
         return None if value is None else self.as_text(name, value)
+
+    def required_text(self, name: str) -> str:
+        """A text that has to be there."""
+        text = self.text(name)
+        if text is None:
+            raise self.missing(name)
+        return text
+
+    def json(self, name: str) -> str:
+        """An object, as JSON; empty without one."""
+        value = self.take(name)
+        return "" if value is None else self.as_json(name, value)
 
     def members(self, name: str) -> Sequence[Any] | None:
         """A list."""
@@ -114,6 +127,22 @@ class Fields:
             raise self._wrong(name, value, "an object")
         return Fields(value, self.path(name))
 
+    def as_json(self, name: str, value: Any) -> str:
+        """The object that a value must be, as JSON."""
+        if not isinstance(value, dict):
+            raise self._wrong(name, value, "an object")
+        try:
+            return self.as_text(name, json.dumps(value, ensure_ascii=False))
+        except RecursionError:
+            raise InvalidFieldError(f"{self.path(name)} is nested too deeply", field=self.path(name)) from None
+
+    def only_type(self, offered: str) -> None:
+        """Takes `type`, of which there is one."""
+        kind = self.required_text("type")
+        if kind != offered:
+            path = self.path("type")
+            raise InvalidFieldError(f"{path} is {_shown(kind)}; only {offered} is offered", field=path)
+
     def only(self, neutral: Mapping[str, Sequence[Any]]) -> None:
         """Refuses what is not offered: these fields may be there only with values that ask for nothing."""
         for name, values in neutral.items():
@@ -130,6 +159,10 @@ class Fields:
         for name in self._left:
             path = self.path(name[:_SHOWN_CHARS])
             raise InvalidFieldError(f"there is no parameter {path!r} here", field=path)
+
+    def missing(self, name: str) -> InvalidFieldError:
+        """The error of a field that has to be there."""
+        return InvalidFieldError(f"{self.path(name)} is required", field=self.path(name))
 
     def _wrong(self, name: str, value: Any, wanted: str) -> InvalidFieldError:
         path = self.path(name)

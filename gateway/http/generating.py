@@ -69,7 +69,7 @@ class Generating:
                 timer = asyncio.get_running_loop().call_later(deadline_s, _end_late, started)
             await together([owned(each, each.open()) for each in started])
             shape = await make_shape(asked, requests, caller)
-            headers = {REQUEST_ID: shape.request_id} | ({IGNORED: ", ".join(asked.ignored)} if asked.ignored else {})
+            headers = {REQUEST_ID: shape.request_id} | ignored_header(asked.ignored)
             answer = answer_in_events if asked.stream else answer_once
             await answer(exchange, started, shape, headers, self._generations.settings.stream_stall_seconds)
         except BaseException as error:
@@ -140,6 +140,11 @@ class Generating:
             return await self._generations.tokenizing.decode(request.model, given.token_ids, caller.tenant)
         assert isinstance(given, TextInput)
         return given.text
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Tells a client which of its parameters changed nothing, if some did."""
+    return {IGNORED: ", ".join(dict.fromkeys(names))} if names else {}
 
 
 def _request_id(requests: Sequence[GenerationRequest]) -> str:

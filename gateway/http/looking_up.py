@@ -15,10 +15,11 @@ from ..generations import Generations
 from ..served_model import Catalogue
 from ..service import ModelsService
 from ..validate import validate_detokenize, validate_tokenize
-from .asked import read_messages
+from .chat_body import read_chat_input
 from .exchange import Exchange, encode_json
 from .failures import HttpError
 from .fields import Fields
+from .generating import ignored_header
 from .parameters import MAX_UINT32
 
 
@@ -57,18 +58,12 @@ class LookingUp:
         request = pb.TokenizeRequest(model=fields.text("model") or "")
         # A text begins as the model's tokenizer wants it, a chat as its template does.
         prompt = fields.text("prompt")
+        ignored: list[str] = []
         if prompt is not None:
             request.prompt = prompt
         else:
-            request.chat.CopyFrom(read_messages(fields, []))
-        fields.only(
-            {
-                "add_special_tokens": (prompt is not None,),
-                "add_generation_prompt": (True,),
-                "continue_final_message": (False,),
-                "return_token_strs": (False,),
-            }
-        )
+            request.chat.CopyFrom(read_chat_input(fields, ignored))
+        fields.only({"add_special_tokens": (prompt is not None,), "return_token_strs": (False,)})
         fields.refuse_rest()
         max_bytes = self._generations.settings.max_prompt_bytes
         model, given = validate_tokenize(request, self._catalogue, max_prompt_bytes=max_bytes)
@@ -76,7 +71,8 @@ class LookingUp:
             _, ids = await self._generations.tokenizing.encode(model, given, caller.tenant)
             found = await self._models.get_model(models_pb2.GetModelRequest(name=model.name), caller)
             limit = found.max_model_len
-            await _answer(exchange, {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
+            counted = {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None}
+            await exchange.answer(200, encode_json(counted), ignored_header(ignored))
 
     async def detokenize(self, exchange: Exchange, caller: Caller, body: Mapping[str, Any]) -> None:
         """The text of token ids."""

@@ -39,7 +39,8 @@ _NOT_OFFERED: dict[str, Sequence[Any]] = {
 }
 # Say something about a request that no token of its answer depends on.
 _CHANGE_NOTHING = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention",
 )  # fmt: skip
 
 

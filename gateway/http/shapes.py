@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..detokenizer import Detokenizer
 from ..generation import Summary
-from ..output import Finish
+from ..output import Finish, ToolCallDelta
 from ..sequence_end import EndReason
 from ..served_model import ServedModel
 from ..stream import Delta
@@ -53,8 +53,8 @@ class Shape(ABC):
         """What a choice begins with, before there is anything of it; None: nothing."""
 
     @abstractmethod
-    def piece(self, index: int, delta: Delta) -> Json:
-        """A choice with more of its text."""
+    def piece(self, index: int, delta: Delta) -> Json | None:
+        """A choice with more of it; None: its tokens show nothing."""
 
     @abstractmethod
     def closing(self, index: int, finish: Finish) -> Json:
@@ -79,9 +79,14 @@ class ChatShape(Shape):
         """The role, which clients want first."""
         return self._choice(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, delta: Delta) -> Json:
-        """A choice with more of its text."""
-        return {**self._choice(index, {"content": delta.text}), "logprobs": self._shown([delta])}
+    def piece(self, index: int, delta: Delta) -> Json | None:
+        """A choice with more of its text, or of the calls that it makes."""
+        said: Json = {"content": delta.text} if delta.text else {}
+        if delta.tool_calls:
+            said["tool_calls"] = [_call_piece(call) for call in delta.tool_calls]
+        if not said and not self._logprobs:
+            return None
+        return {**self._choice(index, said), "logprobs": self._shown([delta])}
 
     def closing(self, index: int, finish: Finish) -> Json:
         """A choice with its end."""
@@ -89,7 +94,11 @@ class ChatShape(Shape):
 
     def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
         """A choice with all of it."""
-        message = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
+        text = "".join(delta.text for delta in deltas)
+        calls = _calls(deltas)
+        message: Json = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
         return {"index": index, "message": message, "logprobs": self._shown(deltas), **_ended(finish)}
 
     def _choice(self, index: int, delta: Json) -> Json:
@@ -121,8 +130,10 @@ class CompletionShape(Shape):
         """The prompt."""
         return self._choice(index, self._prompts[index]) if self._prompts else None
 
-    def piece(self, index: int, delta: Delta) -> Json:
+    def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of its text."""
+        if not delta.text and not self._logprobs:
+            return None
         return {**self._choice(index, delta.text), "logprobs": self._shown(index, [delta])}
 
     def closing(self, index: int, finish: Finish) -> Json:
@@ -179,7 +190,30 @@ def usage(summaries: Sequence[Summary]) -> Json:
     }
 
 
+def _call_piece(call: ToolCallDelta) -> Json:
+    """More of a call."""
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_call(call.id, call.name, call.arguments)}
+
+
+def _calls(deltas: Sequence[Delta]) -> list[Json]:
+    """All calls of an output."""
+    calls: list[Json] = []
+    for delta in deltas:
+        for part in delta.tool_calls:
+            if part.name:
+                calls.append(_call(part.id, part.name, ""))
+            calls[part.index]["function"]["arguments"] += part.arguments
+    return calls
+
+
+def _call(call_id: str, name: str, arguments: str) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def _ended(finish: Finish) -> Json:
     """Why a choice ended; `stop_reason` is, as vLLM's, what matched, and null for the model's end tokens."""
     matched = finish.stop_string if finish.stop_string is not None else finish.stop_token_id
-    return {"finish_reason": "stop" if finish.reason is EndReason.STOP else "length", "stop_reason": matched}
+    stopped = "tool_calls" if finish.called else "stop"
+    return {"finish_reason": stopped if finish.reason is EndReason.STOP else "length", "stop_reason": matched}

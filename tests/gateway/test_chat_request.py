@@ -72,6 +72,12 @@ def test_of_tools_that_it_may_not_call_the_assistant_is_not_told() -> None:
     assert read_chat(chat).tools == ()
 
 
+@pytest.mark.parametrize(("parallel", "single"), [(None, False), (True, False), (False, True)])
+def test_one_call_is_all_or_not(parallel: bool | None, single: bool) -> None:
+    given_chat = pb.Chat(messages=[USER], tools=[pb.Tool(name="f")], parallel_tool_calls=parallel)
+    assert read_chat(given_chat).single_call is single
+
+
 def test_a_last_turn_that_goes_on() -> None:
     chat = pb.Chat(messages=[USER, pb.ChatMessage(role="assistant", content="well")], continue_final_message=True)
     assert (read_chat(chat).continues, read_chat(chat).generation_prompt) == (True, False)

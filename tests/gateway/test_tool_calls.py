@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
 
 from gateway.detokenizer import Detokenizer
-from gateway.output import Output, ToolCallDelta
+from gateway.output import Finish, Output, ToolCallDelta
 from gateway.sequence_end import EndReason
 from gateway.served_model import Catalogue, ServedModel, load_model
 from gateway.token_logprobs import TokenLogprobs
@@ -23,10 +23,9 @@ from gateway.validate import validate_generate
 from tercet.config import ModelSettings
 from tercet.errors import InvalidFieldError
 from tercet.ids import new_tool_call_id
-from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
-from .conftest import make_byte_tokenizer, write_model
+from .calling_model import answering, write_calling_model
 
 CALL = '{"name": "get", "arguments": {"city": "Zürich 🙂", "n": "}]"}}'
 ARGUMENTS = '{"city": "Zürich 🙂", "n": "}]"}'
@@ -34,10 +33,10 @@ TOOLS = [pb.Tool(name="get", parameters='{"type": "object", "properties": {"city
 USER = pb.ChatMessage(role="user", content="hello")
 
 
-def meanings(form: ToolFormat, answer: str) -> list[tuple[str, str]]:
+def meanings(form: ToolFormat, answer: str, *, single: bool) -> list[tuple[str, str]]:
     """Of each character the text and the arguments that it adds; a name that begins a call is added by the last one of
     its piece."""
-    parser = ToolParser(form, {"get"})
+    parser = ToolParser(form, {"get"}, single=single)
     found: list[tuple[str, str]] = []
     for piece in [*parser.push(answer), *parser.finish()]:
         if piece.name:
@@ -66,19 +65,21 @@ answers = st.lists(
     answers,
     st.lists(st.integers(1, 9), min_size=1, max_size=9),
     st.lists(st.booleans(), min_size=1, max_size=9),
-    st.sampled_from([(), ("city",), ("}",), ("<tool_call>",)]),
+    st.sampled_from([(), ("city",), ("}",), ("<tool_call>",), ("}, ",)]),
+    st.booleans(),
 )
-@example(HERMES, f"Hm <tool_call>{CALL}</tool_call> x", [1], [True], ())
-@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [3], [False, True], ())
+@example(HERMES, f"Hm <tool_call>{CALL}</tool_call> x", [1], [True], (), False)
+@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [3], [False, True], (), False)
+@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [5], [False, True], ("}, ",), True)
 def test_tokens_logprobs_text_and_calls_stay_together(
-    form: ToolFormat, answer: str, sizes: list[int], reads: list[bool], stops: tuple[str, ...]
+    form: ToolFormat, answer: str, sizes: list[int], reads: list[bool], stops: tuple[str, ...], single: bool
 ) -> None:
     raw, tokens = answer.encode(), []
     while raw:
         size = sizes[len(tokens) % len(sizes)]
         tokens.append(raw[:size])
         raw = raw[size:]
-    parser = ToolParser(form, {"get"})
+    parser = ToolParser(form, {"get"}, single=single)
     output = Output(
         Detokenizer(tokens.__getitem__),
         stop_strings=stops,
@@ -89,7 +90,7 @@ def test_tokens_logprobs_text_and_calls_stay_together(
     text = calls = ""
     ids: list[int] = []
     ends = [place for stop in stops if (place := answer.find(stop)) >= 0]
-    expected = meanings(form, answer[: min(ends, default=len(answer))])
+    expected = meanings(form, answer[: min(ends, default=len(answer))], single=single)
 
     def take() -> None:
         nonlocal text, calls
@@ -116,6 +117,8 @@ def test_tokens_logprobs_text_and_calls_stay_together(
     assert len(ids) == output.num_tokens
     assert output.finish is not None
     assert output.finish.called == parser.called
+    if single and parser.called:
+        assert output.finish == Finish(EndReason.STOP, called=True)
     assert text == "".join(each for each, _ in expected)
 
 
@@ -137,22 +140,9 @@ def test_ids_of_calls_are_nine_letters_and_digits() -> None:
     assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in ids)
 
 
-TEMPLATE = (
-    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}[TOOL_CALLS][{{ call.function | tojson }}]{% endfor %}<|end|>{% endfor %}"
-)
-
-
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backend = make_byte_tokenizer()
-    backend.add_special_tokens([AddedToken("[TOOL_CALLS]", normalized=False, special=True)])
-    return write_model(
-        tmp_path_factory.mktemp("models") / "calls",
-        config__json={"vocab_size": 280, "max_position_embeddings": 2048, "eos_token_id": 261},
-        tokenizer_config__json={"bos_token": "<s>", "eos_token": "<|end|>", "chat_template": TEMPLATE},
-        tokenizer__json=backend.to_str(),
-    )
+    return write_calling_model(tmp_path_factory.mktemp("models") / "calls")
 
 
 @pytest.fixture(scope="module")
@@ -163,23 +153,6 @@ def model(model_path: Path) -> ServedModel:
 def chat(**fields: Any) -> pb.GenerateRequest:
     fields = {"messages": [USER], "tools": TOOLS, **fields}
     return pb.GenerateRequest(chat=pb.Chat(**fields), sampling=pb.SamplingParams(seed=1, logprobs=0))
-
-
-def answering(scheduler: Any, model: ServedModel, answer: str) -> list[int]:
-    """Makes every request be answered so, token by token. The tokens."""
-    ids = [*model.tokenizer.encode(answer, add_bos=False), 261]
-
-    async def play(sequence: Any) -> None:
-        logprobs = [sequence_pb2.TokenLogprobs(sequence_id=sequence.sequence_id, logprob=-1)]
-        for token_id in ids[:-1]:
-            await sequence.tokens(token_id, logprobs=logprobs)
-        end = scheduler_pb2.SequenceEnd(
-            reason=sequence_pb2.END_REASON_STOP, stop_token_id=261, account=scheduler_pb2.Account(blocks_used=1)
-        )
-        await sequence.tokens(ids[-1], end=end, logprobs=logprobs)
-
-    scheduler.play = play
-    return ids
 
 
 async def test_stream_and_once_tell_the_same_calls(gateway: Any, scheduler: Any, model: ServedModel) -> None:
@@ -205,6 +178,17 @@ async def test_stream_and_once_tell_the_same_calls(gateway: Any, scheduler: Any,
     assert finished[0].outputs[0].reason == output.end.reason == pb.FINISH_REASON_TOOL_CALLS
 
 
+async def test_one_call_can_be_all_that_is_wanted(gateway: Any, scheduler: Any, model: ServedModel) -> None:
+    answering(scheduler, model, f"[TOOL_CALLS][{CALL}, {CALL}]")
+    (output,) = (await gateway.inference.GenerateOnce(chat(parallel_tool_calls=False))).outputs
+    assert [call.arguments for call in output.tool_calls] == [ARGUMENTS]
+    assert output.end == pb.OutputEnd(reason=pb.FINISH_REASON_TOOL_CALLS)
+    # The mesh need not go on.
+    await asyncio.wait_for(scheduler.sequences[0].stopped.wait(), 10)
+    (output,) = (await gateway.inference.GenerateOnce(chat(parallel_tool_calls=True))).outputs
+    assert len(output.tool_calls) == 2
+
+
 @pytest.mark.parametrize("fields", [{"tools": []}, {"tool_choice": pb.TOOL_CHOICE_NONE}])
 async def test_without_tools_there_are_no_calls(
     gateway: Any, scheduler: Any, model: ServedModel, fields: dict[str, Any]
@@ -226,7 +210,7 @@ async def test_the_answer_of_a_tool_goes_back(gateway: Any, scheduler: Any, mode
     ]
     rendered = await gateway.inference.Tokenize(pb.TokenizeRequest(chat=pb.Chat(messages=turns, tools=TOOLS)))
     shown = json.dumps({"name": "get", "arguments": json.loads(ARGUMENTS)}, ensure_ascii=False)
-    assert rendered.text.endswith(f"<|assistant|>[TOOL_CALLS][{shown}]<|end|><|tool|>sunny<|end|>")
+    assert rendered.text.endswith(f"<|assistant|>[TOOL_CALLS][{shown}]<|end|><|tool|>sunny<|end|><|assistant|>")
 
 
 def test_tools_of_a_model_whose_calls_are_not_known(model_path: Path) -> None:

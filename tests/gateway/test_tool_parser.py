@@ -20,16 +20,16 @@ NAMES = frozenset({"get", "now", "wett.er"})
 Calls = list[tuple[str, str]]
 
 
-def pieces_of(form: ToolFormat, parts: Sequence[str]) -> tuple[list[Piece], bool]:
-    parser = ToolParser(form, NAMES)
+def pieces_of(form: ToolFormat, parts: Sequence[str], *, single: bool = False) -> tuple[list[Piece], bool]:
+    parser = ToolParser(form, NAMES, single=single)
     pieces = [piece for part in parts for piece in parser.push(part)]
     pieces += parser.finish()
     return pieces, parser.called
 
 
-def parse(form: ToolFormat, *parts: str) -> tuple[str, Calls, bool]:
+def parse(form: ToolFormat, *parts: str, single: bool = False) -> tuple[str, Calls, bool]:
     """Text, calls, and whether it ends as one that called, of an answer in parts."""
-    pieces, called = pieces_of(form, parts)
+    pieces, called = pieces_of(form, parts, single=single)
     assert sum(piece.size for piece in pieces) == len("".join(parts))
     calls: Calls = []
     for piece in pieces:
@@ -136,6 +136,26 @@ def test_text_beside_whole_calls(form: ToolFormat, answer: str, text: str, calls
     assert parse(form, answer) == (text, calls, True)
 
 
+@pytest.mark.parametrize(
+    ("form", "answer", "text", "calls", "called"),
+    [
+        (HERMES, "Hm " + hermes(GET, NOW) + "done", "Hm ", [("get", ARGUMENTS)], True),
+        (MISTRAL, f"[TOOL_CALLS][{NOW}, {GET}] x", "", [("now", "{}")], True),
+        (LLAMA3_JSON, f"{NOW}; {GET}", "", [("now", "{}")], True),
+        (HERMES, "no call", "no call", [], False),
+        # One that was told is the only one, whatever becomes of it.
+        (HERMES, '<tool_call>{"name": "get", "arguments": {"a":]' + hermes(NOW), "]" + hermes(NOW),
+         [("get", '{"a":')], False),
+    ],
+)  # fmt: skip
+def test_of_several_calls_one_can_be_wanted(
+    form: ToolFormat, answer: str, text: str, calls: Calls, called: bool
+) -> None:
+    for size in (1, 5, len(answer)):
+        parts = [answer[i : i + size] for i in range(0, len(answer), size)]
+        assert parse(form, *parts, single=True) == (text, calls, called)
+
+
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_what_is_held_is_bounded(size: int) -> None:
     long = '{"a": "' + "x" * 9000 + '"}'
@@ -171,14 +191,19 @@ answers = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=12).ma
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(list(TOOL_FORMATS.values())), answers, st.lists(st.integers(0, 400)), st.booleans())
-@example(HERMES, hermes(GET, TRICKY), [], True)
-@example(MISTRAL, f"x[TOOL_CALLS][{GET}, {TRICKY}]y", [], True)
-def test_the_same_whatever_the_cut(form: ToolFormat, answer: str, cuts: list[int], every: bool) -> None:
-    whole = parse(form, answer)
+@given(
+    st.sampled_from(list(TOOL_FORMATS.values())), answers, st.lists(st.integers(0, 400)), st.booleans(), st.booleans()
+)
+@example(HERMES, hermes(GET, TRICKY), [], True, False)
+@example(MISTRAL, f"x[TOOL_CALLS][{GET}, {TRICKY}]y", [], True, True)
+def test_the_same_whatever_the_cut(form: ToolFormat, answer: str, cuts: list[int], every: bool, single: bool) -> None:
+    whole = parse(form, answer, single=single)
     places = sorted({0, *(range(len(answer)) if every else (cut for cut in cuts if cut < len(answer))), len(answer)})
-    assert parse(form, *(answer[a:b] for a, b in itertools.pairwise(places))) == whole
+    assert parse(form, *(answer[a:b] for a, b in itertools.pairwise(places)), single=single) == whole
     text, calls, called = whole
+    if single:
+        # The first of those that there would be.
+        assert calls == parse(form, answer)[1][:1]
     if called:
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
     if not calls:

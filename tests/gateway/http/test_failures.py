@@ -7,9 +7,13 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
 
+from gateway.http.asked import read_chat, read_completion
 from gateway.http.failures import KINDS, failure_of
 from tercet import errors
+from tercet.mesh.v1 import sequence_pb2
 
 
 def test_every_error_has_a_status():
@@ -38,6 +42,11 @@ def test_an_answer_has_openais_form(reason):
         ("token_ids[3]", "prompt"),
         ("chat", "messages"),
         ("chat.messages[3].role", "messages[3].role"),
+        ("chat.messages[3].tool_calls[1].arguments", "messages[3].tool_calls[1].function.arguments"),
+        ("chat.tools[3].parameters", "tools[3].function.parameters"),
+        ("chat.tools", "tools"),
+        ("chat.forced_tool", "tool_choice"),
+        ("chat.template_kwargs", "chat_template_kwargs"),
         ("messages[3].content", "messages[3].content"),
         ("sampling.logit_bias[3].token_id", "logit_bias"),
         ("stop.strings[1]", "stop"),
@@ -87,10 +96,8 @@ def test_a_field_is_called_as_the_client_called_it(field, parameter):
         ("chat/completions", {"messages": [{"role": "me", "content": "a"}]}, "messages[0].role"),
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0].type"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]},
-         "messages[0].tool_calls"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "tool_choice": "auto"}, "tool_choice"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}],
+                              "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ("chat/completions", {"messages": [{"role": "user", "content": "a"}],
                               "response_format": {"type": "json_object"}}, "response_format"),
         ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1}, "top_logprobs"),
@@ -125,6 +132,49 @@ async def test_openais_client_raises_its_own_errors(client):
     assert (odd.value.param, odd.value.code) == ("top_p", "invalid_field")
     with pytest.raises(openai.NotFoundError, match="not offered"):
         await client.embeddings.create(model="bytes", input="a")
+
+
+async def test_each_error_is_one_of_openais(client, scheduler):
+    classes = {
+        400: openai.BadRequestError, 401: openai.AuthenticationError, 403: openai.PermissionDeniedError,
+        404: openai.NotFoundError, 409: openai.ConflictError, 429: openai.RateLimitError,
+    }  # fmt: skip
+    for reason, (status, kind) in KINDS.items():
+        scheduler.refuse = sequence_pb2.Failure(reason=reason, message="so it is")
+        with pytest.raises(openai.APIStatusError, match="so it is") as caught:
+            await client.chat.completions.create(model="bytes", messages=[{"role": "user", "content": reason}])
+        error = caught.value
+        rest = openai.InternalServerError if status >= 500 else openai.APIStatusError
+        assert type(error) is classes.get(status, rest)
+        assert (error.status_code, error.type, error.code) == (
+            status,
+            kind,
+            failure_of(errors.from_reason(reason, "")).code,
+        )
+        assert error.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("read", "least", "parameters"),
+    [
+        (read_completion, {"prompt": "a"}, completion_create_params.CompletionCreateParamsStreaming),
+        (
+            read_chat,
+            {"messages": [{"role": "user", "content": "a"}]},
+            chat_create_params.CompletionCreateParamsStreaming,
+        ),
+    ],
+)
+def test_every_parameter_of_openais_client_is_known(read, least, parameters):
+    """Taken, or refused as what it is, or ignored and named: not refused as something that nobody knows."""
+    unknown = []
+    for name in parameters.__annotations__:
+        try:
+            read({**least, name: {"odd": 1}})
+        except errors.InvalidFieldError as error:
+            unknown += [name] if error.message.startswith(f"there is no parameter {name!r}") else []
+    assert {"stream", "temperature"} <= parameters.__annotations__.keys()
+    assert unknown == []
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,36 @@ async def test_several_prompts_and_outputs_are_choices_in_order(client, schedule
     assert [each.submit.request_id for each in scheduler.sequences] == ["mine-0", "mine-1", "mine-2"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_prompt_and_output_ends_with_its_own_reason(client, scheduler, model, stream):
+    """The first prompt's outputs are cut, of the second's one stops by itself, and the other at a text."""
+
+    async def play(sequence: Any) -> None:
+        one, other = sequence.outputs
+        if len(sequence.submit.prompt_token_ids) > 2:
+            for output, text in ((one, "abcde"), (other, "fg")):
+                await output.tokens(*model.tokenizer.encode(text, add_bos=False))
+                await output.end(sequence_pb2.END_REASON_LENGTH)
+        else:
+            await one.tokens(*model.tokenizer.encode("h", add_bos=False), 261)
+            await one.end(sequence_pb2.END_REASON_STOP, stop_token_id=261)
+            await other.tokens(*model.tokenizer.encode("i##j", add_bos=False))
+
+    scheduler.play = play
+    made = await client.completions.create(
+        model="bytes", prompt=[[1, 2, 3], [4]], n=2, stop="##", max_tokens=5, stream=stream
+    )
+    texts, ends = ["", "", "", ""], {}
+    for part in [each async for each in made] if stream else [made]:
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+            if choice.finish_reason is not None:
+                assert choice.index not in ends
+                ends[choice.index] = (choice.finish_reason, choice.stop_reason)
+    assert ends == {0: ("length", None), 1: ("length", None), 2: ("stop", None), 3: ("stop", "##")}
+    assert texts == ["abcde", "fg", "h", "i"]
+
+
 async def test_prompts_of_token_ids(client, scheduler):
     ids = [104, 105, 106]
     once = await client.completions.create(model="bytes", prompt=ids, max_tokens=3)
