@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from bench.figures import percentile
-from tercet.client import Accepted, Client, Delta, Event
+from tercet.client import Accepted, AsyncClient, Delta, Event
 from tercet.errors import RequestError
 
 
@@ -62,7 +62,7 @@ class Seen:
         return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
 
 
-async def ask(client: Client, asked: Ask, start: float) -> Seen:
+async def ask(client: AsyncClient, asked: Ask, start: float) -> Seen:
     """Sends one request now and reads its answer. Cancelled, it breaks off and returns what it has."""
     sent = time.perf_counter() - start
     moments: list[float] = []
@@ -95,13 +95,13 @@ async def ask(client: Client, asked: Ask, start: float) -> Seen:
 
 
 @asynccontextmanager
-async def connections(address: str, count: int) -> AsyncIterator[Sequence[Client]]:
+async def connections(address: str, count: int) -> AsyncIterator[Sequence[AsyncClient]]:
     """So many clients of one address, each with a connection: gateways that share a port share these."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Client(address)) for _ in range(count)]
+        yield [await stack.enter_async_context(AsyncClient(address)) for _ in range(count)]
 
 
-async def send(clients: Sequence[Client], asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
+async def send(clients: Sequence[AsyncClient], asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
     """Sends each request when it is due, by one client after the other; those not over `patience_s` seconds after the
     last are broken off."""
     start = time.perf_counter()

@@ -34,7 +34,7 @@ from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.refusal_load import GENERATE, LEAD_S, in_ms, started
 from tercet import rpc
 from tercet.cancel_times import times_by_origin
-from tercet.client import Client, Delta
+from tercet.client import AsyncClient, Delta
 from tercet.ledger.cancellations import read_cancellations
 from tercet.ledger.ledger import Ledger
 from tercet.v1 import inference_pb2 as pb
@@ -75,7 +75,7 @@ def steady(address: str, count: int, until: float) -> list[list[float]]:
 
 async def _steady(address: str, count: int, until: float) -> list[list[float]]:
     moments: list[list[float]] = [[] for _ in range(count)]
-    async with Client(address) as client:
+    async with AsyncClient(address) as client:
 
         async def read(noted: list[float]) -> None:
             async for event in client.generate(PROMPT, temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True):
@@ -127,7 +127,7 @@ async def _storm(address: str, count: int, begin: float, at: float) -> tuple[int
     return before, took
 
 
-async def look(client: Client, looks: Looks) -> None:
+async def look(client: AsyncClient, looks: Looks) -> None:
     """Asks for the fleet until cancelled."""
     while True:
         asked = time.monotonic()
@@ -169,7 +169,7 @@ async def _beside(mesh: PlanMesh, num_requests: int, num_streams: int, seconds: 
         at = alone + seconds + RAMP_S
         streams = loop.run_in_executor(clients, steady, address, num_streams, at + seconds)
         storming = loop.run_in_executor(clients, storm, address, num_requests, alone + seconds, at)
-        async with Client(address) as client:
+        async with AsyncClient(address) as client:
             looks = Looks()
             looking = asyncio.create_task(look(client, looks))
             spent_alone = await _spent(mesh, alone, seconds)
@@ -205,7 +205,7 @@ async def _spent(mesh: PlanMesh, begin: float, seconds: float) -> dict[str, floa
     return {name: mesh.cpu_seconds(name) - had for name, had in before.items()}
 
 
-async def _blocks_left(client: Client) -> int:
+async def _blocks_left(client: AsyncClient) -> int:
     """Blocks in use once nothing runs; as many as there are after PATIENCE_S."""
     give_up_at = time.monotonic() + PATIENCE_S
     while True:

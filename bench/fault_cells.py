@@ -20,7 +20,7 @@ from bench.fault_deeds import DATABASE_FAULTS, LONG_PAUSE_S, do, kill
 from bench.fault_mesh import STARTED_S, FaultMesh
 from bench.fault_streams import Stream, follow, judge, judge_entries
 from tercet import errors
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.ledger.ledger import LEASE_S
 
 NUM_STREAMS = 64
@@ -115,7 +115,7 @@ class Matrix:
         if cell.beside:
             broken.enter_context(self._mesh.database.broken(cell.beside))
         streams = self._streams() if cell.streaming else []
-        async with Client(self._mesh.address) as client:
+        async with AsyncClient(self._mesh.address) as client:
             tasks = [asyncio.create_task(follow(client, stream)) for stream in streams]
             try:
                 # All on their way, none near its end.
@@ -159,7 +159,7 @@ class Matrix:
     async def _learn(self) -> None:
         """What each seed gets when nothing breaks."""
         streams = self._streams()
-        async with Client(self._mesh.address) as client:
+        async with AsyncClient(self._mesh.address) as client:
             await asyncio.gather(*(follow(client, stream) for stream in streams))
         assert all(stream.ends == ["finished"] for stream in streams), [stream.ends for stream in streams]
         self._undisturbed = {stream.seed: tuple(stream.token_ids) for stream in streams}
@@ -176,7 +176,7 @@ class Matrix:
         """Asks again and again, as a client that got a retryable error would."""
         while True:
             # Each time a connection of its own: what is left of one that broke is not the mesh's.
-            async with Client(self._mesh.address) as client:
+            async with AsyncClient(self._mesh.address) as client:
                 try:
                     await client.generate_once("hello", max_tokens=1, timeout_s=5)
                     return time.monotonic() - began

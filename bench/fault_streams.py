@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bench.books import Entry
 from tercet import errors
-from tercet.client import Client, Delta, Finished
+from tercet.client import AsyncClient, Delta, Finished
 from tercet.ledger.row import Outcome
 
 MAX_TOKENS = 160
@@ -35,7 +35,7 @@ class Stream:
         return self.ends == [FINISHED]
 
 
-async def follow(client: Client, stream: Stream) -> None:
+async def follow(client: AsyncClient, stream: Stream) -> None:
     """Until the end of a stream, however it ends."""
     try:
         async for event in client.generate(

@@ -25,7 +25,7 @@ import uvloop
 
 from bench.plan_mesh import fixed, plan_mesh
 from bench.plan_parts import prompt, token_moments
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store
 
@@ -48,13 +48,13 @@ def p_value(these: Sequence[float], those: Sequence[float], permutations: int, r
     return as_far / (permutations + 1)
 
 
-async def first_token_ms(client: Client, tokens: Sequence[int]) -> float:
+async def first_token_ms(client: AsyncClient, tokens: Sequence[int]) -> float:
     """Of one request on an idle mesh."""
     return (await token_moments(client, tokens, 2))[0] * 1e3
 
 
 async def compare(
-    client: Client, cached: Sequence[list[int]], new: Sequence[list[int]], rng: random.Random
+    client: AsyncClient, cached: Sequence[list[int]], new: Sequence[list[int]], rng: random.Random
 ) -> tuple[Times, Times]:
     """First tokens of both kinds of prompts, one after the other in an order drawn anew."""
     asked = [(0, tokens) for tokens in cached] + [(1, tokens) for tokens in new]
@@ -77,8 +77,8 @@ async def _measure(pairs: int, length: int, permutations: int, seed: int) -> dic
         flags = fixed(0, tenants_store=f"{folder}/tenants.db", worker_kv_cache_memory=2 << 30)
         async with (
             plan_mesh(flags) as mesh,
-            Client(mesh.gateway, api_key=keys["alice"]) as alice,
-            Client(mesh.gateway, api_key=keys["bob"]) as bob,
+            AsyncClient(mesh.gateway, api_key=keys["alice"]) as alice,
+            AsyncClient(mesh.gateway, api_key=keys["bob"]) as bob,
         ):
             secrets = [prompt(length, rng) for _ in range(pairs)]
             for client in (bob, alice):

@@ -34,7 +34,7 @@ from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
 from bench.figures import gaps, percentile
 from bench.workload import PRESETS, Request, mixed, prompts, work_for
 from tercet.cli.demo import private
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.config import MeshConfig, load_config
 from tercet.mesh_processes import MeshProcesses
 
@@ -108,7 +108,7 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder), start_timeout_s=300) as mesh,
-            Client(mesh.address) as client,
+            AsyncClient(mesh.address) as client,
         ):
             result: dict[str, Any] = {"start_s": time.perf_counter() - started, "open_loop": []}
             print(f"ready after {result['start_s']:.1f} s", flush=True)
@@ -126,7 +126,7 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
             return result
 
 
-async def _alone(client: Client, vocab_size: int, count: int) -> dict[str, float]:
+async def _alone(client: AsyncClient, vocab_size: int, count: int) -> dict[str, float]:
     """Milliseconds to the first token of a request that finds nobody else."""
     rng = random.Random(7)
     times = []
@@ -139,7 +139,7 @@ async def _alone(client: Client, vocab_size: int, count: int) -> dict[str, float
     return result
 
 
-async def _all_at_once(client: Client, requests: Sequence[Request]) -> dict[str, float]:
+async def _all_at_once(client: AsyncClient, requests: Sequence[Request]) -> dict[str, float]:
     started = time.perf_counter()
     seen = await send([client], [Ask(0.0, request.prompt, request.max_tokens) for request in requests])
     took = time.perf_counter() - started
@@ -159,7 +159,7 @@ def _asks(requests: Sequence[Request], rate: float, seconds: float) -> Iterator[
         yield Ask(due, request.prompt, request.max_tokens)
 
 
-async def _arrivals(client: Client, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
+async def _arrivals(client: AsyncClient, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
     started = time.perf_counter()
     everyone = await send([client], _asks(requests, rate, seconds))
     took = time.perf_counter() - started
@@ -190,7 +190,7 @@ async def _arrivals(client: Client, requests: Sequence[Request], rate: float, se
     return result
 
 
-async def _cancels(client: Client, vocab_size: int, count: int, log: Path) -> dict[str, float]:
+async def _cancels(client: AsyncClient, vocab_size: int, count: int, log: Path) -> dict[str, float]:
     """Milliseconds from a client's cancel to the worker's word that the blocks are free, at a steady batch."""
     rng = random.Random(5)
 

@@ -16,7 +16,7 @@ from bench.figures import percentile
 from bench.offer import FIRST_TOKEN, Offer
 from scheduler.simulator.flow_tally import FlowTally
 from scheduler.traffic_class import TrafficClass, class_of
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.config import MeshConfig
 from tercet.mesh_processes import MeshProcesses
 
@@ -58,7 +58,7 @@ class OverloadMesh:
             yield uvloop.run(measured(rate))
 
     @asynccontextmanager
-    async def _mesh(self, config: MeshConfig) -> AsyncIterator[Sequence[Client]]:
+    async def _mesh(self, config: MeshConfig) -> AsyncIterator[Sequence[AsyncClient]]:
         """Clients of a running mesh that has had its first requests."""
         with tempfile.TemporaryDirectory() as folder:
             mesh = MeshProcesses(
@@ -76,7 +76,7 @@ class OverloadMesh:
 
 
 async def under_load(
-    clients: Sequence[Client], offer: Offer, rate: float, classes: Mapping[str, TrafficClass]
+    clients: Sequence[AsyncClient], offer: Offer, rate: float, classes: Mapping[str, TrafficClass]
 ) -> dict[str, Any]:
     """What became of the requests at a rate."""
     # Made before the clock starts: the client has enough to do.

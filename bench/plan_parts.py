@@ -19,7 +19,7 @@ from bench.figures import overlap, percentile
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.timer import timer_gaps
 from bench.token_gateway import TokenGateway
-from tercet.client import Client, Delta
+from tercet.client import AsyncClient, Delta
 
 VOCAB_SIZE = 49152
 # Of streams beside those that are measured.
@@ -36,7 +36,7 @@ def in_turns(names: Sequence[Any], times: int) -> list[Any]:
     return [name for turn in range(times) for name in (names if turn % 2 == 0 else tuple(reversed(names)))]
 
 
-async def token_moments(client: Client, tokens: Sequence[int], max_tokens: int) -> list[float]:
+async def token_moments(client: AsyncClient, tokens: Sequence[int], max_tokens: int) -> list[float]:
     """Seconds from the call to each message with tokens."""
     started = time.perf_counter()
     request = client.generate(list(tokens), temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -67,7 +67,7 @@ async def first_tokens(simulated: Simulated | None, seconds: float) -> dict[str,
     rng = random.Random(1)
     found: dict[int, list[float]] = {1: [], 16: []}
     async with contextlib.AsyncExitStack() as stack:
-        clients: dict[int, Client] = {}
+        clients: dict[int, AsyncClient] = {}
         for steps in found:
             _, clients[steps] = await stack.enter_async_context(_started(steps, simulated))
         deadline = time.monotonic() + seconds
@@ -206,7 +206,7 @@ async def prefix_caching(hits: bool, pairs: int) -> dict[str, Any]:
                 worker_kv_cache_memory=128 << 20,
             )
             mesh = await stack.enter_async_context(plan_mesh(flags))
-            clients[caching] = await stack.enter_async_context(Client(mesh.gateway))
+            clients[caching] = await stack.enter_async_context(AsyncClient(mesh.gateway))
         shared = prompt(900, rng) if hits else []
         for client in clients.values():
             for _ in range(8):
@@ -226,17 +226,19 @@ async def prefix_caching(hits: bool, pairs: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _started(steps: int, simulated: Simulated | None, **settings: Any) -> AsyncIterator[tuple[PlanMesh, Client]]:
+async def _started(
+    steps: int, simulated: Simulated | None, **settings: Any
+) -> AsyncIterator[tuple[PlanMesh, AsyncClient]]:
     """A mesh that has answered once, and a client."""
     if simulated is None:
         settings = {"worker_max_num_seqs": 32, **settings}
-    async with plan_mesh(fixed(steps, **settings), simulated) as mesh, Client(mesh.gateway) as client:
+    async with plan_mesh(fixed(steps, **settings), simulated) as mesh, AsyncClient(mesh.gateway) as client:
         for _ in range(3):
             await token_moments(client, prompt(64, random.Random(0)), 32)
         yield mesh, client
 
 
-async def _steady_gaps(client: Client, seconds: float, rng: random.Random, *, newcomers: bool) -> list[float]:
+async def _steady_gaps(client: AsyncClient, seconds: float, rng: random.Random, *, newcomers: bool) -> list[float]:
     """Seconds between messages of each of 8 streams, once they all run."""
     begin = float("inf")
     found: list[float] = []

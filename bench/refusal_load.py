@@ -17,7 +17,7 @@ import uvloop
 
 from bench.figures import gaps, percentile
 from tercet import rpc
-from tercet.client import Client, Delta
+from tercet.client import AsyncClient, Delta
 
 GENERATE = "/tercet.v1.Inference/Generate"
 # Streams have begun, and the mesh is calm, so many seconds before they are looked at.
@@ -102,7 +102,7 @@ def stream_gaps(address: str, key: str, count: int, begin: float, seconds: float
 
 async def _stream_gaps(address: str, key: str, count: int, begin: float, seconds: float) -> list[float]:
     moments: list[list[float]] = [[] for _ in range(count)]
-    async with Client(address, api_key=key) as client:
+    async with AsyncClient(address, api_key=key) as client:
 
         async def read(noted: list[float]) -> None:
             events = client.generate([7] * 32, temperature=0.0, max_tokens=4000, ignore_eos=True)

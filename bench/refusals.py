@@ -42,7 +42,7 @@ import uvloop
 
 from bench.plan_mesh import PlanMesh, Simulated, plan_mesh
 from bench.refusal_load import LEAD_S, Answers, Flood, flood, in_ms, started, stream_gaps
-from tercet.client import Accepted, Client
+from tercet.client import Accepted, AsyncClient
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store
 from tercet.v1 import inference_pb2 as pb
@@ -150,7 +150,7 @@ class Bench:
             yield
             return
         traffic_class, count = case.held
-        async with Client(self._mesh.gateway, api_key=self._keys[case.tenant]) as client:
+        async with AsyncClient(self._mesh.gateway, api_key=self._keys[case.tenant]) as client:
             tasks = []
             for _ in range(count):
                 accepted = asyncio.Event()
@@ -168,7 +168,7 @@ class Bench:
                 await asyncio.sleep(0.5)
 
 
-async def _hold(client: Client, traffic_class: str, accepted: asyncio.Event) -> None:
+async def _hold(client: AsyncClient, traffic_class: str, accepted: asyncio.Event) -> None:
     """Runs or waits until it is cancelled."""
     async for event in client.generate([7] * 32, max_tokens=4000, ignore_eos=True, traffic_class=traffic_class):
         if isinstance(event, Accepted):
@@ -189,7 +189,7 @@ async def _measure(cases: list[str], rates: list[float], seconds: float, chars: 
                 loop = asyncio.get_running_loop()
                 await asyncio.gather(*(loop.run_in_executor(clients, started) for _ in range(2)))
                 await bench.run(CASES["model"], 10.0, 1.0)
-                async with Client(mesh.gateway, api_key=keys["metered"]) as client:
+                async with AsyncClient(mesh.gateway, api_key=keys["metered"]) as client:
                     await client.generate_once("Once", max_tokens=1)
                 for name in cases:
                     for rate in rates:

@@ -30,7 +30,7 @@ import tercet
 from bench.measure import measure
 from bench.workload import PRESETS, Request, Work, prompts, work_for
 from tercet.cli.demo import private
-from tercet.client import Client, Delta, Finished
+from tercet.client import AsyncClient, Delta, Finished
 from tercet.config import MeshConfig, load_config
 from tercet.mesh_processes import MeshProcesses
 
@@ -76,7 +76,7 @@ class Timed:
     tokens: int
 
 
-async def _ask(client: Client, request: Request) -> Timed:
+async def _ask(client: AsyncClient, request: Request) -> Timed:
     started, first, at_gateway, tokens = time.perf_counter(), 0.0, 0.0, 0
     async for event in client.generate(
         list(request.prompt), temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True
@@ -96,7 +96,7 @@ async def _first_tokens(config: MeshConfig, length: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder)) as mesh,
-            Client(mesh.address) as client,
+            AsyncClient(mesh.address) as client,
         ):
             vocab_size = (await client.model()).vocab_size
             for prompt in prompts(5, length, vocab_size, rng):
@@ -134,7 +134,7 @@ async def _all_work(config: MeshConfig, work: Work) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder)) as mesh,
-            Client(mesh.address) as client,
+            AsyncClient(mesh.address) as client,
         ):
             start_s = time.perf_counter() - started
             print(f"ready after {start_s:.1f} s", flush=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tercet import errors
-from tercet.client import Client, Delta, Finished, Generation
+from tercet.client import AsyncClient, AsyncGeneration, Delta, Finished
 
 NUM_QUESTIONS = 60
 CLASSES = ("interactive", "rag", "batch")
@@ -110,7 +110,7 @@ class Clients:
 
     async def _live(self) -> None:
         while not self._stopped:
-            async with Client(self._address) as client:
+            async with AsyncClient(self._address) as client:
                 for _ in range(self._rng.randint(1, 20)):
                     if self._stopped:
                         return
@@ -120,7 +120,7 @@ class Clients:
                     if fate == "leave":
                         break
 
-    async def _ask(self, client: Client, fate: str) -> bool:
+    async def _ask(self, client: AsyncClient, fate: str) -> bool:
         """One request; whether it was served."""
         rng, memory = self._rng, self.memory
         question, request_id = rng.choice(self._questions), f"soak-{next(self._numbers)}"
@@ -154,7 +154,7 @@ class Clients:
             memory.told.append(Told(request_id, end, time.monotonic(), sum(map(len, got))))
         return end in ("finished", "left")
 
-    async def _read(self, generation: Generation, got: list[list[int]], fate: str) -> str:
+    async def _read(self, generation: AsyncGeneration, got: list[list[int]], fate: str) -> str:
         """How it ended: finished, or left by its client. Raises RequestError."""
         leave_after = self._rng.randint(0, 60) if fate in ("cancel", "leave") else None
         dawdles = DAWDLED_DELTAS if fate == "dawdle" else 0

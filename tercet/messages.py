@@ -11,7 +11,7 @@ from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-ToolChoice = Literal["auto", "none"]
+ToolChoice = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,14 @@ class Tool:
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One turn of a conversation; `role` is system, developer, user, assistant or tool. `tool_calls` are an
-    assistant's, `tool_call_id` says which of them a tool answers."""
+    assistant's, `tool_call_id` says which of them a tool answers. `parts` are texts in the place of `content`."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    parts: tuple[str, ...] = ()
 
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
@@ -82,9 +83,10 @@ class Options:
     traffic_class: str = ""
     # Requests share cached prompts only with those of the same salt.
     cache_salt: str = ""
-    # Of chats alone: what the model may call, and whether it may.
+    # Of chats alone: what the model may call, whether it may or has to, and, if not empty, which one it has to.
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
+    forced_tool: str = ""
     # JSON objects that the answer may rest on.
     documents: tuple[str, ...] = ()
     add_generation_prompt: bool | None = None

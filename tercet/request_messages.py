@@ -72,9 +72,14 @@ _PROMPT_IS = "prompt must be a str, a list of token ids, or a list of ChatMessag
 
 
 _CHAT_OPTIONS = (
-    "tools", "tool_choice", "documents", "add_generation_prompt", "continue_final_message", "template_kwargs",
+    "tools", "tool_choice", "forced_tool", "documents", "add_generation_prompt", "continue_final_message",
+    "template_kwargs",
 )  # fmt: skip
 _NO_OPTIONS = Options()
+# What is not said is not sent.
+_TOOL_CHOICES = {
+    "auto": pb.TOOL_CHOICE_UNSPECIFIED, "none": pb.TOOL_CHOICE_NONE, "required": pb.TOOL_CHOICE_REQUIRED,
+}  # fmt: skip
 
 
 def _input(kind: str, value: Any, options: Options) -> dict[str, Any]:
@@ -95,6 +100,7 @@ def to_chat(messages: Sequence[Any], options: Options = _NO_OPTIONS) -> pb.Chat:
             pb.ChatMessage(
                 role=message.role,
                 content=message.content,
+                parts=[pb.ContentPart(type="text", text=part) for part in message.parts],
                 tool_calls=[
                     pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
                 ],
@@ -106,7 +112,8 @@ def to_chat(messages: Sequence[Any], options: Options = _NO_OPTIONS) -> pb.Chat:
         tools=[
             pb.Tool(name=tool.name, description=tool.description, parameters=tool.parameters) for tool in options.tools
         ],
-        tool_choice=pb.TOOL_CHOICE_NONE if options.tool_choice == "none" else pb.TOOL_CHOICE_UNSPECIFIED,
+        tool_choice=_TOOL_CHOICES[options.tool_choice],
+        forced_tool=options.forced_tool,
         documents=options.documents,
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,

@@ -22,7 +22,7 @@ from tercet.cli.connection import client_options
 from tercet.cli.console import Output
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.cli.usage import to_moment
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.config import LedgerSettings, MeshConfig
 from tercet.ledger.place import AUTO, ledger_place
 from tercet.ledger.row import Cancelled
@@ -52,7 +52,7 @@ Line = Mapping[str, Any]
 @with_config(["ledger"], omit=LEDGER_OF_GATEWAY)
 def cancellations(
     config: MeshConfig,
-    client: Client,
+    client: AsyncClient,
     since: float,
     origin: str,
     tenant: str,
@@ -101,7 +101,7 @@ def _of_ledger(database: str, since: float, origin: str, tenant: str, limit: int
         ledger.close()
 
 
-async def _ask(client: Client, origin: str, tenant: str, limit: int) -> Sequence[Cancelled]:
+async def _ask(client: AsyncClient, origin: str, tenant: str, limit: int) -> Sequence[Cancelled]:
     async with client:
         return await client.cancellations(limit=limit, origin=origin, tenant=tenant, timeout_s=CONTROL_TIMEOUT_S)
 

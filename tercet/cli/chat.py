@@ -22,7 +22,7 @@ from tercet.cli.asking import (
 )
 from tercet.cli.connection import client_options
 from tercet.cli.root import to_text
-from tercet.client import ChatMessage, Client, Options
+from tercet.client import AsyncClient, ChatMessage, Options
 from tercet.errors import GatewayLostError, RequestError
 
 _COMMANDS = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer."
@@ -30,14 +30,14 @@ _COMMANDS = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer
 _COMMAND = re.compile(r"/\w*(\s|$)")
 
 
-async def check_model(client: Client, model: str) -> None:
+async def check_model(client: AsyncClient, model: str) -> None:
     """Raises errors.RequestError if no gateway answers or it does not serve the model."""
     async with client:
         await client.model(model, timeout_s=CONTROL_TIMEOUT_S)
 
 
 async def reply(
-    client: Client, messages: list[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
+    client: AsyncClient, messages: list[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
 ) -> None:
     """Streams the model's turn to the terminal, and into `parts`, which keep what came before an interruption."""
 
@@ -55,7 +55,7 @@ async def reply(
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @sampling_options
 @timeout_option
-def chat(client: Client, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
+def chat(client: AsyncClient, model: str, system: str | None, timeout: float | None, **sampling: Any) -> None:
     """Talk with the model. Each line is a turn; the model sees the whole conversation.
 
     /reset forgets it, /quit or Ctrl-D ends, /help lists these. Ctrl-C stops the current answer; what came of it stays

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from tercet.cli.asking import address_option, api_key_option
-from tercet.client import Client, ClientTls
+from tercet.client import AsyncClient, ClientTls
 from tercet.config import CA_VARIABLE
 from tercet.public_bind import is_public
 
@@ -47,7 +47,7 @@ def client_options(command: Command) -> Command:
             tls = ClientTls.from_files(ca, certificate, key, name)
         elif api_key and is_public(address.rpartition(":")[0].strip("[]")):
             click.echo(f"warning: your key can be read on its way to {address}; --tls-ca or --tls hides it", err=True)
-        return command(client=Client(address, api_key=api_key, tls=tls), **values)
+        return command(client=AsyncClient(address, api_key=api_key, tls=tls), **values)
 
     for flag in reversed(_FLAGS):
         wrapper = flag(wrapper)

@@ -18,7 +18,7 @@ from tercet.cli.root import EXIT_INTERRUPTED
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.cli.up import stop_on_signals
-from tercet.client import Answer, ChatMessage, Client, FleetInfo
+from tercet.client import Answer, AsyncClient, ChatMessage, FleetInfo
 from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.mesh_layout import SERVICES
 from tercet.mesh_processes import MeshProcesses
@@ -62,7 +62,7 @@ async def run_demo(config: MeshConfig, question: str, log_dir: Path, console: Co
     with StatusBoard(console, in_place=False) as board:
         mesh = MeshProcesses(config, on_change=board.show, log_dir=log_dir, start_timeout_s=_START_TIMEOUT_S)
         stop_on_signals(mesh)
-        async with mesh, Client(mesh.address) as client:
+        async with mesh, AsyncClient(mesh.address) as client:
             model = await client.model(timeout_s=CONTROL_TIMEOUT_S)
             console.print(f"\n[bold]{question}[/]   ({model.name}, through {mesh.address})", soft_wrap=True)
             prompt = [ChatMessage("user", question)] if model.chat else question

@@ -15,11 +15,11 @@ import click
 from tercet.cli.asking import CONTROL_TIMEOUT_S, run_async
 from tercet.cli.connection import client_options
 from tercet.cli.root import EXIT_REQUEST, Failure
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import DeadlineError
 
 
-async def fetch(client: Client, file: BinaryIO, silence_s: float = CONTROL_TIMEOUT_S) -> int:
+async def fetch(client: AsyncClient, file: BinaryIO, silence_s: float = CONTROL_TIMEOUT_S) -> int:
     """Writes the plan log to `file`; returns its bytes. Raises errors.RequestError, DeadlineError if nothing comes for
     `silence_s` seconds."""
     written = 0
@@ -64,7 +64,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 @click.command()
 @client_options
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def dump_plans(client: Client, file: Path) -> None:
+def dump_plans(client: AsyncClient, file: Path) -> None:
     """Write what the scheduler planned lately, and why, to FILE (- for standard output).
 
     It holds times, counts and request ids, no tokens and no text. `tercet replay-plans FILE` reads it. How far back it

@@ -9,10 +9,10 @@ import click
 
 from tercet.cli.asking import CONTROL_TIMEOUT_S, run_async
 from tercet.cli.connection import client_options
-from tercet.client import Client, FleetInfo
+from tercet.client import AsyncClient, FleetInfo
 
 
-async def look(client: Client) -> FleetInfo:
+async def look(client: AsyncClient) -> FleetInfo:
     """Raises errors.RequestError."""
     async with client:
         return await client.fleet(timeout_s=CONTROL_TIMEOUT_S)
@@ -45,7 +45,7 @@ def to_lines(state: FleetInfo) -> list[str]:
 @click.command()
 @client_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def fleet(client: Client, as_json: bool) -> None:
+def fleet(client: AsyncClient, as_json: bool) -> None:
     """Show workers, KV blocks and requests of a running mesh."""
     state = run_async(look(client))
     if as_json:

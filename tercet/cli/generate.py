@@ -21,7 +21,7 @@ from tercet.cli.asking import (
 )
 from tercet.cli.connection import client_options
 from tercet.cli.tools_file import to_line, tools_option
-from tercet.client import Answer, ChatMessage, Client, Options, Output
+from tercet.client import Answer, AsyncClient, ChatMessage, Options, Output
 
 
 class Printer:
@@ -62,7 +62,7 @@ class Printer:
 
 
 async def ask(
-    client: Client,
+    client: AsyncClient,
     prompt: str,
     options: Options,
     *,
@@ -120,7 +120,7 @@ def to_json(answer: Answer) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 def generate(
     prompt: str,
-    client: Client,
+    client: AsyncClient,
     model: str,
     chat: bool | None,
     timeout: float | None,

@@ -8,10 +8,10 @@ import click
 
 from tercet.cli.asking import CONTROL_TIMEOUT_S, model_option, read_text, run_async
 from tercet.cli.connection import client_options
-from tercet.client import ChatMessage, Client
+from tercet.client import AsyncClient, ChatMessage
 
 
-async def token_ids_of(client: Client, text: str, model: str, *, chat: bool) -> tuple[int, ...]:
+async def token_ids_of(client: AsyncClient, text: str, model: str, *, chat: bool) -> tuple[int, ...]:
     """Raises errors.RequestError."""
     async with client:
         prompt = [ChatMessage("user", text)] if chat else text
@@ -23,7 +23,7 @@ async def token_ids_of(client: Client, text: str, model: str, *, chat: bool) -> 
 @client_options
 @model_option
 @click.option("--chat", is_flag=True, help="As a user's message, rendered with the model's chat template.")
-def tokenize(text: str, client: Client, model: str, chat: bool) -> None:
+def tokenize(text: str, client: AsyncClient, model: str, chat: bool) -> None:
     """Show the token ids of TEXT as a JSON list. TEXT - reads standard input."""
     if text == "-":
         text = read_text()

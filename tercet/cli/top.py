@@ -21,7 +21,7 @@ from tercet.cli.keys import keys_pressed
 from tercet.cli.root import to_text
 from tercet.cli.top_picture import Picture
 from tercet.cli.top_rates import Moment, Rates, rates_between, rates_to_data
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import PermissionDeniedError, RequestError, UnauthenticatedError
 
 # A mesh that has not answered by then is shown as lost.
@@ -42,7 +42,7 @@ class Look:
     problem: RequestError | None = None
 
 
-async def look(client: Client) -> Moment:
+async def look(client: AsyncClient) -> Moment:
     """Raises errors.RequestError."""
     fleet, traffic = await asyncio.gather(
         client.fleet(timeout_s=ANSWER_TIMEOUT_S), client.traffic(timeout_s=ANSWER_TIMEOUT_S)
@@ -50,7 +50,7 @@ async def look(client: Client) -> Moment:
     return Moment(fleet, traffic)
 
 
-async def looks(client: Client, interval_s: float) -> AsyncGenerator[Look, None]:
+async def looks(client: AsyncClient, interval_s: float) -> AsyncGenerator[Look, None]:
     """One look after the other, for ever. Raises UnauthenticatedError, PermissionDeniedError; other problems pass."""
     before: Moment | None = None
     while True:
@@ -104,7 +104,7 @@ class Screen:
             self._console.print()
 
 
-async def watch(client: Client, interval_s: float, *, as_json: bool) -> None:
+async def watch(client: AsyncClient, interval_s: float, *, as_json: bool) -> None:
     """Until Ctrl-C, SIGTERM or the key q. Raises as `looks` does."""
     stop = asyncio.Event()
     with contextlib.ExitStack() as scopes:
@@ -127,13 +127,13 @@ async def watch(client: Client, interval_s: float, *, as_json: bool) -> None:
                 await following
 
 
-async def _follow(client: Client, interval_s: float, take: Callable[[Look], None]) -> None:
+async def _follow(client: AsyncClient, interval_s: float, take: Callable[[Look], None]) -> None:
     async with client, contextlib.aclosing(looks(client, interval_s)) as seen:
         async for each in seen:
             take(each)
 
 
-async def _look_once(client: Client) -> Moment:
+async def _look_once(client: AsyncClient) -> Moment:
     async with client:
         return await look(client)
 
@@ -177,7 +177,7 @@ def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[
 )
 @click.option("--once", is_flag=True, help="Look once, and show what there is since the start instead of rates.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def top(client: Client, interval: float, once: bool, as_json: bool) -> None:
+def top(client: AsyncClient, interval: float, once: bool, as_json: bool) -> None:
     """Show live what a mesh is asked for, and how it keeps its promises: by class, by tenant, by worker.
 
     q or Ctrl-C ends it. A mesh that is lost is waited for. TTFT is the time to the first token, a gap the mean time

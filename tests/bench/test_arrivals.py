@@ -14,7 +14,7 @@ from bench.overload_mesh import under_load
 from scheduler.simulator.workload import Flow, Lengths
 from scheduler.traffic_class import CLASSES
 from tercet import errors
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.rpc import Server, abort
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc
@@ -62,7 +62,7 @@ async def test_each_is_sent_when_it_is_due_whatever_became_of_the_others(gateway
         Ask(0.05, (FAIL,), 2),
         Ask(0.1, (9, 9), 3, timeout_s=60.0),
     ]
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         hung, refused, failed, done = await send([client], asks, patience_s=0.5)
     assert [request.stop.max_tokens for request in gateway.requests] == [2, 2, 2, 3]
     assert all(request.stop.ignore_eos for request in gateway.requests)
@@ -106,7 +106,7 @@ async def test_what_became_of_each_flow_is_counted_once(gateway: Gateway, monkey
         Flow(name, Lengths(5), Lengths(4), traffic_class=traffic_class)
         for name, traffic_class in (("chat", "interactive"), ("retrieval", "rag"), ("summaries", "batch"))
     ]
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         run = await under_load([client], Offer(flows, 0.5, 1, 4096), 200.0, CLASSES)
     chat, retrieval, summaries = run["flows"].values()
     assert chat["offered"] + retrieval["offered"] + summaries["offered"] == 100

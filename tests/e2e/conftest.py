@@ -18,7 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.v1 import operations_pb2, operations_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,7 +194,7 @@ def own_mesh(tmp_path: Path) -> Iterator[Callable[..., Mesh]]:
 
 
 @pytest.fixture
-async def client(mesh: Mesh) -> AsyncIterator[Client]:
+async def client(mesh: Mesh) -> AsyncIterator[AsyncClient]:
     """A client of the shared mesh."""
-    async with Client(mesh.address) as connected:
+    async with AsyncClient(mesh.address) as connected:
         yield connected

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 
 from .conftest import ROOT, Mesh
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 PROMPT = "A letter that nobody else should know was ever read here. " * 8
 
 
-async def cached(client: Client, prompt: str, salt: str, n: int = 1) -> int:
+async def cached(client: AsyncClient, prompt: str, salt: str, n: int = 1) -> int:
     """Tokens of the prompt that a request found in the cache."""
     answer = await client.generate_once(prompt, temperature=0.0, max_tokens=3, ignore_eos=True, cache_salt=salt, n=n)
     found = answer.finished.usage.cached_tokens
@@ -26,7 +26,7 @@ async def cached(client: Client, prompt: str, salt: str, n: int = 1) -> int:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_salt_finds_its_own_prompts_and_no_others(client: Client, n: int) -> None:
+async def test_a_salt_finds_its_own_prompts_and_no_others(client: AsyncClient, n: int) -> None:
     prompt = f"{n}. {PROMPT}"
     # Each finds nothing the first time, though all before it have left the same prompt, and all of it the second.
     salts = ["", "mine", "yours", "mine "]
@@ -38,7 +38,7 @@ async def test_a_salt_finds_its_own_prompts_and_no_others(client: Client, n: int
     assert await cached(client, prompt, "theirs", 4 - n) == 0
 
 
-async def test_a_salt_changes_no_token(client: Client) -> None:
+async def test_a_salt_changes_no_token(client: AsyncClient) -> None:
     options = {"temperature": 0.9, "seed": 4, "max_tokens": 12, "ignore_eos": True}
     plain = await client.generate_once(PROMPT, **options)
     salted = await client.generate_once(PROMPT, cache_salt="mine", **options)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tercet import errors
-from tercet.client import Accepted, Client, Delta
+from tercet.client import Accepted, AsyncClient, Delta
 
 from .conftest import Mesh, wait_until
 
@@ -65,7 +65,7 @@ def cancelled_by_gateway(mesh: Mesh, request_id: str, cause: str) -> None:
     assert done["blocks_freed"] == finished["blocks_freed"]
 
 
-async def test_cancel_before_the_first_token(mesh: Mesh, client: Client) -> None:
+async def test_cancel_before_the_first_token(mesh: Mesh, client: AsyncClient) -> None:
     # Many steps of prefill, so that there is time.
     async with client.generate([5] * 7000, max_tokens=64, request_id="before-first") as generation:
         async for event in generation:
@@ -75,7 +75,7 @@ async def test_cancel_before_the_first_token(mesh: Mesh, client: Client) -> None
     cancelled_by_gateway(mesh, "before-first", "client")
 
 
-async def test_cancel_in_mid_generation(mesh: Mesh, client: Client) -> None:
+async def test_cancel_in_mid_generation(mesh: Mesh, client: AsyncClient) -> None:
     deltas = 0
     async with client.generate(
         "Once upon a time", max_tokens=2000, ignore_eos=True, request_id="mid-generation"
@@ -90,7 +90,7 @@ async def test_cancel_in_mid_generation(mesh: Mesh, client: Client) -> None:
     cancelled_by_gateway(mesh, "mid-generation", "client")
 
 
-async def test_deadline(mesh: Mesh, client: Client) -> None:
+async def test_deadline(mesh: Mesh, client: AsyncClient) -> None:
     generation = client.generate(
         "Once upon a time", max_tokens=4000, ignore_eos=True, timeout_s=0.7, request_id="too-late"
     )
@@ -102,7 +102,7 @@ async def test_deadline(mesh: Mesh, client: Client) -> None:
         assert sent["cause"] == "deadline"
 
 
-async def test_an_operator_cancels(mesh: Mesh, client: Client) -> None:
+async def test_an_operator_cancels(mesh: Mesh, client: AsyncClient) -> None:
     generation = client.generate("Once upon a time", max_tokens=4000, ignore_eos=True, request_id="by-operator")
     with pytest.raises(errors.RequestCancelledError):
         async for event in generation:
@@ -121,7 +121,7 @@ async def test_a_cancel_frees_within_two_steps(own_mesh: Callable[..., Mesh]) ->
     )
     mesh.start()
     wasted = []
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         for number in range(15):
             request_id = f"cut-{number}"
             before = mesh.fleet().workers[0].steps

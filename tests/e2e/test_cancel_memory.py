@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 
 from .conftest import HEALTH_NAMES, Mesh
 
@@ -32,7 +32,7 @@ def _memory(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-async def _storm(client: Client, first: int, count: int) -> None:
+async def _storm(client: AsyncClient, first: int, count: int) -> None:
     gate = asyncio.Semaphore(32)
 
     async def one(number: int) -> None:
@@ -60,7 +60,7 @@ async def test_a_thousand_cancelled_requests_leave_nothing(own_mesh: Callable[..
         for name, of_service in sizes.items():
             of_service.append(_memory(mesh.pid(name)))
 
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         for token_id in (5, 6, 7):
             await client.generate_once([token_id] * 2500, max_tokens=1)
         (worker,) = mesh.fleet().workers

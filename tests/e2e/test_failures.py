@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tercet import errors
-from tercet.client import ChatMessage, Client, Prompt
+from tercet.client import AsyncClient, ChatMessage, Prompt
 
 from .conftest import ROOT, Mesh, wait_until
 
@@ -43,7 +43,7 @@ BAD_REQUESTS: dict[str, tuple[Prompt, dict[str, Any], type[errors.RequestError]]
 
 
 @pytest.mark.parametrize("case", BAD_REQUESTS)
-async def test_a_bad_request_is_refused_and_a_good_one_beside_it_goes_on(client: Client, case: str) -> None:
+async def test_a_bad_request_is_refused_and_a_good_one_beside_it_goes_on(client: AsyncClient, case: str) -> None:
     prompt, options, expected = BAD_REQUESTS[case]
     good = asyncio.create_task(client.generate_once("Once", temperature=0.0, max_tokens=8, ignore_eos=True))
     with pytest.raises(expected) as caught:
@@ -56,7 +56,7 @@ async def test_a_request_that_can_never_fit_the_pool(own_mesh: Callable[..., Mes
     # 64 blocks of 16 tokens: 1,024 tokens, less than the model's context.
     mesh = own_mesh(TERCET_WORKER_KV_CACHE_MEMORY=str(64 * 16 * 23_040))
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         with pytest.raises(errors.KvNeverFitsError) as caught:
             await client.generate_once([5] * 800, max_tokens=800)
         assert caught.value.metadata["blocks_needed"] == "100"
@@ -75,7 +75,7 @@ async def test_no_scheduler_then_no_worker_then_all_is_well(own_mesh: Callable[.
     mesh = own_mesh()
     mesh.start("gateway")
     wait_until(lambda: mesh.health("gateway", "") == 1, "the gateway answers probes")
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         with pytest.raises(errors.SchedulerLostError) as caught:
             await client.generate_once("x", timeout_s=10)
         assert caught.value.retry_after_s is not None
@@ -105,7 +105,7 @@ async def test_no_scheduler_then_no_worker_then_all_is_well(own_mesh: Callable[.
 async def test_a_killed_worker_comes_back_and_the_stream_goes_on(own_mesh: Callable[..., Mesh]) -> None:
     mesh = own_mesh(TERCET_WORKER_DTYPE="float32")
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         options: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 60, "ignore_eos": True}
         undisturbed = await client.generate_once("Once upon a time", **options)
         texts = []
@@ -123,7 +123,7 @@ async def test_a_killed_worker_comes_back_and_the_stream_goes_on(own_mesh: Calla
 async def test_a_killed_scheduler_ends_requests_typed_and_the_mesh_recovers(own_mesh: Callable[..., Mesh]) -> None:
     mesh = own_mesh()
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         with pytest.raises(errors.SchedulerLostError) as caught:
             seen = 0
             async for _ in client.generate("Once upon a time", max_tokens=2000, ignore_eos=True, timeout_s=60):
@@ -140,7 +140,7 @@ async def test_a_killed_scheduler_ends_requests_typed_and_the_mesh_recovers(own_
 async def test_a_killed_gateway_frees_its_requests(own_mesh: Callable[..., Mesh]) -> None:
     mesh = own_mesh()
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         with pytest.raises(errors.RequestError):
             seen = 0
             async for _ in client.generate("Once upon a time", max_tokens=2000, ignore_eos=True, timeout_s=60):

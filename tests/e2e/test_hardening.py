@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import GatewayLostError, InvalidFieldError, PromptTooLongError
 
 from ..tercet.raw_http2 import (
@@ -102,7 +102,7 @@ def memory(mesh: Mesh) -> int:
 
 
 @pytest.fixture
-async def unharmed(mesh: Mesh, client: Client) -> AsyncIterator[None]:
+async def unharmed(mesh: Mesh, client: AsyncClient) -> AsyncIterator[None]:
     """The gateway answers before and after, leaves no connection behind, and has met no bug of its own."""
     await answered(client)
     files, faults = num_files(mesh), len(mesh.records("gateway", "handler_failed"))
@@ -113,12 +113,12 @@ async def unharmed(mesh: Mesh, client: Client) -> AsyncIterator[None]:
     assert "Traceback" not in (mesh.logs().partition("--- gateway.log")[2])
 
 
-async def answered(client: Client) -> None:
+async def answered(client: AsyncClient) -> None:
     answer = await client.generate_once("Once", max_tokens=4, ignore_eos=True, timeout_s=60)
     assert answer.finished.usage.completion_tokens == 4
 
 
-async def test_nonsense_harms_nobody(mesh: Mesh, client: Client, unharmed: None) -> None:
+async def test_nonsense_harms_nobody(mesh: Mesh, client: AsyncClient, unharmed: None) -> None:
     for what, sent in NONSENSE.items():
         before = memory(mesh)
         async with Connections(mesh.ports["gateway"]) as crowd:
@@ -128,7 +128,7 @@ async def test_nonsense_harms_nobody(mesh: Mesh, client: Client, unharmed: None)
 
 
 async def test_hundreds_who_keep_a_connection_half_open_are_not_waited_for(
-    mesh: Mesh, client: Client, unharmed: None
+    mesh: Mesh, client: AsyncClient, unharmed: None
 ) -> None:
     before = memory(mesh)
     async with Connections(mesh.ports["gateway"]) as crowd, Connections(mesh.ports["gateway"]) as silent:
@@ -142,7 +142,7 @@ async def test_hundreds_who_keep_a_connection_half_open_are_not_waited_for(
         assert memory(mesh) - before < 100 * MIB
 
 
-async def test_thousands_who_come_and_go_leave_nothing(mesh: Mesh, client: Client, unharmed: None) -> None:
+async def test_thousands_who_come_and_go_leave_nothing(mesh: Mesh, client: AsyncClient, unharmed: None) -> None:
     before = memory(mesh)
     for _ in range(20):
         async with Connections(mesh.ports["gateway"]) as crowd:
@@ -152,7 +152,7 @@ async def test_thousands_who_come_and_go_leave_nothing(mesh: Mesh, client: Clien
 
 
 async def test_calls_that_are_reset_as_soon_as_they_are_made_fill_no_memory(
-    mesh: Mesh, client: Client, unharmed: None
+    mesh: Mesh, client: AsyncClient, unharmed: None
 ) -> None:
     before = memory(mesh)
     cancelled = (8).to_bytes(4, "big")
@@ -175,7 +175,7 @@ async def test_calls_that_are_reset_as_soon_as_they_are_made_fill_no_memory(
     pytest.fail("it does not answer any more")
 
 
-async def test_calls_without_requests_are_cheap(mesh: Mesh, client: Client, unharmed: None) -> None:
+async def test_calls_without_requests_are_cheap(mesh: Mesh, client: AsyncClient, unharmed: None) -> None:
     before = memory(mesh)
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         calls = [channel.stream_stream("/tercet.v1.Inference/Generate")() for _ in range(2000)]
@@ -187,7 +187,7 @@ async def test_calls_without_requests_are_cheap(mesh: Mesh, client: Client, unha
             call.cancel()
 
 
-async def test_what_is_too_large_is_said_to_be(mesh: Mesh, client: Client, unharmed: None) -> None:
+async def test_what_is_too_large_is_said_to_be(mesh: Mesh, client: AsyncClient, unharmed: None) -> None:
     with pytest.raises(PromptTooLongError):
         await client.generate_once("a" * (3 * MIB))
     with pytest.raises(InvalidFieldError, match="too large"):

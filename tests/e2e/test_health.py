@@ -18,7 +18,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import QueueFullError, RequestError
 from tercet.health import NAMES, Reasons
 from tercet.health_client import ask
@@ -72,7 +72,7 @@ async def crowd(mesh: Mesh) -> AsyncIterator[None]:
             call.cancel()
 
 
-async def knock(client: Client, refused: list[RequestError]) -> None:
+async def knock(client: AsyncClient, refused: list[RequestError]) -> None:
     """Asks again and again for what there is no room for."""
     while True:
         try:
@@ -94,7 +94,7 @@ async def test_probes_are_answered_while_everything_is_full(own_mesh: Callable[.
     )
     mesh.start()
     await until(lambda: all_well(mesh), "all is well")
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         refused: list[RequestError] = []
         long = asyncio.create_task(client.generate_once(list(range(1000, 9000)), max_tokens=1, timeout_s=600))
         await asyncio.to_thread(wait_until, lambda: mesh.fleet().requests_running == 1, "the long prompt runs")
@@ -197,7 +197,7 @@ async def test_a_device_that_does_not_come_back_is_told_by_all(own_mesh: Callabl
     mesh.start()
     await until(lambda: all_well(mesh), "all is well")
     sign = tmp_path / str(mesh.ports["worker"])
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         sign.touch()
         asked = asyncio.create_task(client.generate_once("Once", max_tokens=4, ignore_eos=True, timeout_s=300))
 

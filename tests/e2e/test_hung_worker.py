@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 
 from .conftest import Mesh
 from .two_workers import WORKER, Stream, TwoWorkers, until
@@ -53,7 +53,7 @@ def make(own_mesh: Callable[..., Mesh], tmp_path: Path) -> Callable[..., Mesh]:
     return made
 
 
-async def _run_all(client: Client) -> list[str]:
+async def _run_all(client: AsyncClient) -> list[str]:
     return list(await asyncio.gather(*(Stream(client, index).run() for index in range(NUM_STREAMS))))
 
 
@@ -63,7 +63,7 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(
 ) -> None:
     two = TwoWorkers(make, TERCET_SCHEDULER_HUNG_SECONDS="4")
     device = Device(two.workers[0], tmp_path, process=process)
-    async with Client(two.front.address) as client:
+    async with AsyncClient(two.front.address) as client:
         expected = await _run_all(client)
         streams = [Stream(client, index) for index in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
@@ -91,7 +91,7 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(
 
 async def test_a_scheduler_that_slept_gives_up_no_worker(make: Callable[..., Mesh]) -> None:
     two = TwoWorkers(make, TERCET_SCHEDULER_HUNG_SECONDS="2")
-    async with Client(two.front.address) as client:
+    async with AsyncClient(two.front.address) as client:
         expected = await _run_all(client)
         streams = [Stream(client, index) for index in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
@@ -112,7 +112,7 @@ async def test_a_worker_ends_at_sigterm_though_its_device_does_not_come_back(
 ) -> None:
     mesh = make(**WORKER, TERCET_WORKER_DRAIN_SECONDS="1")
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         stream = Stream(client, 1, 1000)
         task = asyncio.create_task(stream.run())
         await until(lambda: stream.tokens >= 3, "it streams")

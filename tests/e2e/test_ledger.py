@@ -20,7 +20,7 @@ import pytest
 import sqlalchemy as sa
 
 from bench.postgres_server import PostgresServer
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import LedgerError, RequestError
 from tercet.ledger.cancellations import ORIGIN_GATEWAY_LOST, read_cancellations
 from tercet.ledger.ledger import LEASE_S, Ledger
@@ -84,7 +84,7 @@ def books(own_mesh: Callable[..., Mesh], tmp_path: Path) -> Iterator[Books]:
     made.ledger.close()
 
 
-async def ask(client: Client, kind: str, request_id: str, rng: random.Random, tokens: Counter[str]) -> None:
+async def ask(client: AsyncClient, kind: str, request_id: str, rng: random.Random, tokens: Counter[str]) -> None:
     """One client, who counts the tokens it gets."""
     prompt: Any = [5] * 9000 if kind == "long" else "Once upon a time"
     options: dict[str, Any] = {
@@ -113,7 +113,7 @@ async def test_sums_are_what_clients_received_and_what_the_scheduler_counted(boo
     rng = random.Random(7)
     tokens: Counter[str] = Counter()
     kinds = [rng.choice(KINDS) for _ in range(REQUESTS)]
-    async with Client(books.mesh.address) as client:
+    async with AsyncClient(books.mesh.address) as client:
         await asyncio.gather(*(ask(client, kind, f"{kind}-{number}", rng, tokens) for number, kind in enumerate(kinds)))
         await asyncio.to_thread(books.wait_closed, REQUESTS)
         traffic = await client.traffic()
@@ -163,7 +163,7 @@ async def test_sums_are_what_clients_received_and_what_the_scheduler_counted(boo
 
 
 async def test_a_gateway_that_is_killed_leaves_books_that_close(books: Books) -> None:
-    async with Client(books.mesh.address) as client:
+    async with AsyncClient(books.mesh.address) as client:
         for number in range(5):
             await client.generate_once("Once", max_tokens=3, ignore_eos=True, request_id=f"done-{number}")
         accepted: set[str] = set()
@@ -179,7 +179,7 @@ async def test_a_gateway_that_is_killed_leaves_books_that_close(books: Books) ->
         await asyncio.gather(*tasks)
     books.mesh.start("gateway")
     await asyncio.to_thread(wait_until, lambda: books.mesh.healthy("gateway"), "the gateway is back")
-    async with Client(books.mesh.address) as client:
+    async with AsyncClient(books.mesh.address) as client:
         await client.generate_once("Once", max_tokens=3, ignore_eos=True, request_id="after")
     done = {f"done-{number}" for number in range(5)}
     await asyncio.to_thread(books.wait_closed, len(accepted | done) + 1, LEASE_S)
@@ -222,11 +222,11 @@ async def test_gateways_share_a_database_and_close_what_others_leave(second_gate
     books, address = second_gateway
     options: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
 
-    async def stream(client: Client, request_id: str) -> None:
+    async def stream(client: AsyncClient, request_id: str) -> None:
         with contextlib.suppress(RequestError):
             await client.generate("Once", request_id=request_id, **options).answer()
 
-    async with Client(books.mesh.address) as first, Client(address) as second:
+    async with AsyncClient(books.mesh.address) as first, AsyncClient(address) as second:
         while True:
             with contextlib.suppress(RequestError):
                 await second.generate_once("Once", max_tokens=3, ignore_eos=True, request_id="served")
@@ -257,7 +257,7 @@ async def test_without_settings_there_is_a_ledger(own_mesh: Callable[..., Mesh],
     for mesh in meshes:
         mesh.start()
     for number, mesh in enumerate(meshes):
-        async with Client(mesh.address) as client:
+        async with AsyncClient(mesh.address) as client:
             await client.generate_once("Once", max_tokens=3, ignore_eos=True, request_id=f"of-{number}")
     for mesh in meshes:
         mesh.stop()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 
 from .conftest import ROOT, Mesh
 
@@ -34,7 +34,7 @@ def tercet(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 async def dump_while_busy(mesh: Mesh, file: Path) -> subprocess.CompletedProcess[str]:
     """Dumps when one of several requests has ended, another one is being cancelled, and the others run."""
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         requests = [
             asyncio.create_task(client.generate_once(f"{PROMPT} {number}", max_tokens=24, seed=number, ignore_eos=True))
             for number in range(6)

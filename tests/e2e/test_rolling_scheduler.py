@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.usage import Usage, usage
 
@@ -58,7 +58,7 @@ async def test_streams_go_on_at_the_next_scheduler(
 ) -> None:
     database = str(tmp_path / "ledger.db")
     two = TwoSchedulers(own_mesh, TERCET_LEDGER_DATABASE=database)
-    async with Client(two.front.address) as client:
+    async with AsyncClient(two.front.address) as client:
         expected = await asyncio.gather(*(Stream(client, index).run() for index in range(4)))
         streams = [Stream(client, index) for index in range(4)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
@@ -98,7 +98,7 @@ async def test_streams_follow_the_workers_to_a_scheduler_that_takes_them(own_mes
     second = own_mesh(TERCET_SCHEDULER_WORKERS=first.address_of("worker"))
     first.set(TERCET_GATEWAY_SCHEDULER=f"{first.address_of('scheduler')},{second.address_of('scheduler')}")
     first.start()
-    async with Client(first.address) as client:
+    async with AsyncClient(first.address) as client:
         expected = await asyncio.gather(*(Stream(client, index, 150).run() for index in range(3)))
         streams = [Stream(client, index, 150) for index in range(3)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from tercet.client import ChatMessage, Client, Delta
+from tercet.client import AsyncClient, ChatMessage, Delta
 from tercet.errors import RequestError
 from tercet.rpc import open_channel
 from tercet.tenants.api_key import new_key, read_key
@@ -36,7 +36,7 @@ async def ask_in_all_ways(mesh: TlsMesh, key: str) -> list[str]:
     """Requests that go well and requests that fail, each with the marker where a text can be. What was answered."""
     answers: list[str] = []
     good = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0, "timeout_s": 60}
-    async with Client(mesh.address, api_key=key, tls=mesh.tls) as client:
+    async with AsyncClient(mesh.address, api_key=key, tls=mesh.tls) as client:
         answer = await client.generate_once(PROMPT, cache_salt=MARKER, logprobs=3, n=2, **good)
         answers += [output.text for output in answer.outputs]
         answers.append((await client.generate_once([ChatMessage("user", PROMPT)], stop=(MARKER,), **good)).text)
@@ -71,14 +71,14 @@ async def ask_in_all_ways(mesh: TlsMesh, key: str) -> list[str]:
 
 async def ask_with(mesh: TlsMesh, key: str) -> None:
     """A call with a key that opens nothing."""
-    async with Client(mesh.address, api_key=key, tls=mesh.tls) as client:
+    async with AsyncClient(mesh.address, api_key=key, tls=mesh.tls) as client:
         with pytest.raises(RequestError):
             await client.generate_once(PROMPT)
 
 
 async def lose_the_worker(mesh: TlsMesh, key: str) -> None:
     """In the middle of an answer."""
-    async with Client(mesh.address, api_key=key, tls=mesh.tls) as client:
+    async with AsyncClient(mesh.address, api_key=key, tls=mesh.tls) as client:
         killed = False
         with contextlib.suppress(RequestError):
             async for event in client.generate(PROMPT, max_tokens=500, ignore_eos=True, timeout_s=20):

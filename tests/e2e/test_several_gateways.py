@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tercet.cli.demo import private
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.config import load_config
 from tercet.errors import RequestError
 from tercet.mesh_processes import MeshProcesses, ServiceStatus
@@ -22,7 +22,7 @@ SETTINGS = {"worker.kv_cache_memory": "192MiB", "scheduler.admission_mode": "off
 
 async def ask(address: str) -> int:
     """On a connection of its own. How many tokens came."""
-    async with Client(address) as client:
+    async with AsyncClient(address) as client:
         answer = await client.generate_once("Once", temperature=0.0, max_tokens=3, ignore_eos=True, timeout_s=60)
     return len(answer.token_ids)
 

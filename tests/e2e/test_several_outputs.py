@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tercet import errors
-from tercet.client import Accepted, Answer, Client, Delta
+from tercet.client import Accepted, Answer, AsyncClient, Delta
 
 from .conftest import ROOT, Mesh
 
@@ -23,12 +23,12 @@ BLOCK_SIZE = 16
 LONG_PROMPT = " ".join(f"Item {number} costs {number * 7 % 101} francs." for number in range(40))
 
 
-async def alone(client: Client, prompt: str, seeds: list[int], **options: Any) -> list[Answer]:
+async def alone(client: AsyncClient, prompt: str, seeds: list[int], **options: Any) -> list[Answer]:
     return [await client.generate_once(prompt, seed=seed, **options) for seed in seeds]
 
 
 @pytest.mark.parametrize("prompt", ["Once", PROMPT, LONG_PROMPT], ids=["one block", "some", "long"])
-async def test_three_outputs_equal_three_requests_with_the_seeds_after_it(client: Client, prompt: str) -> None:
+async def test_three_outputs_equal_three_requests_with_the_seeds_after_it(client: AsyncClient, prompt: str) -> None:
     options = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 24, "ignore_eos": True}
     together = await client.generate(prompt, n=3, seed=11, **options).answer()
     once = await client.generate_once(prompt, n=3, seed=11, **options)
@@ -41,20 +41,20 @@ async def test_three_outputs_equal_three_requests_with_the_seeds_after_it(client
     assert together.finished.usage.completion_tokens == 72
 
 
-async def test_seeds_wrap_around(client: Client) -> None:
+async def test_seeds_wrap_around(client: AsyncClient) -> None:
     options = {"temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
     together = await client.generate_once(PROMPT, n=2, seed=2**64 - 1, **options)
     singles = await alone(client, PROMPT, [2**64 - 1, 0], **options)
     assert [output.token_ids for output in together.outputs] == [single.token_ids for single in singles]
 
 
-async def test_greedy_outputs_are_all_the_same(client: Client) -> None:
+async def test_greedy_outputs_are_all_the_same(client: AsyncClient) -> None:
     together = await client.generate_once(PROMPT, n=3, temperature=0.0, max_tokens=12)
     (single,) = await alone(client, PROMPT, [0], temperature=0.0, max_tokens=12)
     assert [output.token_ids for output in together.outputs] == [single.token_ids] * 3
 
 
-async def test_outputs_interleave_while_they_grow(client: Client) -> None:
+async def test_outputs_interleave_while_they_grow(client: AsyncClient) -> None:
     events = [event async for event in client.generate(PROMPT, n=3, seed=1, max_tokens=16, ignore_eos=True)]
     order = [event.output_index for event in events if isinstance(event, Delta)]
     # None waits for another to end.
@@ -62,7 +62,7 @@ async def test_outputs_interleave_while_they_grow(client: Client) -> None:
     assert {order.index(1), order.index(2)} < set(range(first_ends))
 
 
-async def test_a_stop_string_ends_one_output_and_the_others_go_on(client: Client, mesh: Mesh) -> None:
+async def test_a_stop_string_ends_one_output_and_the_others_go_on(client: AsyncClient, mesh: Mesh) -> None:
     options = {"temperature": 1.0, "seed": 21, "max_tokens": 32, "ignore_eos": True}
     free = await client.generate_once(PROMPT, n=3, **options)
     # A piece of the second output's text that the others do not have.
@@ -77,7 +77,7 @@ async def test_a_stop_string_ends_one_output_and_the_others_go_on(client: Client
     await asyncio.to_thread(mesh.wait_idle)
 
 
-async def test_usage_counts_a_block_that_outputs_share_once(client: Client, mesh: Mesh) -> None:
+async def test_usage_counts_a_block_that_outputs_share_once(client: AsyncClient, mesh: Mesh) -> None:
     await asyncio.to_thread(mesh.wait_idle)
     options = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
     prompt = f"Shared by four. {LONG_PROMPT}"
@@ -92,7 +92,7 @@ async def test_usage_counts_a_block_that_outputs_share_once(client: Client, mesh
     assert once.kv_blocks_used == once.kv_blocks_freed == -(-once.prompt_tokens // BLOCK_SIZE)
 
 
-async def test_ten_requests_of_three_beside_each_other(client: Client, mesh: Mesh) -> None:
+async def test_ten_requests_of_three_beside_each_other(client: AsyncClient, mesh: Mesh) -> None:
     options = {"temperature": 0.8, "max_tokens": 12, "ignore_eos": True}
 
     async def ask(seed: int) -> Answer:
@@ -106,7 +106,7 @@ async def test_ten_requests_of_three_beside_each_other(client: Client, mesh: Mes
     await asyncio.to_thread(mesh.wait_idle)
 
 
-async def test_leaving_cancels_every_output(client: Client, mesh: Mesh) -> None:
+async def test_leaving_cancels_every_output(client: AsyncClient, mesh: Mesh) -> None:
     def tokens() -> int:
         return sum(worker.tokens for worker in mesh.fleet().workers)
 
@@ -122,7 +122,7 @@ async def test_leaving_cancels_every_output(client: Client, mesh: Mesh) -> None:
     assert await asyncio.to_thread(tokens) - before < 1000
 
 
-async def test_class_and_priority_are_taken_and_a_class_that_is_not_known_is_refused(client: Client) -> None:
+async def test_class_and_priority_are_taken_and_a_class_that_is_not_known_is_refused(client: AsyncClient) -> None:
     answer = await client.generate_once(PROMPT, max_tokens=2, traffic_class="batch", priority=5)
     assert len(answer.token_ids) == 2
     with pytest.raises(errors.InvalidFieldError) as caught:
@@ -133,7 +133,7 @@ async def test_class_and_priority_are_taken_and_a_class_that_is_not_known_is_ref
     assert caught.value.metadata["field"] == "sampling.n"
 
 
-async def test_accepted_names_the_first_seed(client: Client) -> None:
+async def test_accepted_names_the_first_seed(client: AsyncClient) -> None:
     events = [event async for event in client.generate(PROMPT, n=2, temperature=1.0, max_tokens=6, ignore_eos=True)]
     assert isinstance(events[0], Accepted)
     second = "".join(event.text for event in events if isinstance(event, Delta) and event.output_index == 1)
@@ -157,6 +157,6 @@ def test_the_command_prints_them_under_headings(mesh: Mesh) -> None:
     assert done.stdout == f"--- 1 of 2\n{outputs[0]['text']}\n--- 2 of 2\n{outputs[1]['text']}\n"
 
 
-async def test_the_plan_log_can_be_had_through_the_gateway(client: Client) -> None:
+async def test_the_plan_log_can_be_had_through_the_gateway(client: AsyncClient) -> None:
     await client.generate_once(PROMPT, max_tokens=4)
     assert b"".join([part async for part in client.dump_plan_log()])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tercet import errors
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tests.gateway.conftest import make_byte_tokenizer
 from tests.worker.models import save_tiny
 
@@ -46,7 +46,7 @@ async def test_every_address_of_a_name_is_a_worker(own_mesh: Callable[..., Mesh]
     wait_until(lambda: all(worker.live for worker in front.fleet().workers), "all are live")
     addresses = {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts}
     assert {worker.address for worker in front.fleet().workers} == addresses
-    async with Client(front.address) as client:
+    async with AsyncClient(front.address) as client:
         answer = await client.generate_once("Once", temperature=0.0, max_tokens=4, ignore_eos=True)
     assert len(answer.token_ids) == 4
 
@@ -59,7 +59,7 @@ async def test_two_models_in_one_mesh_and_a_full_pool_refuses_its_own_requests_a
     second_gateway = own_mesh(**tiny, TERCET_GATEWAY_SCHEDULER=f"127.0.0.1:{two.front.ports['scheduler']}")
     second_gateway.start("gateway")
     wait_until(lambda: second_gateway.healthy("gateway"), "the second gateway serves")
-    async with Client(two.front.address) as client, Client(second_gateway.address) as tiny_client:
+    async with AsyncClient(two.front.address) as client, AsyncClient(second_gateway.address) as tiny_client:
         assert (await tiny_client.model()).name == "tiny"
         streams = [Stream(client, index, 1000) for index in range(3)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]

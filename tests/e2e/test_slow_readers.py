@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from tercet import errors, rpc
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc
 
@@ -59,7 +59,7 @@ async def read_on(call: Any) -> list[list[int]]:
     return tokens
 
 
-async def tokens_alone(client: Client, prompt: list[int], max_tokens: int) -> list[list[int]]:
+async def tokens_alone(client: AsyncClient, prompt: list[int], max_tokens: int) -> list[list[int]]:
     """What a reader who keeps up gets."""
     answer = await client.generate(
         prompt, max_tokens=max_tokens, ignore_eos=True, temperature=1, seed=1, n=OUTPUTS
@@ -73,7 +73,7 @@ async def test_a_reader_that_stops_and_goes_on_gets_every_token_and_delays_nobod
     mesh = own_mesh(TERCET_GATEWAY_MAX_STREAM_TOKENS="32")
     mesh.start()
     prompt, max_tokens = [5, 6, 7], 500
-    async with Client(mesh.address) as client, stalled(mesh, long_request("stalls", prompt, max_tokens)) as call:
+    async with AsyncClient(mesh.address) as client, stalled(mesh, long_request("stalls", prompt, max_tokens)) as call:
         before = mesh.fleet().workers[0]
         answers = await asyncio.gather(
             *(client.generate("Once", max_tokens=24, ignore_eos=True, seed=index).answer() for index in range(16))
@@ -104,7 +104,7 @@ async def test_blocks_of_a_paused_request_go_to_whoever_needs_them(own_mesh: Cal
     )
     mesh.start()
     prompt, max_tokens = [3 + index % 50 for index in range(64)], 480
-    async with Client(mesh.address) as client, stalled(mesh, long_request("stalls", prompt, max_tokens)) as call:
+    async with AsyncClient(mesh.address) as client, stalled(mesh, long_request("stalls", prompt, max_tokens)) as call:
         blocks = mesh.fleet().workers[0]
         other = [5 + index % 40 for index in range(16 * (blocks.blocks_total - blocks.blocks_used) + 64)]
         answer = await client.generate(other, max_tokens=16, ignore_eos=True).answer()

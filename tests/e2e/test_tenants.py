@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import PermissionDeniedError, RequestCancelledError, RequestError, UnauthenticatedError
 from tercet.tenants.api_key import read_key
 
@@ -50,9 +50,9 @@ class Tenants:
         key = None if name is None else self.keys[name]
         return self._run(*arguments, "--address", self.mesh.address, key=key, check=False)
 
-    def client(self, name: str) -> Client:
+    def client(self, name: str) -> AsyncClient:
         """A client with a tenant's key."""
-        return Client(self.mesh.address, api_key=self.keys[name])
+        return AsyncClient(self.mesh.address, api_key=self.keys[name])
 
     def _run(self, *arguments: str, key: str | None, check: bool = True) -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if name != "TERCET_API_KEY"}

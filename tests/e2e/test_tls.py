@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from scheduler.peers import Peers
-from tercet.client import Client, ClientTls, Delta
+from tercet.client import AsyncClient, ClientTls, Delta
 from tercet.dialer import Dialer
 from tercet.errors import GatewayLostError
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -45,7 +45,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsMesh]:
 
 async def tokens(address: str, tls: ClientTls | None, count: int = 4) -> int:
     """How many an answer has."""
-    async with Client(address, tls=tls) as client:
+    async with AsyncClient(address, tls=tls) as client:
         answer = await client.generate_once("Once", max_tokens=count, ignore_eos=True, timeout_s=60)
     return answer.finished.usage.completion_tokens
 
@@ -127,7 +127,7 @@ async def test_another_ca_takes_over_while_a_stream_runs(tmp_path: Path) -> None
     try:
         mesh.start()
         old = mesh.tls
-        async with Client(mesh.address, tls=old) as client:
+        async with AsyncClient(mesh.address, tls=old) as client:
             count = 0
             async for event in client.generate("The sea", max_tokens=300, ignore_eos=True, timeout_s=100):
                 if isinstance(event, Delta):

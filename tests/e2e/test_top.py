@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tercet.client import Client, Delta
+from tercet.client import AsyncClient, Delta
 from tercet.errors import InvalidFieldError
 
 from .conftest import ROOT, Mesh
@@ -27,7 +27,7 @@ def class_of(told: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def test_it_shows_what_was_asked_and_what_was_made_of_it(mesh: Mesh, client: Client) -> None:
+async def test_it_shows_what_was_asked_and_what_was_made_of_it(mesh: Mesh, client: AsyncClient) -> None:
     mesh.wait_idle()
     before = class_of(json.loads(top(mesh, "--once", "--json").stdout), "rag")
     options = {"traffic_class": "rag", "max_tokens": 12, "ignore_eos": True}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tercet import errors
-from tercet.client import Client
+from tercet.client import AsyncClient
 
 from .conftest import Mesh
 from .two_workers import WORKER, Stream, TwoWorkers, until
@@ -23,13 +23,13 @@ def two(own_mesh: Callable[..., Mesh]) -> TwoWorkers:
     return TwoWorkers(own_mesh)
 
 
-async def _undisturbed(client: Client, count: int) -> list[str]:
+async def _undisturbed(client: AsyncClient, count: int) -> list[str]:
     return list(await asyncio.gather(*(Stream(client, index).run() for index in range(count))))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_streams_of_a_worker_that_stops_go_on_at_the_other(two: TwoWorkers, number: signal.Signals) -> None:
-    async with Client(two.front.address) as client:
+    async with AsyncClient(two.front.address) as client:
         expected = await _undisturbed(client, 4)
         streams = [Stream(client, index) for index in range(4)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
@@ -56,7 +56,7 @@ async def test_streams_of_a_worker_that_stops_go_on_at_the_other(two: TwoWorkers
 async def test_the_last_worker_lets_its_streams_end_and_takes_no_new_one(own_mesh: Callable[..., Mesh]) -> None:
     mesh = own_mesh(**WORKER, TERCET_WORKER_DRAIN_SECONDS="60")
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         expected = await Stream(client, 1, 80).run()
         stream = Stream(client, 1, 80)
         task = asyncio.create_task(stream.run())
@@ -74,7 +74,7 @@ async def test_the_last_worker_lets_its_streams_end_and_takes_no_new_one(own_mes
 async def test_streams_that_outlive_the_grace_wait_for_the_next_worker(own_mesh: Callable[..., Mesh]) -> None:
     mesh = own_mesh(**WORKER, TERCET_WORKER_DRAIN_SECONDS="0.5")
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         expected = await Stream(client, 2, 100).run()
         stream = Stream(client, 2, 100)
         task = asyncio.create_task(stream.run())
@@ -88,7 +88,7 @@ async def test_streams_that_outlive_the_grace_wait_for_the_next_worker(own_mesh:
 async def test_a_second_signal_ends_the_grace(own_mesh: Callable[..., Mesh]) -> None:
     mesh = own_mesh(**WORKER, TERCET_WORKER_DRAIN_SECONDS="3600")
     mesh.start()
-    async with Client(mesh.address) as client:
+    async with AsyncClient(mesh.address) as client:
         stream = Stream(client, 3, 2500)
         task = asyncio.create_task(stream.run())
         await until(lambda: stream.tokens >= 3, "it streams")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tercet.client import Client, Delta
+from tercet.client import AsyncClient, Delta
 from tercet.v1 import operations_pb2
 
 from .conftest import Mesh, wait_until
@@ -41,7 +41,7 @@ class TwoWorkers:
 class Stream:
     """One seeded generation."""
 
-    def __init__(self, client: Client, index: int, max_tokens: int = 100) -> None:
+    def __init__(self, client: AsyncClient, index: int, max_tokens: int = 100) -> None:
         self.text = ""
         self.tokens = 0
         options: dict[str, Any] = {"temperature": 0.8, "seed": index, "max_tokens": max_tokens, "ignore_eos": True}

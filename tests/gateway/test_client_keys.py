@@ -11,17 +11,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tercet.cli import main
-from tercet.client import Client, generate_blocking
+from tercet.client import AsyncClient, Client
 from tercet.errors import UnauthenticatedError
 
 from .guarded_gateway import GuardedGateway
 
 
-async def whole(client: Client) -> bytes:
+async def whole(client: AsyncClient) -> bytes:
     return b"".join([part async for part in client.dump_plan_log()])
 
 
-CALLS: dict[str, Callable[[Client], Awaitable[Any]]] = {
+CALLS: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {
     "generate": lambda client: client.generate("hello").answer(),
     "generate_once": lambda client: client.generate_once("hello"),
     "tokenize": lambda client: client.tokenize("hello"),
@@ -37,31 +37,33 @@ CALLS: dict[str, Callable[[Client], Awaitable[Any]]] = {
 @pytest.mark.parametrize("name", CALLS)
 async def test_every_call_sends_the_key(guarded: GuardedGateway, name: str) -> None:
     guarded.scheduler.plan_log = [b"x"]
-    async with Client(guarded.address, api_key=guarded.keys["boss"].text) as client:
+    async with AsyncClient(guarded.address, api_key=guarded.keys["boss"].text) as client:
         await CALLS[name](client)
-    async with Client(guarded.address) as client:
+    async with AsyncClient(guarded.address) as client:
         with pytest.raises(UnauthenticatedError):
             await CALLS[name](client)
 
 
 async def test_the_forecast_reaches_the_client(guarded: GuardedGateway) -> None:
     guarded.scheduler.forecast_us = 250_000
-    async with Client(guarded.address, api_key=guarded.keys["alice"].text) as client:
+    async with AsyncClient(guarded.address, api_key=guarded.keys["alice"].text) as client:
         assert (await client.generate("hello").answer()).accepted.forecast_seconds == 0.25
         guarded.scheduler.forecast_us = None
         assert (await client.generate("hello").answer()).accepted.forecast_seconds is None
 
 
 async def test_code_without_an_event_loop_sends_it(guarded: GuardedGateway) -> None:
-    key = guarded.keys["alice"].text
-    answer = await asyncio.to_thread(generate_blocking, "hello", address=guarded.address, api_key=key)
-    assert answer.text == "hello"
+    def ask() -> str:
+        with Client(guarded.address, api_key=guarded.keys["alice"].text) as client:
+            return client.generate_once("hello").text
+
+    assert await asyncio.to_thread(ask) == "hello"
 
 
 @pytest.mark.parametrize("key", ["two words", "ä", "line\n", "nul\0"])
 def test_what_no_metadata_can_hold_is_no_key(key: str) -> None:
     with pytest.raises(ValueError, match="printable ASCII") as caught:
-        Client(api_key=key)
+        AsyncClient(api_key=key)
     assert key not in str(caught.value)
 
 

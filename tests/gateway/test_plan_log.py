@@ -10,12 +10,12 @@ import grpc.aio
 import pytest
 
 from tercet import errors
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.v1 import operations_pb2 as pb
 
 
 async def read_all(gateway: Any, parts: list[bytes]) -> None:
-    async with Client(f"127.0.0.1:{gateway.port}") as client:
+    async with AsyncClient(f"127.0.0.1:{gateway.port}") as client:
         async for part in client.dump_plan_log():
             parts.append(part)  # noqa: PERF401 - what came before an error is looked at
 

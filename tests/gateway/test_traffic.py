@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tercet import errors
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.traffic import TrafficInfo
 from tercet.v1 import operations_pb2
 
 
 async def look(gateway: Any) -> TrafficInfo:
-    async with Client(f"127.0.0.1:{gateway.port}") as client:
+    async with AsyncClient(f"127.0.0.1:{gateway.port}") as client:
         return await client.traffic(timeout_s=10)
 
 

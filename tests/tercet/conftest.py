@@ -30,6 +30,13 @@ class FakeGateway(
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        # What the next calls that generate or tokenize end with, and what all that generate do behind Accepted.
+        self.failures: list[errors.RequestError | grpc.StatusCode] = []
+        self.fails_behind_accepted: errors.RequestError | None = None
+        self.num_failed = 0
+        self.failed = threading.Event()
+        # That such calls had, in seconds.
+        self.time_left_s: list[float] = []
         self.cancelled = threading.Event()
         self.started = threading.Event()
         self.chat = True
@@ -44,6 +51,7 @@ class FakeGateway(
     async def Generate(self, request, context):
         self.requests.append(request)
         self.started.set()
+        await self._fail(context)
         kind = request.WhichOneof("input")
         if kind == "chat":
             messages = request.chat.messages
@@ -64,6 +72,8 @@ class FakeGateway(
             if request.prompt == "silent" or "silent" in words[-1:]:
                 await asyncio.sleep(3600)
             yield pb.GenerateEvent(accepted=pb.Accepted(request_id="r1", model="fake", seed=9, prompt_tokens=3))
+            if self.fails_behind_accepted is not None:
+                await abort(context, self.fails_behind_accepted)
             index = 0
             n = request.sampling.n or 1
             while request.prompt == "forever" or words[-1:] == [" forever"] or index < len(words):
@@ -102,7 +112,18 @@ class FakeGateway(
                 result.timings.CopyFrom(event.finished.timings)
         return result
 
+    async def _fail(self, context):
+        self.time_left_s.append(context.time_remaining() or 0.0)
+        if self.failures:
+            failure = self.failures.pop(0)
+            self.num_failed += 1
+            self.failed.set()
+            if isinstance(failure, grpc.StatusCode):
+                await context.abort(failure, "gone")
+            await abort(context, failure)
+
     async def Tokenize(self, request, context):
+        await self._fail(context)
         text = request.prompt or request.chat.messages[-1].content
         return pb.TokenizeResult(token_ids=[len(word) for word in text.split()], text=text)
 
@@ -144,6 +165,9 @@ class FakeGateway(
             yield operations_pb2.PlanLogPart(data=part)
         if self.plan_log_fails:
             await abort(context, errors.SchedulerLostError("no scheduler"))
+
+    async def ListCancellations(self, request, context):
+        return operations_pb2.ListCancellationsResponse()
 
     async def CancelGeneration(self, request, context):
         return operations_pb2.CancelGenerationResponse(found=request.request_id == "r1")

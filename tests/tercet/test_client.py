@@ -6,8 +6,8 @@ import pytest
 from tercet import errors
 from tercet.client import (
     Accepted,
+    AsyncClient,
     ChatMessage,
-    Client,
     Delta,
     Finished,
     Options,
@@ -15,7 +15,6 @@ from tercet.client import (
     OutputEnd,
     Tool,
     ToolCall,
-    generate_blocking,
 )
 from tercet.messages import TokenLogprobs, from_event, from_result, joined
 from tercet.ports import free_ports
@@ -27,7 +26,7 @@ def _cancelled(gateway) -> bool:
 
 
 async def test_events_come_in_order_and_describe_the_request(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         events = [event async for event in client.generate("count 3", temperature=0.5, stop=("!",), max_tokens=7)]
     assert isinstance(events[0], Accepted)
     assert (events[0].request_id, events[0].seed, events[0].prompt_tokens) == ("r1", 9, 3)
@@ -52,7 +51,7 @@ async def test_what_the_mesh_did_not_say_in_time_is_none_and_not_zero(gateway):
 
 
 async def test_what_is_not_given_is_not_sent(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate("count 1").answer()
     sampling = gateway.requests[0].sampling
     assert not any(sampling.HasField(name) for name in ("temperature", "top_p", "top_k", "min_p", "seed"))
@@ -70,7 +69,7 @@ def test_logprobs_of_a_delta_and_of_a_result_are_alike():
 
 
 async def test_tokens_that_are_biased_or_allowed_are_sent(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate("count 1", Options(logit_bias={7: -1.5}, allowed_token_ids=(7, 8))).answer()
         with pytest.raises(errors.InvalidFieldError):
             await client.generate("count 1", Options(logit_bias={-7: 1.0})).answer()
@@ -80,7 +79,7 @@ async def test_tokens_that_are_biased_or_allowed_are_sent(gateway):
 
 
 async def test_zero_is_sent(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate("count 1", Options(temperature=0.0, seed=0, top_k=0)).answer()
     sampling = gateway.requests[0].sampling
     assert all(sampling.HasField(name) for name in ("temperature", "seed", "top_k"))
@@ -91,7 +90,7 @@ async def test_zero_is_sent(gateway):
     [("count 2", "0 1 "), ([5, 6], "<5><6>"), ([ChatMessage("system", "a"), ChatMessage("user", "hi")], "2: hi")],
 )
 async def test_text_ids_and_chat_stream_and_unary_alike(gateway, prompt, text):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         pieces: list[str] = []
         streamed = await client.generate(prompt).answer(pieces.append)
         once = await client.generate_once(prompt)
@@ -101,7 +100,7 @@ async def test_text_ids_and_chat_stream_and_unary_alike(gateway, prompt, text):
 
 
 async def test_deltas_of_several_outputs_interleave_and_join_by_index(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         events = [event async for event in client.generate("count 2", n=3)]
         pieces: list[str] = []
         streamed = await client.generate("count 2", n=3).answer(pieces.append)
@@ -119,7 +118,7 @@ async def test_deltas_of_several_outputs_interleave_and_join_by_index(gateway):
 
 
 async def test_class_and_priority_are_sent(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate("count 1", traffic_class="batch", priority=-7).answer()
         await client.generate("count 1").answer()
     assert (gateway.requests[0].traffic_class, gateway.requests[0].priority) == ("batch", -7)
@@ -128,7 +127,7 @@ async def test_class_and_priority_are_sent(gateway):
 
 
 async def test_a_cache_salt_is_sent(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate("count 1", cache_salt="mine").answer()
         await client.generate("count 1").answer()
     assert [request.cache_salt for request in gateway.requests] == ["mine", ""]
@@ -136,7 +135,7 @@ async def test_a_cache_salt_is_sent(gateway):
 
 async def test_the_plan_log_comes_piece_by_piece_and_fails_by_name(gateway):
     gateway.plan_log = [b"one", b"", b"two"]
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         assert [part async for part in client.dump_plan_log()] == [b"one", b"", b"two"]
         gateway.plan_log_fails = True
         log = client.dump_plan_log()
@@ -146,7 +145,7 @@ async def test_the_plan_log_comes_piece_by_piece_and_fails_by_name(gateway):
 
 
 async def test_break_cancels_on_the_server(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         async for event in client.generate("forever"):
             if isinstance(event, Delta):
                 break
@@ -154,14 +153,14 @@ async def test_break_cancels_on_the_server(gateway):
 
 
 async def test_leaving_the_scope_of_a_generation_cancels(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         async with client.generate("forever"):
             await asyncio.to_thread(gateway.started.wait, 10)
         assert await asyncio.to_thread(_cancelled, gateway)
 
 
 async def test_leaving_the_scope_of_the_client_cancels_what_is_open(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         kept = client.generate("forever")
         await asyncio.to_thread(gateway.started.wait, 10)
     assert await asyncio.to_thread(_cancelled, gateway)
@@ -169,7 +168,7 @@ async def test_leaving_the_scope_of_the_client_cancels_what_is_open(gateway):
 
 
 async def test_cancelling_the_task_cancels_on_the_server(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         task = asyncio.create_task(client.generate("silent").answer())
         await asyncio.to_thread(gateway.started.wait, 10)
         task.cancel()
@@ -179,7 +178,7 @@ async def test_cancelling_the_task_cancels_on_the_server(gateway):
 
 
 async def test_cancel_ends_an_iteration_with_a_typed_error(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         generation = client.generate("silent")
         task = asyncio.create_task(generation.answer())
         await asyncio.to_thread(gateway.started.wait, 10)
@@ -189,7 +188,7 @@ async def test_cancel_ends_an_iteration_with_a_typed_error(gateway):
 
 
 async def test_a_typed_refusal_comes_back_whole(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(errors.QueueFullError) as caught:
             await client.generate("refuse").answer()
     assert caught.value.message == "full up"
@@ -198,20 +197,20 @@ async def test_a_typed_refusal_comes_back_whole(gateway):
 
 
 async def test_an_untyped_status_becomes_an_engine_fault_with_its_code(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(errors.EngineFaultError, match="gone") as caught:
             await client.generate("raw status").answer()
     assert caught.value.metadata == {"code": "DATA_LOSS"}
 
 
 async def test_a_stream_without_its_last_event_is_an_error(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(errors.GatewayLostError, match="without its last event"):
             await client.generate("torn").answer()
 
 
 async def test_a_call_that_the_other_end_cancels_is_a_lost_gateway(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(errors.GatewayLostError, match="turned the call away"):
             await client.generate("too late").answer()
         with pytest.raises(errors.GatewayLostError, match="turned the call away"):
@@ -219,14 +218,14 @@ async def test_a_call_that_the_other_end_cancels_is_a_lost_gateway(gateway):
 
 
 async def test_what_breaks_behind_the_last_event_breaks_nothing(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         events = [event async for event in client.generate("lost behind its end")]
     assert [type(event) for event in events] == [Accepted, Finished]
 
 
 async def test_no_gateway_is_a_typed_error():
     (port,) = free_ports(1)
-    async with Client(f"127.0.0.1:{port}") as client:
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
         with pytest.raises(errors.GatewayLostError, match=f"127.0.0.1:{port}"):
             await client.generate("x").answer()
         with pytest.raises(errors.GatewayLostError):
@@ -234,7 +233,7 @@ async def test_no_gateway_is_a_typed_error():
 
 
 async def test_the_deadline_is_a_typed_error(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(errors.DeadlineError):
             await client.generate("silent", timeout_s=0.2).answer()
         assert await asyncio.to_thread(_cancelled, gateway)
@@ -245,7 +244,7 @@ async def test_the_deadline_is_a_typed_error(gateway):
     [{"top_k": -1}, {"max_tokens": 2**33}, {"stop_token_ids": (-4,)}, {"seed": "x"}, {"n": -1}, {"priority": 2**31}],
 )
 async def test_a_number_that_the_contract_cannot_hold_is_a_typed_error(gateway, wrong):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(errors.InvalidFieldError):
             client.generate("count 1", **wrong)
     assert gateway.requests == []
@@ -265,7 +264,7 @@ async def test_a_number_that_the_contract_cannot_hold_is_a_typed_error(gateway, 
     ],
 )
 async def test_a_prompt_of_no_kind_is_a_type_error_that_says_what_is_one(gateway, prompt, said):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(TypeError, match=f"prompt must be a str, a list of token ids, or .*, {said}$"):
             client.generate(prompt)
         with pytest.raises(TypeError, match="prompt must be a str, a list of token ids"):
@@ -276,7 +275,7 @@ async def test_a_prompt_of_no_kind_is_a_type_error_that_says_what_is_one(gateway
 
 
 async def test_an_unknown_option_is_named_beside_the_known_ones(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         with pytest.raises(TypeError, match="'foo' is not an option; options are model, temperature"):
             client.generate("x", foo=1)
         with pytest.raises(TypeError, match="options must be Options, is dict"):
@@ -285,7 +284,7 @@ async def test_an_unknown_option_is_named_beside_the_known_ones(gateway):
 
 
 async def test_a_stop_text_is_one_stop_string(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate("count 1", stop="abc").answer()
         await client.generate("count 1", stop=["a", "b"]).answer()
     assert [list(request.stop.strings) for request in gateway.requests] == [["abc"], ["a", "b"]]
@@ -301,7 +300,7 @@ def test_a_reader_that_fails_ends_the_request_and_leaves_nothing_behind(gateway)
         def fail(text: str) -> None:
             raise BrokenPipeError
 
-        async with Client(gateway.address) as client, client.generate("forever") as generation:
+        async with AsyncClient(gateway.address) as client, client.generate("forever") as generation:
             await generation.answer(fail)
 
     with pytest.raises(BrokenPipeError):
@@ -315,7 +314,7 @@ def test_an_iteration_that_is_left_leaves_nothing_behind(gateway):
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
-        async with Client(gateway.address) as client, client.generate("forever") as generation:
+        async with AsyncClient(gateway.address) as client, client.generate("forever") as generation:
             async for event in generation:
                 if isinstance(event, Delta):
                     raise BrokenPipeError
@@ -327,7 +326,7 @@ def test_an_iteration_that_is_left_leaves_nothing_behind(gateway):
 
 
 async def test_models_fleet_tokens_and_cancel(gateway):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         assert (await client.model()).name == "fake"
         assert (await client.model("fake")).max_model_len == 64
         with pytest.raises(errors.ModelNotFoundError) as caught:
@@ -342,21 +341,17 @@ async def test_models_fleet_tokens_and_cancel(gateway):
         assert await client.cancel("r2") is False
 
 
-def test_blocking_call(gateway):
-    assert generate_blocking("count 2", address=gateway.address).text == "0 1 "
-
-
 async def test_use_outside_the_scope_is_a_bug_that_is_named():
     with pytest.raises(RuntimeError, match="async with"):
-        Client().generate("x")
+        AsyncClient().generate("x")
     with pytest.raises(TypeError, match="not both"):
-        async with Client() as client:
+        async with AsyncClient() as client:
             client.generate("x", Options(), temperature=1.0)
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, math.nan, 1e12, 1e300, 31_536_001])
 async def test_a_time_that_is_none_is_refused_before_anything_is_sent(gateway, timeout_s):
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         for ask in (client.generate_once("x", timeout_s=timeout_s), client.models(timeout_s=timeout_s)):
             with pytest.raises(ValueError, match="timeout_s must be at most 31,536,000, is "):
                 await ask
@@ -368,7 +363,7 @@ async def test_a_time_that_is_none_is_refused_before_anything_is_sent(gateway, t
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", "http://127.0.0.1:1", ""])
 def test_an_address_that_cannot_be_is_refused(address):
     with pytest.raises(ValueError, match="address must be host:port"):
-        Client(address)
+        AsyncClient(address)
 
 
 async def test_a_chat_is_sent_with_all_it_has(gateway):
@@ -381,7 +376,7 @@ async def test_a_chat_is_sent_with_all_it_has(gateway):
         add_generation_prompt=False,
         template_kwargs='{"a": 1}',
     )
-    async with Client(gateway.address) as client:
+    async with AsyncClient(gateway.address) as client:
         await client.generate(messages, options).answer()
         with pytest.raises(errors.InvalidFieldError) as caught:
             client.generate("count 1", Options(documents=("{}",)))

@@ -21,7 +21,7 @@ from scheduler.simulator.small import submission, worker_info
 from tercet import __version__
 from tercet.cli import main
 from tercet.cli.dump_plans import fetch
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import DeadlineError
 from tercet.rpc import Server
 from tercet.v1 import operations_pb2, operations_pb2_grpc
@@ -107,7 +107,7 @@ async def test_a_log_that_stops_coming_is_a_deadline():
     file = io.BytesIO()
     try:
         with pytest.raises(DeadlineError, match=r"nothing for 0\.5 s"):
-            await fetch(Client(f"127.0.0.1:{port}"), file, silence_s=0.5)
+            await fetch(AsyncClient(f"127.0.0.1:{port}"), file, silence_s=0.5)
     finally:
         await server.stop(0)
     assert file.getvalue() == b"one"

@@ -1,0 +1,63 @@
+"""The events of a stream as one answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tercet import errors
+from tercet.messages import (
+    Accepted,
+    Answer,
+    Delta,
+    Event,
+    Finished,
+    TokenLogprobs,
+    ToolCallDelta,
+    joined,
+    to_answer,
+)
+
+
+class Collector:
+    """Takes the events of one request in their order."""
+
+    def __init__(self) -> None:
+        self._accepted: Accepted | None = None
+        self._finished: Finished | None = None
+        self._texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
+        self._calls: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
+
+    def take(self, event: Event) -> str:
+        """What an event adds to the first output's text."""
+        if isinstance(event, Accepted):
+            self._accepted = event
+        elif isinstance(event, Finished):
+            self._finished = event
+        else:
+            return self._add(event)
+        return ""
+
+    def _add(self, delta: Delta) -> str:
+        index = delta.output_index
+        self._texts[index].append(delta.text)
+        self._token_ids[index].extend(delta.token_ids)
+        self._logprobs[index].extend(delta.logprobs)
+        self._calls[index].extend(delta.tool_calls)
+        return "" if index else delta.text
+
+    def answer(self, address: str) -> Answer:
+        """All of it. Raises errors.GatewayLostError if the stream from `address` had no end."""
+        if self._accepted is None or self._finished is None:
+            raise errors.GatewayLostError(f"the stream from {address} ended without its last event")
+        written = [
+            (
+                "".join(self._texts[index]),
+                tuple(self._token_ids[index]),
+                tuple(self._logprobs[index]),
+                joined(self._calls[index]),
+            )
+            for index in range(len(self._finished.outputs))
+        ]
+        return to_answer(written, self._accepted, self._finished)
