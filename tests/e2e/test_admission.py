@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from tercet.client import Client
+from tercet.client import AsyncClient
 from tercet.errors import (
     DeadlineUnreachableError,
     PermissionDeniedError,
@@ -58,9 +58,9 @@ class Door:
         self.mesh = mesh
         self._keys = keys
 
-    def client(self, tenant: str) -> Client:
+    def client(self, tenant: str) -> AsyncClient:
         """A client of that tenant."""
-        return Client(self.mesh.address, api_key=self._keys[tenant])
+        return AsyncClient(self.mesh.address, api_key=self._keys[tenant])
 
     async def refusal(self, tenant: str) -> status_pb2.Status:
         """What a request of that tenant is refused with, as it is on the wire."""
@@ -95,7 +95,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         mesh.stop()
 
 
-async def ask(client: Client, max_tokens: int, **options: Any) -> int:
+async def ask(client: AsyncClient, max_tokens: int, **options: Any) -> int:
     """A request with that many tokens of output; the tokens that it used."""
     answer = await client.generate_once("Once upon a time", max_tokens=max_tokens, ignore_eos=True, **options)
     usage = answer.finished.usage
@@ -147,7 +147,7 @@ async def test_who_has_had_his_requests_of_the_minute_is_told_when_to_come_again
         assert [(each.subject, each.description) for each in quota.violations] == [("tenant:paced", status.message)]
         await asyncio.sleep(waits[-1])
         assert await ask(client, 1)
-    async with Client(door.mesh.address) as nobody:
+    async with AsyncClient(door.mesh.address) as nobody:
         with pytest.raises(UnauthenticatedError):
             await ask(nobody, 1)
     async with door.client("boss") as boss:
