@@ -70,10 +70,14 @@ class Guard:
 
     def operator(self, context: grpc.aio.ServicerContext) -> Caller:
         """Who calls, if an operator; as `caller`, and PermissionDeniedError for others."""
-        caller = self.caller(context)
-        if not caller.operator:
-            raise PermissionDeniedError("this call needs the key of an operator")
-        return caller
+        return operator_only(self.caller(context))
+
+
+def operator_only(caller: Caller) -> Caller:
+    """The same caller. Raises PermissionDeniedError for one that is no operator."""
+    if not caller.operator:
+        raise PermissionDeniedError("this call needs the key of an operator")
+    return caller
 
 
 def _given(headers: Headers) -> ApiKey | None:

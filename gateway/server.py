@@ -30,6 +30,7 @@ from .http.application import Application
 from .http.generating import Generating
 from .http.looking_up import LookingUp
 from .http.server import HttpServer
+from .http.web import Web
 from .schedulers import Schedulers
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
@@ -103,12 +104,13 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         stall_s=settings.stream_stall_seconds,
     )
     models = ModelsService(catalogue, link)
+    operations = OperationsService(generations, books, link, guard)
     add_services(
         server.grpc_server,
         guard,
         InferenceService(catalogue, generations, guard),
         models,
-        OperationsService(generations, books, link, guard),
+        operations,
     )
     health = Health(server, INFERENCE, link, catalogue, generations, books, tenants, identity, changed)
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
@@ -116,7 +118,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     try:
         if settings.http_port:
             looking_up = LookingUp(catalogue, generations, models, health.look, time.time())
-            http = HttpServer(Application(guard, Generating(catalogue, generations), looking_up), settings, tls)
+            web = Web(operations, config.classes) if settings.web else None
+            http = HttpServer(Application(guard, Generating(catalogue, generations), looking_up, web), settings, tls)
         port = await server.start(
             settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
         )

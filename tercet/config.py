@@ -91,6 +91,7 @@ class GatewaySettings:
         0, "port to listen on as well, together with other gateways of this host; 0: none", checks.port
     )
     http_port: int = setting(0, "port of OpenAI's HTTP API; 0: none", checks.port)
+    web: bool = setting(True, "whether http_port has the console, a page to chat and to watch the mesh, too")
     scheduler: tuple[str, ...] = setting(
         ("127.0.0.1:50052",),
         "host:port of each scheduler; requests go to the one that has the workers",

@@ -55,9 +55,17 @@ class Member:
     @property
     def http_url(self) -> str:
         """Where clients of a gateway find OpenAI's HTTP API; empty if it has none."""
+        return self._http("/v1")
+
+    @property
+    def console_url(self) -> str:
+        """Where a browser finds the console of a gateway; empty if it has none."""
+        return self._http("/") if self.config.gateway.web else ""
+
+    def _http(self, path: str) -> str:
         settings = self.config.gateway
         scheme = "https" if self.config.tls.certificate else "http"
-        return f"{scheme}://{self._at(settings.http_port)}/v1" if settings.http_port else ""
+        return f"{scheme}://{self._at(settings.http_port)}{path}" if settings.http_port else ""
 
     def _at(self, port: int) -> str:
         # A service that listens everywhere is found on loopback.

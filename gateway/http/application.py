@@ -3,7 +3,7 @@ gRPC's: a key, room, and a bound on how long a request may take to arrive."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -24,6 +24,7 @@ from .failures import HttpError, failure_of
 from .generating import Generating
 from .json_body import read_object
 from .looking_up import LookingUp
+from .web import Web
 
 log = structlog.get_logger()
 
@@ -32,13 +33,15 @@ _EXCHANGE = "tercet.exchange"
 
 
 class Application:
-    """At most `max_calls` at a time, whose requests have `request_s` seconds to arrive."""
+    """At most `max_calls` at a time, whose requests have `request_s` seconds to arrive. Without `web` there is no
+    console."""
 
     def __init__(
         self,
         guard: Guard,
         generating: Generating,
         looking_up: LookingUp,
+        web: Web | None = None,
         *,
         max_calls: int = MAX_CALLS,
         request_s: float = REQUEST_SECONDS,
@@ -60,6 +63,7 @@ class Application:
                 Route("/tokenize", self._endpoint(looking_up.tokenize), methods=post),
                 Route("/detokenize", self._endpoint(looking_up.detokenize), methods=post),
                 Route("/health", self._endpoint(looking_up.health, body=False, key=False), methods=get),
+                *(() if web is None else self._console(web)),
             ],
             redirect_slashes=False,
             default=_no_such_path,
@@ -90,6 +94,12 @@ class Application:
                 await exchange.fail(failure_of(told, exchange.renamed), {})
         finally:
             self._calls -= 1
+
+    def _console(self, web: Web) -> Iterator[Route]:
+        for path in web.paths:
+            yield Route(path, self._endpoint(web.file, body=False, key=False), methods=["GET"])
+        yield Route("/console/about", self._endpoint(web.about, body=False), methods=["GET"])
+        yield Route("/console/mesh", self._endpoint(web.mesh, body=False), methods=["GET"])
 
     def _endpoint(self, handler: Handler, *, body: bool = True, key: bool = True) -> _Endpoint:
         async def handle(exchange: Exchange) -> None:

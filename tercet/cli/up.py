@@ -124,6 +124,8 @@ def up(
             console.print(note, soft_wrap=True)
     if members[0].http_url:
         console.print(f"openai: {members[0].http_url}", soft_wrap=True)
+    if members[0].console_url:
+        console.print(f"console: {members[0].console_url}", soft_wrap=True)
     ledger = ledger_place(config.ledger, os.environ)
     # A URL may hold a password.
     if ledger is not None and "://" not in ledger:
