@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
+from tercet.errors import (
+    AnswerTooLargeError,
+    DeadlineError,
+    InvalidFieldError,
+    RequestCancelledError,
+    RequestError,
+    SlowConsumerError,
+)
 from tercet.ids import new_tool_call_id
 from tercet.ledger.row import Outcome
 from tercet.refusal_lines import RefusalLines
 
+from .answer_size import MAX_ANSWER_BYTES, AnswerSize
 from .books import Books, Ending, Entry
 from .caller import Caller
 from .cancel import CancelCause, Cancels
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
 from .output import Finish, Output
-from .penalties import check_min_tokens
+from .penalties import Penalties, check_choice
 from .prefix_salt import prefix_salt
+from .prompt_logprobs import PromptPart, check_prompt_logprobs
 from .refusal_counts import RefusalKind
 from .schedulers import Schedulers
 from .sequence_end import Account
@@ -56,7 +66,8 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the client learns when its request is admitted."""
+    """What the client learns when its request is admitted. `prompt` is the prompt itself, where its logprobs are
+    wanted."""
 
     request_id: str
     model: ServedModel
@@ -64,6 +75,7 @@ class Admission:
     seed: int
     prompt_tokens: int
     forecast_s: float | None
+    prompt: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +139,11 @@ class Generation:
         )
         self._prompt_tokens = len(ids)
         max_tokens = resolve_max_tokens(request, len(ids), pool)
+        num_prompt_logprobs = request.sampling.num_prompt_logprobs
+        check_prompt_logprobs(num_prompt_logprobs, len(ids))
         ends = () if request.stop.ignore_eos else model.eos_token_ids
-        check_min_tokens(request.penalties, max_tokens, {*ends, *request.stop.token_ids})
+        penalties = await self._penalties()
+        check_choice(penalties, max_tokens, {*ends, *request.stop.token_ids}, model.vocab_size)
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
@@ -136,6 +151,7 @@ class Generation:
             max_tokens_held=self._means.settings.max_stream_tokens,
             clock=self._clock,
             cancels=self._cancels,
+            num_prompt_logprobs=0 if num_prompt_logprobs is None else len(ids) - 1,
         )
         self._key = link.submit(
             Submission(
@@ -152,8 +168,9 @@ class Generation:
                 top_k=request.sampling.top_k,
                 min_p=request.sampling.min_p,
                 seed=seed,
-                penalties=request.penalties,
+                penalties=penalties,
                 num_logprobs=request.sampling.num_logprobs,
+                num_prompt_logprobs=num_prompt_logprobs,
                 deadline_ms=self._deadline_ms(),
                 n=request.n,
                 traffic_class=request.traffic_class,
@@ -170,15 +187,42 @@ class Generation:
                 error.metadata["field"] = input_field(request)
             raise
         self._admitted_at = self._clock()
-        self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s)
+        prompt = () if num_prompt_logprobs is None else tuple(ids)
+        self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s, prompt)
         # Who is told that it was accepted is in the books, whatever becomes of this process.
         self._entry.open(len(ids), self.stream.targets)
         return self.admission
+
+    async def read_prompt(self) -> PromptPart | None:
+        """More of the prompt's logprobs, which come before the first delta; None when there are no others. Raises as
+        `read`."""
+        assert self.stream is not None
+        return await self.stream.read_prompt()
+
+    async def read_whole_prompt(self) -> list[PromptPart]:
+        """All that `read_prompt` gives."""
+        parts: list[PromptPart] = []
+        while (part := await self.read_prompt()) is not None:
+            parts.append(part)
+        return parts
 
     async def read(self) -> Delta | None:
         """The next delta; None after the last. Raises the RequestError that ended the request."""
         assert self.stream is not None
         return await self.stream.read()
+
+    async def read_all(self, size: AnswerSize) -> tuple[list[PromptPart], list[Delta]]:
+        """All of either, for an answer in one piece, of which there are `size` already. Raises AnswerTooLargeError if
+        it would be too large for that, else as `read`."""
+        parts, deltas = await self.read_whole_prompt(), list[Delta]()
+        for part in parts:
+            size.add_prompt(part)
+        while (delta := await self.read()) is not None:
+            size.add(delta)
+            deltas.append(delta)
+            if size.too_large:
+                raise self._too_large()
+        return parts, deltas
 
     async def finish(self) -> Summary:
         """How the request ended, once `read` gave None. Waits at most ACCOUNT_WAIT_S for what the mesh freed."""
@@ -295,9 +339,27 @@ class Generation:
             model.tokenizer.detokenizer(prompt_token_ids, () if form is None else form.markers),
             stop_strings=stop.strings,
             stop_token_ids=frozenset(stop.token_ids),
+            include_stop=stop.include_string,
             parser=parser,
             new_call_id=new_tool_call_id,
         )
+
+    def _too_large(self) -> AnswerTooLargeError:
+        request = self._request
+        field = "sampling.n" if request.n > 1 else "stop.max_tokens"
+        return AnswerTooLargeError(
+            f"an answer in one piece has at most {MAX_ANSWER_BYTES} bytes: stream it, or ask for less",
+            field="sampling.logprobs" if request.sampling.num_logprobs else field,
+            metadata={"max_answer_bytes": str(MAX_ANSWER_BYTES)},
+        )
+
+    async def _penalties(self) -> Penalties:
+        """The request's, with its bad words in tokens."""
+        request, tokenizing = self._request, self._means.tokenizing
+        if not request.penalties.bad_words:
+            return request.penalties
+        bad = await tokenizing.bad_words(request.model, request.penalties.bad_words, self.caller.tenant)
+        return dataclasses.replace(request.penalties, bad_ids=bad)
 
     def _raise_if_ended(self) -> None:
         if self.error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tercet.tenants.directory import Directory
 
 from .cancel import CancelCause, CancelTrail
 from .penalties import NO_PENALTIES, Penalties
+from .prompt_logprobs import PromptPart
 from .refusal_counts import RefusalKind
 from .sequence_end import Account, EndReason, SequenceEnd
 from .token_logprobs import TokenLogprobs
@@ -48,6 +50,7 @@ class Submission:
     seed: int
     penalties: Penalties
     num_logprobs: int | None
+    num_prompt_logprobs: int | None
     deadline_ms: int | None
     n: int
     traffic_class: str
@@ -102,6 +105,7 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
             seed=submission.seed,
             penalties=_to_penalties(submission),
             num_logprobs=submission.num_logprobs,
+            num_prompt_logprobs=submission.num_prompt_logprobs,
         ),
         deadline_ms=submission.deadline_ms,
         n=submission.n,
@@ -156,12 +160,19 @@ def _to_penalties(submission: Submission) -> sequence_pb2.Penalties | None:
         biases=[bias for _, bias in penalties.bias],
         allowed_ids=penalties.allowed_ids,
         min_tokens=penalties.min_tokens,
+        bad_ids=[token_id for each in penalties.bad_ids for token_id in each],
+        bad_lengths=map(len, penalties.bad_ids),
     )
 
 
 def to_token_logprobs(item: sequence_pb2.TokenLogprobs) -> TokenLogprobs:
     """Logprobs at one token's place."""
     return TokenLogprobs(item.logprob, tuple(item.top_ids), tuple(item.top_logprobs))
+
+
+def to_prompt_part(item: sequence_pb2.PromptLogprobs) -> PromptPart:
+    """Logprobs of tokens of a prompt."""
+    return PromptPart(item.first, array("f", item.logprobs), array("I", item.top_ids), array("f", item.top_logprobs))
 
 
 def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from .answer_piece import Piece, PlainText
 from .detokenizer import Detokenizer
 from .sequence_end import EndReason
-from .stop_matcher import StopMatcher
+from .stop_matcher import StopMatch, StopMatcher
 from .token_logprobs import TokenLogprobs
 from .tool_parser import ToolParser
 
@@ -56,13 +56,15 @@ class Taken:
 class Output:
     """The text of one sequence. Once `finish` is set, nothing more may be pushed; what is ready can still be taken.
 
+    A stop string that matched is the end of the text if `include_stop`: then nothing has to wait for what may be one.
     `num_tokens` counts the tokens pushed, `num_ready` those that the next `take` gives.
     """
 
     __slots__ = (
-        "_detokenizer", "_logprobs", "_marks", "_matcher", "_new_call_id", "_num_chars", "_num_ready_chars",
-        "_num_settled_chars", "_num_taken", "_parser", "_pieces", "_plain", "_ready_calls", "_ready_ids", "_ready_text",
-        "_stop_token_ids", "_unsafe_text", "_waiting_ids", "finish", "num_ready", "num_tokens",
+        "_detokenizer", "_include_stop", "_logprobs", "_marks", "_matcher", "_new_call_id", "_num_chars",
+        "_num_ready_chars", "_num_settled_chars", "_num_taken", "_parser", "_pieces", "_plain", "_ready_calls",
+        "_ready_ids", "_ready_text", "_stop_token_ids", "_unsafe_text", "_waiting_ids", "finish", "num_ready",
+        "num_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -71,11 +73,13 @@ class Output:
         *,
         stop_strings: Sequence[str],
         stop_token_ids: frozenset[int],
+        include_stop: bool = False,
         parser: ToolParser | None = None,
         new_call_id: Callable[[], str] = str,
     ) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop_strings)
+        self._include_stop = include_stop
         self._parser = parser or PlainText()
         self._new_call_id = new_call_id
         self._plain = not stop_strings and parser is None
@@ -160,17 +164,24 @@ class Output:
         self._num_chars += len(text)
         match = self._matcher.push(text)
         unsafe = self._unsafe_text + text
-        num_safe = len(unsafe) - (self._num_chars - self._matcher.num_safe)
+        num_safe = len(unsafe) - (self._num_chars - self._num_final(match))
         self._unsafe_text = unsafe[num_safe:]
         self._add(self._parser.push(unsafe[:num_safe]))
         # What is behind the only call is nothing, a stop string as well.
         stop_string = None if match is None or self._parser.over else match.stop_string
         if stop_string is None and not self._parser.over:
             return False
-        # All tokens up to the one that completed it were generated and count; their text is cut before the match.
+        # All tokens up to the one that completed it were generated and count; their text is cut before the match, or
+        # behind it.
         self._make_all_ready()
         self.finish = Finish(EndReason.STOP, stop_string=stop_string, called=self._parser.called)
         return True
+
+    def _num_final(self, match: StopMatch | None) -> int:
+        """Characters of the text that are final."""
+        if not self._include_stop:
+            return self._matcher.num_safe
+        return self._num_chars if match is None else match.start + len(match.stop_string)
 
     def _add(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

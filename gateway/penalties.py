@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 
+from .bad_words import check_bad_words, read_bad_words
 from .vocabulary import check_token_ids
 
 MAX_LISTED_TOKENS = 1024
@@ -26,6 +27,8 @@ class Penalties:
     bias: tuple[tuple[int, float], ...] = ()  # by token id
     allowed_ids: tuple[int, ...] = ()  # empty: all
     min_tokens: int = 0
+    bad_words: tuple[str, ...] = ()
+    bad_ids: tuple[tuple[int, ...], ...] = ()  # what those are in tokens, once that is known
 
 
 NO_PENALTIES = Penalties()
@@ -75,12 +78,13 @@ def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_s
         bias=tuple(bias.items()),
         allowed_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
         min_tokens=stop.min_tokens,
+        bad_words=read_bad_words(sampling.bad_words),
     )
 
 
-def check_min_tokens(penalties: Penalties, max_tokens: int, ends: Set[int]) -> None:
+def check_choice(penalties: Penalties, max_tokens: int, ends: Set[int], vocab_size: int) -> None:
     """Raises InvalidFieldError if at most `max_tokens`, of which `ends` end an output, are fewer than the least asked
-    for."""
+    for, or if it could be that no token may be chosen."""
     if penalties.min_tokens > max_tokens:
         raise InvalidFieldError(
             f"min_tokens is {penalties.min_tokens}; the output has at most {max_tokens} tokens", field="stop.min_tokens"
@@ -90,3 +94,4 @@ def check_min_tokens(penalties: Penalties, max_tokens: int, ends: Set[int]) -> N
             f"every allowed token ends the output, and min_tokens {penalties.min_tokens} bans those",
             field="sampling.allowed_token_ids",
         )
+    check_bad_words(penalties.bad_ids, penalties.allowed_ids, ends if penalties.min_tokens else (), vocab_size)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from tercet.v1 import inference_pb2 as pb
 
 from .generation import Admission, Summary
 from .output import Finish
+from .prompt_logprobs import PromptPart
 from .sequence_end import EndReason
 from .stream import Delta
 from .token_logprobs import TokenLogprobs
@@ -23,6 +25,16 @@ def to_accepted(admission: Admission) -> pb.Accepted:
         seed=admission.seed,
         prompt_tokens=admission.prompt_tokens,
         forecast_seconds=admission.forecast_s,
+    )
+
+
+def to_prompt_logprobs(admission: Admission, parts: Sequence[PromptPart]) -> pb.PromptLogprobs:
+    """Logprobs of tokens of the prompt, of parts that follow each other, at least one."""
+    first, count = parts[0].first, sum(map(len, parts))
+    return pb.PromptLogprobs(
+        token_offset=first,
+        token_ids=admission.prompt[first : first + count],
+        logprobs=map(_token_logprobs, chain.from_iterable(parts)),
     )
 
 
@@ -64,8 +76,10 @@ def to_finished(summary: Summary) -> pb.Finished:
     )
 
 
-def to_result(admission: Admission, deltas: Sequence[Delta], summary: Summary) -> pb.GenerateResult:
-    """The answer at once: all deltas of all outputs, joined."""
+def to_result(
+    admission: Admission, parts: Sequence[PromptPart], deltas: Sequence[Delta], summary: Summary
+) -> pb.GenerateResult:
+    """The answer at once: all parts of the prompt's logprobs, and all deltas of all outputs, joined."""
     finished = to_finished(summary)
     texts: list[list[str]] = [[] for _ in finished.outputs]
     token_ids: list[list[int]] = [[] for _ in finished.outputs]
@@ -96,6 +110,7 @@ def to_result(admission: Admission, deltas: Sequence[Delta], summary: Summary) -
         ],
         usage=finished.usage,
         timings=finished.timings,
+        prompt_logprobs=to_prompt_logprobs(admission, parts) if parts else None,
     )
 
 

@@ -21,6 +21,7 @@ from .mesh_messages import (
     CANCEL_REASONS,
     Submission,
     to_account,
+    to_prompt_part,
     to_sequence_end,
     to_submit,
     to_targets,
@@ -198,6 +199,15 @@ class SentRequests:
         for item in batch.logprobs:
             logprobs[item.sequence_id].append(to_token_logprobs(item))
         stopped: list[tuple[SentSequence, CancelCause]] = []
+        for part in batch.prompt_logprobs:
+            sequence = by_sequence.get(part.sequence_id)
+            if sequence is None:
+                continue
+            try:
+                sequence.request.stream.push_prompt(to_prompt_part(part))
+            except Exception:
+                _fault(sequence.request)
+                stopped.append((sequence, CancelCause.FAULT))
         for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
             sequence = by_sequence.get(sequence_id)
             if sequence is None:

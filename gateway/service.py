@@ -17,16 +17,16 @@ from tercet.refusal_lines import RefusalLines
 from tercet.slow_reader import write
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
+from .answer_size import AnswerSize
 from .books import Books
 from .caller import Caller
 from .cancellation_messages import to_cancellations
 from .generation import Generation
 from .generations import Generations
 from .guard import Guard
-from .public_messages import to_accepted, to_delta, to_finished, to_result
+from .public_messages import to_accepted, to_delta, to_finished, to_prompt_logprobs, to_result
 from .schedulers import Schedulers
 from .served_model import Catalogue, ServedModel
-from .stream import Delta
 from .validate import validate_detokenize, validate_generate, validate_tokenize
 from .wire import Malformed, checked, deserializer
 
@@ -57,6 +57,9 @@ class InferenceService:
             admission = await generation.open()
             accepted = inference_pb2.GenerateEvent(accepted=to_accepted(admission))
             await self._write(generation, context, accepted, first=True)
+            while (part := await generation.read_prompt()) is not None:
+                event = inference_pb2.GenerateEvent(prompt_logprobs=to_prompt_logprobs(admission, [part]))
+                await self._write(generation, context, event)
             while (delta := await generation.read()) is not None:
                 # Before, not behind: once the write has begun, nobody can take the tokens back.
                 generation.delivered_tokens += len(delta.token_ids)
@@ -76,12 +79,10 @@ class InferenceService:
         try:
             generation = self._start(received, context)
             admission = await generation.open()
-            deltas: list[Delta] = []
-            while (delta := await generation.read()) is not None:
-                deltas.append(delta)
+            parts, deltas = await generation.read_all(AnswerSize())
             summary = await generation.finish()
             generation.delivered_tokens = summary.completion_tokens
-            await self._write(generation, context, to_result(admission, deltas, summary), first=True)
+            await self._write(generation, context, to_result(admission, parts, deltas, summary), first=True)
         except BaseException as error:
             await _end_call(error, context, generation)
         finally:

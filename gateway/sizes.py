@@ -52,9 +52,13 @@ def refuse_hopeless(request: GenerationRequest, least_prompt_tokens: int, pool: 
 def surely_fits(request: GenerationRequest, most_prompt_tokens: int, pool: Pool, plan: TenantPlan) -> bool:
     """Whether no check of a size, here or in the scheduler, refuses a prompt of at most so many tokens.
 
-    Of several outputs, of shares of a pool's blocks, and of a least length the scheduler or the tokens are asked.
+    Of several outputs, of shares of a pool's blocks, of a least length, of bad words, and of the prompt's logprobs the
+    scheduler or the tokens are asked.
     """
-    if request.n != 1 or plan.kv_share or request.penalties.min_tokens or not pool.max_sequence_len:
+    asks = request.penalties.min_tokens or request.penalties.bad_words
+    if request.n != 1 or plan.kv_share or asks or not pool.max_sequence_len:
+        return False
+    if request.sampling.num_prompt_logprobs is not None:
         return False
     most = context_limit(request.model, pool)
     # A plan allows as many tokens at once as by the minute, and more.

@@ -18,6 +18,7 @@ from tercet.ledger.row import Targets
 
 from .cancel import CancelCause, Cancels
 from .output import Finish, Output, ToolCallDelta
+from .prompt_logprobs import PromptLogprobs, PromptPart
 from .sequence_end import Account, EndReason, SequenceEnd
 from .token_logprobs import TokenLogprobs
 
@@ -56,13 +57,16 @@ class Stream:
         max_tokens_held: int,
         clock: Callable[[], float],
         cancels: Cancels | None = None,
+        num_prompt_logprobs: int = 0,
     ) -> None:
+        """`num_prompt_logprobs`: tokens of the prompt whose logprobs come before the first token."""
         self._outputs = tuple(outputs)
         self._max_tokens_held = max_tokens_held
         self._hard_limit = max_tokens_held + ON_THEIR_WAY * len(self._outputs)
         self._clock = clock
         self.cancels = cancels or Cancels(clock)
         self._wake = asyncio.Event()
+        self._prompt = PromptLogprobs(num_prompt_logprobs)
         # Outputs with something to read, in the order in which it became so.
         self._ready: deque[int] = deque()
         self._num_held = 0
@@ -128,12 +132,20 @@ class Stream:
             self.targets = targets
         self._wake.set()
 
+    def push_prompt(self, part: PromptPart) -> None:
+        """Takes more of the prompt's logprobs. Raises ValueError if they do not follow those before."""
+        if self.error is None:
+            self._prompt.push(part)
+            self._wake.set()
+
     def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelCause | None:
         """Takes the next token of an output, with its logprobs if all of them have some. Returns why work need not go
         on, if so: STOP_STRING is about this output alone, anything else about the request."""
         output = self._outputs[index]
         if self.error is not None or output.finish is not None:
             return None
+        if not self._prompt.complete:
+            raise ValueError("a token came before all of the prompt's logprobs")
         self._note_time(index)
         before = output.num_ready
         output.push(token_id, logprobs)
@@ -201,6 +213,15 @@ class Stream:
                 raise self.error
             await self._wait()
         return self.queue_position
+
+    async def read_prompt(self) -> PromptPart | None:
+        """More of the prompt's logprobs; None when there are no others, at once if none were asked for. Raises as
+        `read`."""
+        while (part := self._prompt.take()) is None and not self._prompt.complete:
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+        return part
 
     async def read(self) -> Delta | None:
         """All that is ready of one output, at least one token; None after the last. Raises the error that ended the

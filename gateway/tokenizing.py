@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from .bad_words import spell
 from .served_model import ServedModel
 from .turns import Turns
 from .validate import ChatInput, Input, TextInput, TokenInput
@@ -16,6 +17,7 @@ Made = TypeVar("Made")
 # Texts below this are tokenized at once: a millisecond on the event loop, less than a hop to a thread costs under load.
 _INLINE_CHARS = 1024
 _INLINE_IDS = 1024
+_INLINE_WORDS = 16
 # Up to here it takes some 20 ms. What is longer has a thread of its own, where nobody waits who has less.
 _LONG_CHARS = 65_536
 _LONG_IDS = 65_536
@@ -63,6 +65,16 @@ class Tokenizing:
         else:
             return None
         return _ADDED_TOKENS + (len(text) if text.isascii() else _MOST_GROWTH * len(text.encode()))
+
+    async def bad_words(self, model: ServedModel, words: Sequence[str], tenant: str) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that bad words stand for. Raises InvalidFieldError."""
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            return spell(words, lambda text: model.tokenizer.encode(text, add_bos=False))
+
+        # As short as they are, what counts is how many.
+        small = sum(map(len, words)) <= _INLINE_CHARS and len(words) <= _INLINE_WORDS
+        return work() if small else await self._lane.run(tenant, work)
 
     async def decode(self, model: ServedModel, token_ids: Sequence[int], tenant: str) -> str:
         """The text of token ids that a tenant has."""

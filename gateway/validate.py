@@ -53,7 +53,7 @@ Input = TextInput | TokenInput | ChatInput
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
     """How to choose tokens, every value set; `seed` is None where one has to be drawn, `num_logprobs` where no logprobs
-    are wanted."""
+    are wanted, `num_prompt_logprobs` where none of the prompt's are."""
 
     temperature: float
     top_p: float
@@ -61,6 +61,7 @@ class SamplingChoice:
     min_p: float
     seed: int | None
     num_logprobs: int | None
+    num_prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class StopChoice:
     strings: tuple[str, ...]
     token_ids: tuple[int, ...]
     ignore_eos: bool
+    include_string: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,8 @@ def _sampling(given: pb.SamplingParams, model: ServedModel) -> SamplingChoice:
         raise _out_of_range("min_p", min_p, "in [0, 1]")
     if given.logprobs > MAX_LOGPROBS:
         raise _out_of_range("logprobs", given.logprobs, f"at most {MAX_LOGPROBS}")
+    if given.prompt_logprobs > MAX_LOGPROBS:
+        raise _out_of_range("prompt_logprobs", given.prompt_logprobs, f"at most {MAX_LOGPROBS}")
     return SamplingChoice(
         temperature=temperature,
         top_p=top_p,
@@ -251,6 +255,7 @@ def _sampling(given: pb.SamplingParams, model: ServedModel) -> SamplingChoice:
         min_p=min_p,
         seed=given.seed if given.HasField("seed") else None,
         num_logprobs=given.logprobs if given.HasField("logprobs") else None,
+        num_prompt_logprobs=given.prompt_logprobs if given.HasField("prompt_logprobs") else None,
     )
 
 
@@ -284,4 +289,5 @@ def _stop(given: pb.StopConditions, model: ServedModel) -> StopChoice:
         strings=tuple(given.strings),
         token_ids=tuple(dict.fromkeys(given.token_ids)),
         ignore_eos=given.ignore_eos,
+        include_string=given.include_stop_string,
     )

@@ -160,6 +160,7 @@ class TokenBatch:
     ends: tuple[SequenceEnd, ...]
     # As in StepReported, in the order of the tokens.
     logprobs: tuple[tuple[int, bytes], ...] = ()
+    prompt_logprobs: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

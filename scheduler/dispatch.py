@@ -185,7 +185,7 @@ def _start(worker: Worker, sequence: Sequence, now: float, actions: list[Action]
         token_ids=tuple(sequence.token_ids),
         max_length=sequence.max_length,
         stop_token_ids=submission.stop_token_ids,
-        sampling=sequence.sampling,
+        sampling=sequence.sampling_left,
         prefix_salt=submission.prefix_salt,
         forks=tuple((fork.sequence_id, fork.sampling.seed) for fork in sequence.forks),
     )

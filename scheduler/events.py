@@ -51,6 +51,8 @@ class Sampling:
     penalties: bytes = b""
     # None: no logprobs.
     num_logprobs: int | None = None
+    # Of the prompt: then a prefix cache is of no use. None: no logprobs.
+    num_prompt_logprobs: int | None = None
     # Tokens to generate before a stop id may be chosen, as the penalties have it.
     min_tokens: int = 0
 
@@ -270,8 +272,9 @@ class StepReported:
     ended: tuple[Ended, ...]
     blocks: BlockCounts
     step_us: int = 0
-    # By sequence, of those that ask: a tercet.mesh.v1.TokenLogprobs as it came.
+    # By sequence, of those that ask: a tercet.mesh.v1.TokenLogprobs as it came, and PromptLogprobs.
     logprobs: tuple[tuple[int, bytes], ...] = ()
+    prompt_logprobs: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

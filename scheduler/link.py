@@ -271,6 +271,7 @@ def event_from_proto(event: worker_pb2.WorkerEvent, link: int) -> Event:
             blocks=_counts_from_proto(step.blocks),
             step_us=step.step_us,
             logprobs=tuple((item.sequence_id, item.SerializeToString()) for item in step.logprobs),
+            prompt_logprobs=tuple((item.sequence_id, item.SerializeToString()) for item in step.prompt_logprobs),
         )
     if kind == "plan_done":
         done = event.plan_done

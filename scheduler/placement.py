@@ -44,6 +44,8 @@ NOTHING_DEALT = Deal({}, {}, frozenset())
 
 def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> int:
     """How many of the sequence's first tokens need not be computed on the worker."""
+    if sequence.sampling_left.num_prompt_logprobs is not None:
+        return 0
     if not worker.prefixes and worker.tokens:
         # It has worked and has nothing to show: it keeps no prefix cache, and promises to it are worth nothing.
         return 0

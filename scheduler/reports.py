@@ -95,13 +95,26 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         # Nobody here knows them, so nobody else will ever end them.
         mesh.log("orphans_found", address=worker.address, sequence_ids=orphans)
         mesh.actions.append(ToWorker(worker.link, Release(tuple(orphans), ReleaseCause.CANCEL)))
+    prompts = _prompt_logprobs(worker, event, columns) if event.prompt_logprobs else {}
     if event.ended:
         _note_ends(mesh, pool, worker, event, columns, now)
     elif worker.window.plans_ahead < PLANS_AHEAD:
         mesh.touch(pool)
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
-        logprobs = _logprobs_of(event, sequence_ids)
-        mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends), logprobs))
+        logprobs, of_prompts = _logprobs_of(event, sequence_ids), tuple(prompts.get(gateway, ()))
+        mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends), logprobs, of_prompts))
+
+
+def _prompt_logprobs(worker: Worker, event: StepReported, columns: Columns) -> dict[int, list[tuple[int, bytes]]]:
+    """By gateway. Also to those that get nothing else of the step: most of a prompt comes before the first token."""
+    found: dict[int, list[tuple[int, bytes]]] = {}
+    for item in event.prompt_logprobs:
+        sequence = worker.sequences.get(item[0])
+        if sequence is not None and sequence.state is not State.CANCELLING:
+            gateway = sequence.request.gateway
+            columns.setdefault(gateway, ([], [], []))
+            found.setdefault(gateway, []).append(item)
+    return found
 
 
 def _logprobs_of(event: StepReported, sequence_ids: list[int]) -> tuple[tuple[int, bytes], ...]:

@@ -6,7 +6,7 @@ Knows token ids and counts; nothing of workers' pools, plans or streams.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -227,6 +227,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def sampling_left(self) -> Sampling:
+        """What a worker still has to know: its prompt's logprobs have all come before its first token."""
+        return replace(self.sampling, num_prompt_logprobs=None) if self.generated else self.sampling
 
     @property
     def shielded(self) -> bool:

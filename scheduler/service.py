@@ -61,7 +61,7 @@ HELLO_SECONDS = 10.0
 # Tenants in an answer, unless it is said how many.
 MAX_TENANTS = 100
 
-_COLUMNS = ("sequence_ids", "token_ids", "ends", "logprobs")
+_COLUMNS = ("sequence_ids", "token_ids", "ends", "logprobs", "prompt_logprobs")
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -311,6 +311,7 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
             token_ids=message.token_ids,
             ends=[_end_to_proto(end) for end in message.ends],
             logprobs=[sequence_pb2.TokenLogprobs.FromString(item) for _, item in message.logprobs],
+            prompt_logprobs=[sequence_pb2.PromptLogprobs.FromString(item) for _, item in message.prompt_logprobs],
         )
         return scheduler_pb2.SchedulerMessage(tokens=batch)
     if isinstance(message, Accepted):

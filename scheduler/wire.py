@@ -30,6 +30,7 @@ def sampling_to_proto(sampling: Sampling) -> sequence_pb2.Sampling:
         seed=sampling.seed,
         penalties=penalties,
         num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
     )
 
 
@@ -42,5 +43,6 @@ def sampling_from_proto(sampling: sequence_pb2.Sampling) -> Sampling:
         seed=sampling.seed,
         penalties=sampling.penalties.SerializeToString() if sampling.HasField("penalties") else b"",
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+        num_prompt_logprobs=sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
         min_tokens=sampling.penalties.min_tokens,
     )

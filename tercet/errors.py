@@ -11,7 +11,8 @@
     └── RequestError                 one request failed; has a stable reason
         ├── InvalidFieldError        INVALID_ARGUMENT     INVALID_FIELD
         │   ├── PromptTooLongError                        PROMPT_TOO_LONG
-        │   └── KvNeverFitsError                          KV_NEVER_FITS
+        │   ├── KvNeverFitsError                          KV_NEVER_FITS
+        │   └── AnswerTooLargeError                       ANSWER_TOO_LARGE
         ├── UnauthenticatedError     UNAUTHENTICATED      UNAUTHENTICATED
         ├── PermissionDeniedError    PERMISSION_DENIED    PERMISSION_DENIED
         ├── ModelNotFoundError       NOT_FOUND            MODEL_NOT_FOUND
@@ -157,6 +158,12 @@ class KvNeverFitsError(InvalidFieldError):
     """The request needs more KV blocks than any worker of its model has."""
 
     reason = "KV_NEVER_FITS"
+
+
+class AnswerTooLargeError(InvalidFieldError):
+    """The answer is to come in one piece, and would be larger than one may be; `field` is what makes it so large."""
+
+    reason = "ANSWER_TOO_LARGE"
 
 
 class UnauthenticatedError(RequestError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import islice
 
 from tercet.mesh.v1 import sequence_pb2, worker_pb2
 
@@ -20,6 +22,7 @@ from .messages import (
     Penalties,
     Plan,
     PlanDone,
+    PromptLogprobs,
     Release,
     ReleaseCause,
     Released,
@@ -86,6 +89,7 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
                 sampling.seed,
                 _penalties(sampling.penalties) if sampling.HasField("penalties") else None,
                 sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+                sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
             ),
             new.prefix_salt,
             _problem(new, limits),
@@ -112,7 +116,7 @@ def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | Non
         return f"token id {max(new.token_ids)} is not below {limits.vocab_size}"
     sampling = new.sampling
     sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
-    if not sane or sampling.num_logprobs > MAX_LOGPROBS:
+    if not sane or max(sampling.num_logprobs, sampling.num_prompt_logprobs) > MAX_LOGPROBS:
         return "sampling parameters are out of range"
     return _problem_of_penalties(new, limits) if sampling.HasField("penalties") else None
 
@@ -126,7 +130,14 @@ def _penalties(given: sequence_pb2.Penalties) -> Penalties:
         bias=tuple(zip(given.biased_ids, given.biases, strict=False)),
         allowed_ids=tuple(given.allowed_ids) or None,
         min_tokens=given.min_tokens,
+        bad=_cut(given.bad_ids, given.bad_lengths),
     )
+
+
+def _cut(ids: Iterable[int], lengths: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Sequences of so many ids, one behind the other."""
+    left = iter(ids)
+    return tuple(tuple(islice(left, length)) for length in lengths)
 
 
 def _problem_of_penalties(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | None:
@@ -135,7 +146,9 @@ def _problem_of_penalties(new: worker_pb2.NewSequence, limits: worker_pb2.Hello)
         return f"{given.prompt_tokens} tokens of prompt and at least {given.min_tokens} of output are too many"
     if len(given.biased_ids) != len(given.biases):
         return f"{len(given.biased_ids)} tokens have {len(given.biases)} biases"
-    if max((*given.biased_ids, *given.allowed_ids), default=0) >= vocab_size:
+    if sum(given.bad_lengths) != len(given.bad_ids) or 0 in given.bad_lengths:
+        return f"{len(given.bad_ids)} tokens are cut into sequences of {list(given.bad_lengths)[:8]}"
+    if max((*given.biased_ids, *given.allowed_ids, *given.bad_ids), default=0) >= vocab_size:
         return f"a token id of its penalties is not below {vocab_size}"
     values = (given.repetition, given.frequency, given.presence, *given.biases)
     # The smallest number to divide by.
@@ -162,6 +175,7 @@ def encode_event(event: Event) -> worker_pb2.WorkerEvent:
                 blocks=_encode_counts(event.blocks),
                 step_us=event.step_us,
                 logprobs=[_encode_logprobs(sequence_id, item) for sequence_id, item in event.logprobs],
+                prompt_logprobs=map(_encode_prompt_logprobs, event.prompt_logprobs),
             )
             return worker_pb2.WorkerEvent(step=step)
         case PlanDone():
@@ -213,6 +227,16 @@ def _encode_ended(item: Ended) -> worker_pb2.Ended:
 def _encode_logprobs(sequence_id: int, item: TokenLogprobs) -> sequence_pb2.TokenLogprobs:
     return sequence_pb2.TokenLogprobs(
         sequence_id=sequence_id, logprob=item.logprob, top_ids=item.top_ids, top_logprobs=item.top_logprobs
+    )
+
+
+def _encode_prompt_logprobs(item: PromptLogprobs) -> sequence_pb2.PromptLogprobs:
+    return sequence_pb2.PromptLogprobs(
+        sequence_id=item.sequence_id,
+        first=item.first,
+        logprobs=item.logprobs,
+        top_ids=item.top_ids,
+        top_logprobs=item.top_logprobs,
     )
 
 

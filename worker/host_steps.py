@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence as Seq
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 from .columns import StepShape
 from .draws import draw
 from .kv_cache import KVCache
+from .messages import PromptLogprobs
 from .model.decoder import Model
+from .ops.attention import AttentionBatch
 from .ops.commit import LIVE, NO_TOKEN, commit_reference
 from .ops.sampler import sample_packed
+from .prompt_logprobs import asked_tokens, find_prompt_logprobs
 from .step_rows import StepRows
 from .steps import Computed, Row
 
@@ -73,12 +77,18 @@ class HostSteps:
         return self._next_of_run()
 
     def _step(self, rows: Seq[Row], shape: StepShape) -> Computed:
-        logits = self._forward(shape)
+        asked = asked_tokens(rows)
+        found: Seq[PromptLogprobs] = ()
+        if asked:
+            logits, found = self._forward_prompts(rows, shape, asked)
+        else:
+            logits = self._forward(shape)
         if shape.num_draws == 0:
             self._wait()
-            return Computed([])
+            return Computed([], prompt_logprobs=found)
         if any(row.sequence.needs_host for row in rows):
-            return draw(logits, self._rows.device.params[: shape.num_draws], rows)
+            computed = draw(logits, self._rows.device.params[: shape.num_draws], rows)
+            return dataclasses.replace(computed, prompt_logprobs=found)
         return Computed(self._draw(logits).tolist())
 
     def _next_of_run(self) -> Computed | None:
@@ -116,15 +126,25 @@ class HostSteps:
 
     def _forward(self, shape: StepShape) -> Tensor:
         """The logits [D, V] of the first rows."""
+        columns = self._upload(shape)
+        return self._model.forward(*columns, self._rows.device.logit_rows[: shape.num_draws])
+
+    def _forward_prompts(
+        self, rows: Seq[Row], shape: StepShape, asked: list[int]
+    ) -> tuple[Tensor, list[PromptLogprobs]]:
+        """The same, and what is asked of prompts: of those tokens of the step."""
+        columns, model = self._upload(shape), self._model
+        wanted = torch.tensor(asked).to(self._device)
+        states = model.states(*columns, torch.cat([wanted, self._rows.device.logit_rows[: shape.num_draws]]))
+        found = list(find_prompt_logprobs(rows, states[: len(asked)], model.logits))
+        return model.logits(states[len(asked) :]), found
+
+    def _upload(self, shape: StepShape) -> tuple[Tensor, Tensor, Seq[tuple[Tensor, Tensor]], AttentionBatch]:
+        """Hands the rows to the device; what a model takes of them."""
         rows = self._rows
         rows.upload(shape.num_rows)
-        return self._model.forward(
-            rows.device.token_ids[: shape.num_tokens],
-            rows.device.positions[: shape.num_tokens],
-            self._kv,
-            rows.attention(shape),
-            rows.device.logit_rows[: shape.num_draws],
-        )
+        token_ids, positions = rows.device.token_ids[: shape.num_tokens], rows.device.positions[: shape.num_tokens]
+        return token_ids, positions, self._kv, rows.attention(shape)
 
     def _wait(self) -> None:
         """Until what was launched is computed: its time is the step's, and a step that is reported is over."""

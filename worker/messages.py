@@ -26,7 +26,8 @@ class ReleaseCause(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Penalties:
     """What is done to logits before a token is chosen. `prompt_tokens` of a sequence's tokens are its prompt; before
-    `min_tokens` behind them, no stop id is chosen. As for the rest, see worker.ops.penalties.PenaltyRow."""
+    `min_tokens` behind them, no stop id is chosen, and none of `bad` comes behind them. As for the rest, see
+    worker.ops.penalties.PenaltyRow."""
 
     prompt_tokens: int
     repetition: float = 1.0
@@ -35,6 +36,7 @@ class Penalties:
     bias: tuple[tuple[int, float], ...] = ()
     allowed_ids: tuple[int, ...] | None = None
     min_tokens: int = 0
+    bad: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Sampling:
     penalties: Penalties | None = None
     # Logprobs of each token, and of so many of the likeliest ones; None: no logprobs.
     num_logprobs: int | None = None
+    # The same of the tokens it comes with, from the second on.
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,18 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of tokens of a prompt, of which `first` come before: of themselves, and columns of the likeliest ones at each
+    place, as many at one as at the others."""
+
+    sequence_id: int
+    first: int
+    logprobs: tuple[float, ...]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced: columns of sequence ids and their tokens, prefill progress, ends, the pool, time in us."""
 
@@ -213,6 +229,7 @@ class StepResult:
     step_us: int
     # By sequence id, of those that want some.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import islice, repeat
 
 from . import _core
 from .kv_cache import KVCache
-from .messages import Chunk, Ended, EndReason, PrefillProgress
+from .messages import Chunk, Ended, EndReason, PrefillProgress, PromptLogprobs
 from .outcome import Outcome
 from .sequence import Sequence
 from .sequences import Sequences
@@ -97,6 +99,9 @@ class MixedStep(Work):
 
     def _take(self, computed: Computed) -> Outcome:
         outcome, sequences = Outcome(step_us=computed.step_us), self._sequences
+        prompts = defaultdict[int, list[PromptLogprobs]](list)
+        for part in computed.prompt_logprobs:
+            prompts[part.sequence_id].append(part)
         next_token, next_logprobs = iter(computed.tokens), iter(computed.logprobs or repeat(None))
         for row, num_draws in zip(self.rows, self._num_draws, strict=True):
             sequence, in_prefill = row.sequence, not row.sequence.prefill_complete
@@ -104,11 +109,13 @@ class MixedStep(Work):
             logprobs = list(islice(next_logprobs, num_draws))
             if not sequences.runs(sequence):  # it has ended with a step before
                 continue
-            if drawn and min(drawn) < 0:
+            of_prompt = prompts[sequence.spec.sequence_id]
+            if (drawn and min(drawn) < 0) or any(math.isnan(x) for part in of_prompt for x in part.logprobs):
                 # Before its blocks are published: what made the logits so must not be found by the next prompt.
                 outcome.ended.extend(sequences.fail(sequence, "the model's logits are not finite"))
                 continue
             sequence.advance(row.count)
+            outcome.prompt_logprobs.extend(of_prompt)
             if in_prefill:
                 progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
                 outcome.prefills.append(progress)

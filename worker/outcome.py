@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import Ended, PrefillProgress, TokenLogprobs
+from .messages import Ended, PrefillProgress, PromptLogprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +18,4 @@ class Outcome:
     ended: list[Ended] = field(default_factory=list)
     step_us: int | None = None
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)

@@ -58,6 +58,7 @@ class Reports:
             blocks=self._counts(),
             step_us=took_us,
             logprobs=tuple(outcome.logprobs),
+            prompt_logprobs=tuple(outcome.prompt_logprobs),
         )
         self._plans.note_step(took_us)
         self._outbox.put(result)

@@ -72,7 +72,9 @@ class Sequence:
     @property
     def needs_host(self) -> bool:
         """Whether choosing its tokens takes more than `sample`, so that a device does not do it by itself."""
-        return self.spec.sampling.penalties is not None or self.spec.sampling.num_logprobs is not None
+        sampling = self.spec.sampling
+        wants_prompt = sampling.num_prompt_logprobs is not None and not self.prefill_complete
+        return sampling.penalties is not None or sampling.num_logprobs is not None or wants_prompt
 
     def penalties(self, vocab_size: int) -> PenaltyCounts | None:
         """What is done to its logits for the next token, if anything."""
@@ -92,6 +94,7 @@ class Sequence:
                 end_ids=ends,
                 prompt_ids=known[: asked.prompt_tokens],
                 drawn_ids=known[asked.prompt_tokens :],
+                bad=asked.bad,
             )
             self._penalties = PenaltyCounts(row, vocab_size)
         self._penalties.count(self.token_ids[self._num_counted :])
@@ -117,7 +120,10 @@ class Sequence:
         return self.group.leave(self.spec.sequence_id)
 
     def find_prefix(self) -> None:
-        """Takes what the prefix cache has, but for the last token: that one must be computed to get logits."""
+        """Takes what the prefix cache has, but for the last token: that one must be computed to get logits. Whose
+        prompt's logprobs are wanted takes nothing, since the cache has none."""
+        if self.spec.sampling.num_prompt_logprobs is not None:
+            return
         self.num_cached = self.table.match_prefix(self.token_ids[:-1])
         self.num_computed = self.num_cached
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from .messages import TokenLogprobs
+from .messages import PromptLogprobs, TokenLogprobs
 from .ops.follow import NONE
 from .sequence import Sequence
 
@@ -38,6 +38,13 @@ class Row:
         """Tokens that the step chooses: none before the end of the known ones, else one for it and each fork."""
         return 1 + len(self.sequence.forks) if self.first + self.count == self.num_known else 0
 
+    @property
+    def prompt_places(self) -> range:
+        """Tokens of its prompt whose logprobs the step finds: what comes behind each of its own tokens."""
+        if self.sequence.spec.sampling.num_prompt_logprobs is None:
+            return range(0)
+        return range(self.first + 1, min(self.first + self.count + 1, len(self.sequence.spec.token_ids)))
+
 
 def next_row(sequence: Sequence, count: int = 1) -> Row:
     """A row of a sequence that no step on its way has."""
@@ -49,12 +56,13 @@ class Computed:
     """The tokens of a step; NOT_FINITE in place of one whose logits were not.
 
     `step_us` is how long the step took, in microseconds, where the device knows that better than who waited for it.
-    `logprobs` is beside `tokens`, or None if none of them wants any.
+    `logprobs` is beside `tokens`, or None if none of them wants any; `prompt_logprobs` are of all rows.
     """
 
     tokens: list[int]
     step_us: int | None = None
     logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: Seq[PromptLogprobs] = ()
 
 
 class Steps(Protocol):

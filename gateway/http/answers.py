@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from tercet.errors import RequestError
 
+from ..answer_size import AnswerSize
 from ..generation import Generation, Summary
+from ..prompt_logprobs import PromptPart
 from ..stream import Delta
 from .delivery import deliver
 from .exchange import Exchange, encode_json
@@ -23,14 +25,16 @@ async def answer_once(
     exchange: Exchange, generations: Sequence[Generation], shape: Shape, headers: Mapping[str, str], limit_s: float
 ) -> None:
     """Waits for all outputs of all generations, which have been opened, and answers."""
-    made = await together([owned(each, _read_all(each)) for each in generations])
+    size = AnswerSize()
+    made = await together([owned(each, _read_all(each, size)) for each in generations])
     choices: list[Json] = []
-    for deltas, summary in made:
+    for generation, (parts, deltas, summary) in zip(generations, made, strict=True):
         for output_index, finish in enumerate(summary.finishes):
+            _note_prompt(shape, len(choices), generation, parts)
             own = [delta for delta in deltas if delta.output_index == output_index]
             choices.append(shape.choice(len(choices), own, finish))
-    body = encode_json(shape.whole(choices, [summary for _, summary in made]))
-    for generation, (_, summary) in zip(generations, made, strict=True):
+    body = encode_json(shape.whole(choices, [summary for _, _, summary in made]))
+    for generation, (_, _, summary) in zip(generations, made, strict=True):
         generation.delivered_tokens = summary.completion_tokens
     stream = generations[-1].stream
     assert stream is not None
@@ -71,6 +75,9 @@ class _Pump:
         assert self.generation.stream is not None
         self._first = first
         end = first + self.generation.stream.num_outputs
+        parts = await self.generation.read_whole_prompt()
+        for index in range(first, end):
+            _note_prompt(self._shape, index, self.generation, parts)
         openings = [opening for index in range(first, end) if (opening := self._shape.opening(index)) is not None]
         for opening in openings:
             await self._write_choice(opening)
@@ -124,8 +131,12 @@ async def owned(generation: Generation, work: Awaitable[Made]) -> Made:
         raise
 
 
-async def _read_all(generation: Generation) -> tuple[list[Delta], Summary]:
-    deltas: list[Delta] = []
-    while (delta := await generation.read()) is not None:
-        deltas.append(delta)
-    return deltas, await generation.finish()
+async def _read_all(generation: Generation, size: AnswerSize) -> tuple[list[PromptPart], list[Delta], Summary]:
+    parts, deltas = await generation.read_all(size)
+    return parts, deltas, await generation.finish()
+
+
+def _note_prompt(shape: Shape, index: int, generation: Generation, parts: Sequence[PromptPart]) -> None:
+    assert generation.admission is not None
+    if generation.admission.prompt:
+        shape.note_prompt(index, generation.admission.prompt, parts)

@@ -54,12 +54,13 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     prompts = _read_prompts(fields)
     echo = fields.flag("echo") or False
     num_logprobs = fields.integer("logprobs", 0, MAX_UINT32)
-    if echo and num_logprobs is not None:
-        raise InvalidFieldError("echo with logprobs is not offered", field="echo")
     max_tokens = fields.integer("max_tokens", 0, MAX_UINT32)
     fields.only(_COMPLETIONS_DO_NOT_OFFER)
     common = read_common(fields, num_logprobs, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens)
     fields.refuse_rest()
+    if echo and num_logprobs is not None:
+        # What an answer begins with has logprobs, too.
+        common.message.sampling.prompt_logprobs = num_logprobs
     return _asked(common, prompts, echo=echo)
 
 

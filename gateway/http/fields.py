@@ -85,6 +85,11 @@ class Fields:
         values = self.members(name) or ()
         return [self.as_integer(f"{name}[{index}]", value, low, high) for index, value in enumerate(values)]
 
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; empty without one."""
+        values = self.members(name) or ()
+        return [self.as_text(f"{name}[{index}]", value) for index, value in enumerate(values)]
+
     def by_number(self, highest: int) -> list[tuple[int, float]]:
         """All fields that are left, whose names are whole numbers in 0 .. highest, and whose values are numbers."""
         out: list[tuple[int, float]] = []

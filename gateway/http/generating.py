@@ -17,6 +17,7 @@ from ..caller import Caller
 from ..cancel import CancelCause
 from ..generation import Generation
 from ..generations import Generations
+from ..prompt_logprobs import MAX_PROMPT_LOGPROBS
 from ..served_model import Catalogue
 from ..validate import GenerationRequest, TextInput, TokenInput, validate_generate
 from .answers import answer_in_events, answer_once, owned, together
@@ -68,6 +69,7 @@ class Generating:
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(deadline_s, _end_late, started)
             await together([owned(each, each.open()) for each in started])
+            _check_echoed(requests, started)
             shape = await make_shape(asked, requests, caller)
             headers = {REQUEST_ID: shape.request_id} | ignored_header(asked.ignored)
             answer = answer_in_events if asked.stream else answer_once
@@ -158,6 +160,18 @@ def _close(started: Sequence[Generation], error: RequestError) -> None:
         error = RequestCancelledError("another prompt of the same call failed")
     for generation in started:
         generation.close(error)
+
+
+def _check_echoed(requests: Sequence[GenerationRequest], started: Sequence[Generation]) -> None:
+    """Raises InvalidFieldError if the logprobs of prompts are too many, for they come with each choice."""
+    count = 0
+    for request, generation in zip(requests, started, strict=True):
+        assert generation.admission is not None
+        count += request.n * len(generation.admission.prompt) * (1 + (request.sampling.num_prompt_logprobs or 0))
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidFieldError(
+            f"the choices begin with {count} logprobs of prompts; at most {MAX_PROMPT_LOGPROBS} are given", field="echo"
+        )
 
 
 def _deadline_s(exchange: Exchange) -> float | None:

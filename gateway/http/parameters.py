@@ -25,8 +25,6 @@ _NOT_OFFERED: dict[str, Sequence[Any]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "bad_words": ([],),
-    "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -103,6 +101,7 @@ def _read_sampling(fields: Fields, num_logprobs: int | None) -> pb.SamplingParam
         presence_penalty=fields.number("presence_penalty"),
         allowed_token_ids=fields.integers("allowed_token_ids", 0, MAX_UINT32),
         logprobs=num_logprobs,
+        bad_words=fields.texts("bad_words"),
     )
 
 
@@ -124,4 +123,5 @@ def _read_stop(fields: Fields, max_tokens: int | None) -> pb.StopConditions:
         token_ids=fields.integers("stop_token_ids", 0, MAX_UINT32),
         ignore_eos=fields.flag("ignore_eos"),
         min_tokens=fields.integer("min_tokens", 0, MAX_UINT32),
+        include_stop_string=fields.flag("include_stop_str_in_output"),
     )

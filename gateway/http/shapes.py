@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from ..detokenizer import Detokenizer
 from ..generation import Summary
 from ..output import Finish, ToolCallDelta
+from ..prompt_logprobs import PromptPart
 from ..sequence_end import EndReason
 from ..served_model import ServedModel
 from ..stream import Delta
 from ..tokenizer import Tokenizer
-from .token_text import chat_logprobs, completion_logprobs
+from .token_text import chat_logprobs, completion_logprobs, echoed_logprobs
 
 Json = dict[str, Any]
 
@@ -53,6 +55,10 @@ class Shape(ABC):
         """What a choice begins with, before there is anything of it; None: nothing."""
 
     @abstractmethod
+    def note_prompt(self, index: int, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
+        """Takes the logprobs of the prompt that a choice begins with, before its opening, or all of it."""
+
+    @abstractmethod
     def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of it; None: its tokens show nothing."""
 
@@ -78,6 +84,9 @@ class ChatShape(Shape):
     def opening(self, index: int) -> Json | None:
         """The role, which clients want first."""
         return self._choice(index, {"role": "assistant", "content": ""})
+
+    def note_prompt(self, index: int, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
+        """Chats do not begin with theirs."""
 
     def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of its text, or of the calls that it makes."""
@@ -123,12 +132,23 @@ class CompletionShape(Shape):
     ):  # fmt: skip
         super().__init__(request_id, model, created, include_usage=include_usage, logprobs=logprobs)
         self._prompts = prompts
+        # Of prompts whose logprobs are shown.
+        self._echoed: dict[int, Json] = {}
         # Characters of each output that pieces have had, for where tokens begin.
         self._num_chars: dict[int, int] = {}
 
     def opening(self, index: int) -> Json | None:
         """The prompt."""
-        return self._choice(index, self._prompts[index]) if self._prompts else None
+        if not self._prompts:
+            return None
+        return {**self._choice(index, self._prompts[index]), "logprobs": self._echoed.get(index)}
+
+    def note_prompt(self, index: int, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
+        """Takes the logprobs of a prompt."""
+        text = self._prompts[index]
+        offsets = prompt_offsets(self._tokenizer, token_ids, text)
+        self._echoed[index] = echoed_logprobs(self._tokenizer, token_ids, list(chain.from_iterable(parts)), offsets)
+        self._num_chars[index] = len(text)
 
     def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of its text."""
@@ -143,7 +163,10 @@ class CompletionShape(Shape):
     def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
         """A choice with all of it."""
         text = "".join((*self._prompts[index : index + 1], *(delta.text for delta in deltas)))
-        return {"index": index, "text": text, "logprobs": self._shown(index, deltas), **_ended(finish)}
+        shown, echoed = self._shown(index, deltas), self._echoed.get(index)
+        if shown is not None and echoed is not None:
+            shown = {name: echoed[name] + values for name, values in shown.items()}
+        return {"index": index, "text": text, "logprobs": shown, **_ended(finish)}
 
     def _choice(self, index: int, text: str) -> Json:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
@@ -171,6 +194,20 @@ def token_offsets(tokenizer: Tokenizer, delta: Delta, begin: int) -> list[int]:
     for text in texts:
         offsets.append(begin + min(max(at, 0), len(delta.text)))
         at += len(text)
+    return offsets
+
+
+def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where each token of a prompt begins in its text, in characters. It has special tokens where those were spelt
+    out."""
+    detokenizer = tokenizer.detokenizer()
+    offsets, at = [], 0
+    for token_id in token_ids:
+        offsets.append(min(at, len(text)))
+        piece = detokenizer.push(token_id)
+        if not piece and text.startswith(spelt := tokenizer.spelling(token_id), at):
+            piece = spelt if token_id in tokenizer.special_token_ids else ""
+        at += len(piece)
     return offsets
 
 

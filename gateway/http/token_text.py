@@ -47,6 +47,19 @@ def chat_logprobs(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[T
     return {"content": content, "refusal": None}
 
 
+def echoed_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+) -> dict[str, Any]:
+    """The same of a prompt of `ids`, of which the first token has none."""
+    shown = completion_logprobs(tokenizer, ids[1:], logprobs, offsets[1:])
+    return {
+        "tokens": [token_text(tokenizer, ids[0]), *shown["tokens"]],
+        "token_logprobs": [None, *shown["token_logprobs"]],
+        "top_logprobs": [None, *shown["top_logprobs"]],
+        "text_offset": list(offsets),
+    }
+
+
 def completion_logprobs(
     tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
 ) -> dict[str, Any]:

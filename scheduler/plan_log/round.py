@@ -28,6 +28,9 @@ _PLAN_VALUES = len(fields(TenantPlan))
 _COPIES = frozenset({Copied, dict})
 
 
+# Fields of a step that are not kept, or not in their place.
+_NOT_KEPT: dict[str, list[Any]] = {"sequence_ids": [], "token_ids": [], "logprobs": [], "prompt_logprobs": []}
+
 # Sequence ids of a step that was read, and the zeros in the place of its tokens.
 StepIds = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -167,7 +170,7 @@ def _decode_step(data: dict[str, Any], last_ids: dict[int, StepIds]) -> Event:
     ids = last_ids.get(link)
     if ids is None:
         raise PlanFileError("the first step of a stream names its sequences")
-    step: StepReported = _conforming(decode({**data, "sequence_ids": [], "token_ids": [], "logprobs": []}))
+    step: StepReported = _conforming(decode({**data, **_NOT_KEPT}))
     return replace(step, sequence_ids=ids[0], token_ids=ids[1])
 
 

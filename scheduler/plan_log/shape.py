@@ -106,7 +106,14 @@ _COUNTED_SUFFIX = "token_ids"
 _COUNTED = frozenset({"removed", "stored"})
 # These come back empty: they are made of tokens, or of whose they are.
 BLANK: Mapping[str, Any] = types.MappingProxyType(
-    {"logprobs": (), "penalties": b"", "prefix_salt": b"", "stop_token_id": 0, "prefix_keys": None}
+    {
+        "logprobs": (),
+        "prompt_logprobs": (),
+        "penalties": b"",
+        "prefix_salt": b"",
+        "stop_token_id": 0,
+        "prefix_keys": None,
+    }
 )
 BLANK_SETS = frozenset({"prefixes"})
 # All that is in these are keys of blocks, which are made of tokens, or counts that decide nothing.

@@ -172,6 +172,113 @@ async def test_logprobs_come_with_the_tokens_they_are_of(gateway: Any, scheduler
     assert not scheduler.sequences[3].submit.sampling.HasField("num_logprobs")
 
 
+async def test_bad_words_go_down_as_tokens(gateway: Any, scheduler: Any, model: Any) -> None:
+    def encode(text: str) -> list[int]:
+        return model.tokenizer.encode(text, add_bos=False)
+
+    await stream(gateway, pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(bad_words=["hello", "\n", "ab"])))
+    penalties = scheduler.sequences[0].submit.sampling.penalties
+    words = [encode("hello"), encode("\n"), encode("ab")]
+    assert list(penalties.bad_ids) == [token_id for word in words for token_id in word]
+    assert list(penalties.bad_lengths) == [1, 1, 2]
+    # More than are looked at inline.
+    many = [f"w{i}" for i in range(100)]
+    await stream(gateway, pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(bad_words=many)))
+    assert len(scheduler.sequences[1].submit.sampling.penalties.bad_lengths) == 100
+
+
+@pytest.mark.parametrize("include", [False, True])
+async def test_a_stop_string_is_the_end_of_the_text_if_it_is_included(
+    gateway: Any, scheduler: Any, model: Any, include: bool
+) -> None:
+    async def play(sequence: Any) -> None:
+        for token_id in model.tokenizer.encode("one END two", add_bos=False):
+            await sequence.tokens(token_id)
+        await sequence.stopped.wait()
+
+    scheduler.play = play
+    stop = pb.StopConditions(strings=["END"], include_stop_string=include)
+    text, _, finished = check_events(await stream(gateway, pb.GenerateRequest(prompt="x", stop=stop)))
+    assert text == ("one END" if include else "one ")
+    assert finished.outputs[0] == pb.OutputEnd(reason=STOP, stop_string="END")
+    once = await gateway.inference.GenerateOnce(pb.GenerateRequest(prompt="x", stop=stop))
+    assert once.outputs[0].text == text
+
+
+def prompt_part(sequence: Any, first: int, count: int) -> sequence_pb2.PromptLogprobs:
+    """Two of the likeliest at each place."""
+    places = range(first, first + count)
+    return sequence_pb2.PromptLogprobs(
+        sequence_id=sequence.sequence_id, first=first, logprobs=[-i for i in places],
+        top_ids=[i for place in places for i in (place, 7)], top_logprobs=[-i for place in places for i in (0, place)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_logprobs_of_the_prompt_come_before_its_first_token(
+    gateway: Any, scheduler: Any, model: Any, n: int
+) -> None:
+    async def play(sequence: Any) -> None:
+        # The second worker computes again what the first one had.
+        await sequence.prompt_logprobs(prompt_part(sequence, 1, 2))
+        await sequence.prompt_logprobs(prompt_part(sequence, 1, 3))
+        await sequence.prompt_logprobs(prompt_part(sequence, 4, 1))
+        for each in sequence.outputs:
+            await each.tokens(7)
+            await each.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[9, 8, 7, 6, 5]), sampling=pb.SamplingParams(prompt_logprobs=2, n=n)
+    )
+    events = await stream(gateway, request)
+    assert scheduler.sequences[0].submit.sampling.num_prompt_logprobs == 2
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds == ["accepted", "prompt_logprobs", "prompt_logprobs", "prompt_logprobs", *["delta"] * n, "finished"]
+    want = [pb.TokenLogprobs(logprob=-i, top_token_ids=[i, 7], top_logprobs=[0, -i]) for i in range(1, 5)]
+    parts = [event.prompt_logprobs for event in events if event.HasField("prompt_logprobs")]
+    assert [each for part in parts for each in part.logprobs] == want
+    assert [each for part in parts for each in part.token_ids] == [8, 7, 6, 5]
+    assert [part.token_offset for part in parts] == [1, 3, 4]
+    once = await gateway.inference.GenerateOnce(request)
+    assert once.prompt_logprobs == pb.PromptLogprobs(token_offset=1, token_ids=[8, 7, 6, 5], logprobs=want)
+    one = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[9]), sampling=pb.SamplingParams(prompt_logprobs=0))
+    scheduler.play = scheduler.echo
+    assert not (await gateway.inference.GenerateOnce(one)).HasField("prompt_logprobs")
+
+
+async def test_a_token_before_the_prompts_logprobs_is_a_fault(gateway: Any, scheduler: Any) -> None:
+    async def play(sequence: Any) -> None:
+        await sequence.prompt_logprobs(prompt_part(sequence, 1, 1))
+        await sequence.tokens(7)
+
+    scheduler.play = play
+    request = pb.GenerateRequest(prompt="hallo", sampling=pb.SamplingParams(prompt_logprobs=2))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream(gateway, request)
+    assert failure_of(caught.value)[1] == "ENGINE_FAULT"
+
+
+async def test_an_answer_in_one_piece_has_a_bound_and_a_stream_has_none(
+    gateway: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.answer_size.MAX_ANSWER_BYTES", 64 * 1024 + 500)
+
+    async def play(sequence: Any) -> None:
+        await sequence.tokens(*[7] * 101)
+        await sequence.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    for sampling, field in (({}, "stop.max_tokens"), ({"n": 2}, "sampling.n")):
+        request = pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(**sampling))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await gateway.inference.GenerateOnce(request)
+        code, reason, metadata = failure_of(caught.value)
+        assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "ANSWER_TOO_LARGE")
+        assert metadata["field"] == field
+    assert len(check_events(await stream(gateway, pb.GenerateRequest(prompt="x")))[1]) == 101
+
+
 async def test_chat_is_rendered_and_tokenize_agrees(gateway: Any, scheduler: Any) -> None:
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hello")])
     events = await stream(gateway, pb.GenerateRequest(chat=chat))
@@ -300,6 +407,19 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "min_tokens": ({"prompt": "x", "stop": {"minTokens": 9, "maxTokens": 8}}, "INVALID_FIELD", "stop.min_tokens"),
     "min_tokens, no max": ({"prompt": "x", "stop": {"minTokens": 256}}, "INVALID_FIELD", "stop.min_tokens"),
+    "21 prompt logprobs": (
+        {"prompt": "x", "sampling": {"promptLogprobs": 21}}, "INVALID_FIELD", "sampling.prompt_logprobs",
+    ),
+    "empty bad word": ({"prompt": "x", "sampling": {"badWords": ["a", ""]}}, "INVALID_FIELD", "sampling.bad_words[1]"),
+    "129 bad words": ({"prompt": "x", "sampling": {"badWords": ["a"] * 129}}, "INVALID_FIELD", "sampling.bad_words"),
+    "1,025 bad tokens": (
+        {"prompt": "x", "sampling": {"badWords": ["z" * 205 + c for c in "abcde"]}}, "INVALID_FIELD",
+        "sampling.bad_words",
+    ),
+    "nothing but bad words allowed": (
+        {"prompt": "x", "sampling": {"allowedTokenIds": [64, 65], "badWords": ["a", "b", "c"]}},
+        "INVALID_FIELD", "sampling.bad_words",
+    ),
     "21 logprobs": ({"prompt": "x", "sampling": {"logprobs": 21}}, "INVALID_FIELD", "sampling.logprobs"),
     "n 0": ({"prompt": "x", "sampling": {"n": 0}}, "INVALID_FIELD", "sampling.n"),
     "n 129": ({"prompt": "x", "sampling": {"n": 129}}, "INVALID_FIELD", "sampling.n"),

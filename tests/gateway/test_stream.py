@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.cancel import CancelCause
 from gateway.detokenizer import Detokenizer
 from gateway.output import Finish, Output
+from gateway.prompt_logprobs import PromptPart
 from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stop_matcher import StopMatcher
 from gateway.stream import ON_THEIR_WAY, Delta, Stream
@@ -20,7 +22,11 @@ from gateway.token_logprobs import TokenLogprobs
 from tercet.errors import EngineFaultError, RequestCancelledError, SlowConsumerError, WorkerLostError
 
 # Tokens of one or more bytes of a text with short repeats, so that stops and characters are cut everywhere.
-PIECES: list[str | bytes] = ["a", "b", "ab", "ba", "", b"\xc3", b"\xa9", "aé", b"b\xc3", "é"]
+# Of more than two bytes, and never whole, are the last ones: an emoji, a character of CJK, a lone beginning.
+PIECES: list[str | bytes] = [
+    "a", "b", "ab", "ba", "", b"\xc3", b"\xa9", "aé", b"b\xc3", "é",
+    b"\xf0\x9f", b"\x98\x80", b"\xe4\xb8", b"\x96", "世界", b"\xff",
+]  # fmt: skip
 
 
 def piece_of(token_id: int) -> str | bytes:
@@ -33,13 +39,17 @@ def decode(token_ids: list[int]) -> str:
 
 
 def make(
-    stop_strings: list[str] | None = None, max_tokens_held: int = 1000, stop_token_ids: Any = (), n: int = 1
-) -> Stream:
+    stop_strings: list[str] | None = None, max_tokens_held: int = 1000, stop_token_ids: Any = (), n: int = 1,
+    include_stop: bool = False, num_prompt_logprobs: int = 0,
+) -> Stream:  # fmt: skip
     outputs = [
-        Output(Detokenizer(piece_of), stop_strings=stop_strings or [], stop_token_ids=frozenset(stop_token_ids))
+        Output(
+            Detokenizer(piece_of), stop_strings=stop_strings or [], stop_token_ids=frozenset(stop_token_ids),
+            include_stop=include_stop,
+        )
         for _ in range(n)
-    ]
-    return Stream(outputs, max_tokens_held=max_tokens_held, clock=lambda: 1.0)
+    ]  # fmt: skip
+    return Stream(outputs, max_tokens_held=max_tokens_held, clock=lambda: 1.0, num_prompt_logprobs=num_prompt_logprobs)
 
 
 NOTHING = Account(0, 0, 0, 0.0)
@@ -56,14 +66,15 @@ async def drain(stream: Stream) -> list[Delta]:
 @settings(max_examples=300)
 @given(
     st.lists(st.integers(0, len(PIECES) - 1), max_size=20),
-    st.lists(st.sampled_from(["aa", "ab", "é", "aéb", "bab", "\ufffd"]), max_size=3),
+    st.lists(st.sampled_from(["aa", "ab", "é", "aéb", "bab", "\ufffd", "😀", "世", "世界a"]), max_size=3),
     st.lists(st.booleans(), min_size=20, max_size=20),
+    st.booleans(),
 )
 def test_deltas_are_whole_tokens_and_join_to_the_text(
-    token_ids: list[int], stops: list[str], reads: list[bool]
+    token_ids: list[int], stops: list[str], reads: list[bool], include_stop: bool
 ) -> None:
     async def go() -> None:
-        stream, pushed = make(stops), []
+        stream, pushed = make(stops, include_stop=include_stop), []
         deltas: list[Delta] = []
         reader: asyncio.Future[Delta | None] | None = None
         for token_id, read in zip(token_ids, reads, strict=False):
@@ -103,7 +114,7 @@ def test_deltas_are_whole_tokens_and_join_to_the_text(
             assert (text, stream.finishes) == (decode(token_ids), (Finish(EndReason.LENGTH),))
         else:
             assert stream.finishes == (Finish(EndReason.STOP, stop_string=match.stop_string),)
-            assert text == decode(token_ids)[: match.start]
+            assert text == decode(token_ids)[: match.start + include_stop * len(match.stop_string)]
 
     asyncio.run(go())
 
@@ -318,3 +329,61 @@ async def test_acceptance_or_refusal() -> None:
     stream.fail(WorkerLostError("no"))
     with pytest.raises(WorkerLostError):
         await waiting
+
+
+def part(first: int, count: int, width: int = 2) -> PromptPart:
+    """Of each place its number, negative, and the numbers of the likeliest tokens."""
+    places = range(first, first + count)
+    tops = [100 * place + index for place in places for index in range(width)]
+    return PromptPart(first, array("f", [-i for i in places]), array("I", tops), array("f", [-i for i in tops]))
+
+
+@settings(max_examples=100)
+@given(
+    num_tokens=st.integers(1, 12),
+    width=st.integers(0, 3),
+    pushes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=12),
+)
+def test_each_place_of_a_prompt_comes_once_however_often_it_was_computed(
+    num_tokens: int, width: int, pushes: list[tuple[int, int]]
+) -> None:
+    async def go() -> None:
+        stream, known = make(num_prompt_logprobs=num_tokens), 1
+        with pytest.raises(ValueError, match="before all of the prompt"):
+            stream.push(0, 1)
+        for first, count in [*pushes, (1, num_tokens)]:
+            end = first + count
+            if first > known or end > num_tokens + 1:
+                with pytest.raises(ValueError, match="do not follow"):
+                    stream.push_prompt(part(first, count, width))
+            else:
+                stream.push_prompt(part(first, count, width))
+                known = max(known, end)
+        stream.push(0, 1)
+        stream.end(0, END)
+        found = []
+        while (each := await stream.read_prompt()) is not None:
+            assert each.first == 1 + len(found)
+            found += list(each)
+        assert found == list(part(1, num_tokens, width))
+        assert [delta.token_ids for delta in await drain(stream)] == [(1,)]
+
+    asyncio.run(go())
+
+
+async def test_who_waits_for_a_prompt_hears_of_its_end() -> None:
+    stream = make(num_prompt_logprobs=2)
+    stream.push_prompt(part(1, 1))
+    assert await stream.read_prompt() is not None
+    waiting = asyncio.ensure_future(stream.read_prompt())
+    await asyncio.sleep(0)
+    stream.fail(WorkerLostError("gone"))
+    with pytest.raises(WorkerLostError):
+        await waiting
+
+
+def test_columns_of_a_prompt_that_do_not_fit_are_refused() -> None:
+    stream = make(num_prompt_logprobs=4)
+    for tops, logprobs in (([1], [-1.0]), ([1, 2], [-1.0])):
+        with pytest.raises(ValueError, match="differ in length"):
+            stream.push_prompt(PromptPart(1, array("f", [-1.0, -2.0]), array("I", tops), array("f", logprobs)))

@@ -76,6 +76,7 @@ def submission_of(ask: Ask, request_id: str) -> Submission:
         seed=0,
         penalties=NO_PENALTIES,
         num_logprobs=None,
+        num_prompt_logprobs=None,
         deadline_ms=None,
         n=ask.n,
         traffic_class="",

@@ -6,6 +6,8 @@ addressing, chunking, prefix reuse or release that would change a real model's o
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import torch
 
 from worker.model.config import ModelConfig
@@ -45,7 +47,9 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 
 
 def _find(ends: list[int], index: int) -> int | None:
-    return ends.index(index) if index in ends else None
+    """The row of a token; `ends` are the last tokens of the rows."""
+    row = bisect_left(ends, index)
+    return row if row < len(ends) else None
 
 
 class RecallModel:
@@ -77,8 +81,9 @@ class RecallModel:
         logits = torch.zeros(len(logit_rows), VOCAB_SIZE)
         ends = (batch.query_starts[1:] - 1).tolist()
         for row, index in enumerate(logit_rows.tolist()):
-            length = int(batch.context_lens[sequence]) if (sequence := _find(ends, index)) is not None else 0
-            if length == 0:
+            sequence = _find(ends, index)
+            length = 0 if sequence is None else int(batch.context_lens[sequence]) - (ends[sequence] - index)
+            if length <= 0:
                 continue  # of no sequence
             assert int(positions[index]) == length - 1
             blocks = batch.block_tables[sequence, : -(-length // block_size)].long()
@@ -87,3 +92,18 @@ class RecallModel:
             if self.nan_on is not None and self.nan_on in seen:
                 logits[row] = float("nan")
         return logits
+
+    def states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: list[tuple[torch.Tensor, torch.Tensor]],
+        batch: AttentionBatch,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """As of a model whose head changes nothing."""
+        return self.forward(token_ids, positions, kv, batch, logit_rows)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """See `states`."""
+        return states

@@ -76,7 +76,6 @@ class Model:
         # Float64 models exist to be exact: their logits are summed in float64 and rounded once.
         self._logits_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
 
-    @torch.inference_mode()
     def forward(
         self,
         token_ids: Tensor,
@@ -91,6 +90,23 @@ class Model:
         int64 [R] -> float32 [R, V]. All on the model's device; ids below V and positions below `max_model_len` are the
         caller's duty.
         """
+        return self.logits(self.states(token_ids, positions, kv, batch, logit_rows))
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Tensor:
+        """What `states` makes, [R, E] -> float32 [R, V]."""
+        return self.weights.head(states, out_dtype=self._logits_dtype).float()
+
+    @torch.inference_mode()
+    def states(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: Sequence[tuple[Tensor, Tensor]],
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+    ) -> Tensor:
+        """`forward` without its last product, whose result is many times as large: [R, E]."""
         config, weights = self.config, self.weights
         eps, scale, cos_sin, slots = config.rms_norm_eps, config.attention_scale, self.cos_sin, batch.slots
         # In the form the projections read; the last one feeds the head, which is never quantized.
@@ -116,7 +132,5 @@ class Model:
 
         residual = residual.index_select(0, logit_rows)  # [R, E]
         if branch is None:
-            x = rms_norm(residual, weights.norm, eps)
-        else:
-            x = rms_norm(branch.index_select(0, logit_rows), weights.norm, eps, residual)
-        return weights.head(x, out_dtype=self._logits_dtype).float()
+            return rms_norm(residual, weights.norm, eps)
+        return rms_norm(branch.index_select(0, logit_rows), weights.norm, eps, residual)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .bad_words import BadWords
 from .dtypes import KERNELS_BUILT, check_one_device, on_kernels, stream_of
 
 if KERNELS_BUILT:
@@ -44,6 +45,7 @@ class PenaltyRow:
     end_ids: Sequence[int] = ()
     prompt_ids: Sequence[int] = ()
     drawn_ids: Sequence[int] = ()
+    bad: Sequence[Sequence[int]] = ()  # what may not be drawn one behind the other
 
     def __post_init__(self) -> None:
         if not _SMALLEST <= self.repetition <= _LARGEST:
@@ -63,7 +65,7 @@ class PenaltyCounts:
     Raises ValueError on ids out of range.
     """
 
-    __slots__ = ("_places", "_tokens", "mask", "num_tokens", "row")
+    __slots__ = ("_bad", "_banned", "_bias", "_places", "_tokens", "mask", "num_tokens", "row")
 
     def __init__(self, row: PenaltyRow, vocab_size: int) -> None:
         self._tokens = _tokens_of(row, vocab_size)
@@ -73,6 +75,10 @@ class PenaltyCounts:
         self.row = np.zeros(1, _ROW)
         for name in ("repetition", "frequency", "presence", "min_tokens_left"):
             self.row[name] = getattr(row, name)
+        self._bias = row.bias
+        self._bad = BadWords(row.bad)
+        self._banned: set[int] = set()
+        self._ban(row.drawn_ids)
 
     @property
     def tokens(self) -> npt.NDArray[np.void]:
@@ -88,6 +94,7 @@ class PenaltyCounts:
     def count(self, token_ids: Sequence[int]) -> None:
         """Takes note of tokens that were drawn, as `count_drawn` does on a device."""
         self.row["min_tokens_left"] = max(0, int(self.row["min_tokens_left"][0]) - len(token_ids))
+        self._ban(token_ids)
         if not self.counts:
             return
         for token_id in token_ids:
@@ -98,6 +105,15 @@ class PenaltyCounts:
                 self._tokens[place] = (token_id, 0, 0, 0)
                 self.num_tokens += 1
             self._tokens["num_drawn"][place] += 1
+
+    def _ban(self, drawn_ids: Sequence[int]) -> None:
+        """Of tokens that end something bad, those have a bias of -inf that would complete it behind what was drawn."""
+        self._bad.push(drawn_ids)
+        banned = self._bad.banned
+        for token_id in banned ^ self._banned:
+            bias = -math.inf if token_id in banned else self._bias.get(token_id, 0.0)
+            self._tokens["bias"][self._places[token_id]] = bias
+        self._banned = banned
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +157,8 @@ def _tokens_of(row: PenaltyRow, vocab_size: int) -> npt.NDArray[np.void]:
     drawn = _ids(row.drawn_ids if (row.repetition, row.frequency, row.presence) != (1, 0, 0) else (), vocab_size)
     ends = _ids(row.end_ids if row.min_tokens_left > 0 else (), vocab_size)
     biased = _ids(list(row.bias), vocab_size)
-    token_ids = np.unique(np.concatenate([prompt, drawn, ends, biased]))
+    bad = _ids([each[-1] for each in row.bad], vocab_size)
+    token_ids = np.unique(np.concatenate([prompt, drawn, ends, biased, bad]))
     tokens = np.zeros(len(token_ids), _TOKEN)
     tokens["token_id"] = token_ids
     np.add.at(tokens["num_drawn"], np.searchsorted(token_ids, drawn), 1)
