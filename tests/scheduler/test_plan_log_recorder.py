@@ -146,7 +146,11 @@ def test_streams_that_are_gone_are_forgotten() -> None:
 
 
 def test_a_kept_step_has_all_of_a_report_but_its_tokens() -> None:
-    assert {*KeptStep._fields} == StepReported.__dataclass_fields__.keys() - {"token_ids", "logprobs", "prompt_logprobs"}
+    assert {*KeptStep._fields} == StepReported.__dataclass_fields__.keys() - {
+        "token_ids",
+        "logprobs",
+        "prompt_logprobs",
+    }
 
 
 def test_a_dump_is_of_its_moment_and_comes_in_small_parts() -> None:

@@ -128,6 +128,20 @@ async def test_each_prompt_and_output_ends_with_its_own_reason(client, scheduler
     assert texts == ["abcde", "fg", "h", "i"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_text_is_the_end_of_the_text_if_it_is_included(client, scheduler, model, stream):
+    async def play(sequence: Any) -> None:
+        await sequence.tokens(*model.tokenizer.encode("one END two", add_bos=False))
+
+    scheduler.play = play
+    made = await client.completions.create(
+        model="bytes", prompt="x", stop="END", stream=stream, extra_body={"include_stop_str_in_output": True}
+    )
+    choices = [each.choices[0] for each in ([each async for each in made] if stream else [made])]
+    assert "".join(each.text for each in choices) == "one END"
+    assert choices[-1].finish_reason == "stop"
+
+
 async def test_prompts_of_token_ids(client, scheduler):
     ids = [104, 105, 106]
     once = await client.completions.create(model="bytes", prompt=ids, max_tokens=3)
@@ -143,6 +157,7 @@ async def test_every_parameter_reaches_the_scheduler(http, scheduler):
         "n": 2, "best_of": 2, "logit_bias": {"7": -3.5, "9": 1}, "repetition_penalty": 1.5, "frequency_penalty": 0.5,
         "presence_penalty": -0.5, "allowed_token_ids": [1, 7, 9], "max_tokens": 9, "min_tokens": 2, "priority": -7,
         "stop": "zz", "stop_token_ids": [77], "ignore_eos": True, "cache_salt": "salt", "logprobs": None,
+        "bad_words": ["hello"], "include_stop_str_in_output": True,
     }  # fmt: skip
     answer = await http.post("/v1/completions", json=body, headers={"x-tercet-class": "batch"})
     assert answer.status_code == 200, answer.text
@@ -157,6 +172,7 @@ async def test_every_parameter_reaches_the_scheduler(http, scheduler):
     assert (penalties.repetition, penalties.frequency, penalties.presence, penalties.min_tokens) == (1.5, 0.5, -0.5, 2)
     assert (list(penalties.biased_ids), list(penalties.biases)) == ([7, 9], [-3.5, 1])
     assert list(penalties.allowed_ids) == [1, 7, 9]
+    assert (len(penalties.bad_ids), list(penalties.bad_lengths)) == (1, [1])
 
 
 async def test_what_changes_nothing_is_named(http):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.shapes import token_offsets
+from gateway.http.shapes import prompt_offsets, token_offsets
 from gateway.http.token_text import token_text
 from gateway.stream import Delta
 from tercet.mesh.v1 import sequence_pb2
@@ -49,6 +49,66 @@ async def test_a_completion_has_columns(client, with_logprobs, model):
     pieces = [each.choices[0].logprobs async for each in streamed]
     assert [token for each in pieces if each for token in each.tokens] == shown.tokens
     assert [offset for each in pieces if each for offset in each.text_offset] == shown.text_offset
+
+
+@pytest.fixture
+def with_prompts(scheduler: Any) -> Any:
+    """Answers with logprobs of the prompt, and two tokens of its own."""
+
+    async def play(sequence: Any) -> None:
+        ids = [*sequence.submit.prompt_token_ids]
+        part = sequence_pb2.PromptLogprobs(
+            sequence_id=sequence.sequence_id, first=1, logprobs=[-i for i in range(1, len(ids))],
+            top_ids=[EOS] * (len(ids) - 1), top_logprobs=[-math.inf] * (len(ids) - 1),
+        )  # fmt: skip
+        if len(ids) > 1:
+            await sequence.prompt_logprobs(part)
+        for output in sequence.outputs:
+            await output.tokens(*ids[:2], logprobs=logprobs_for(output.sequence_id, ids[:2]))
+            await output.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    return scheduler
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echoed_prompt_has_its_own(client, with_prompts, stream):
+    asked = {"model": "bytes", "prompt": ["a世hello", "b"], "n": 2, "echo": True, "logprobs": 1, "stream": stream}
+    made = await client.completions.create(**asked)
+    shown: dict[int, dict[str, list[Any]]] = {}
+    texts: dict[int, str] = {}
+    for each in [each async for each in made] if stream else [made]:
+        for choice in each.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if choice.logprobs else ():
+                shown.setdefault(choice.index, {}).setdefault(name, []).extend(getattr(choice.logprobs, name))
+    assert texts == {0: "a世helloa\ufffd", 1: "a世helloa\ufffd", 2: "bb", 3: "bb"}
+    assert [each.submit.sampling.num_prompt_logprobs for each in with_prompts.sequences] == [1, 1]
+    first, last = shown[0], shown[3]
+    assert first["tokens"] == ["a", "bytes:\\xe4", "bytes:\\xb8", "bytes:\\x96", "hello", "a", "bytes:\\xe4"]
+    assert first["token_logprobs"] == [None, -1, -2, -3, -4, -0.5, -0.5]
+    assert first["top_logprobs"][:2] == [None, {"<|end|>": -9999.0, "bytes:\\xe4": -1}]
+    assert first["text_offset"] == [0, 1, 1, 1, 2, 7, 8]
+    assert (last["tokens"], last["token_logprobs"]) == (["b", "b"], [None, -0.5])
+    assert shown[1] == first
+    assert all(len(values) == len(each["tokens"]) for each in shown.values() for values in each.values())
+
+
+async def test_more_logprobs_of_prompts_than_an_answer_may_have(http, with_prompts, monkeypatch):
+    monkeypatch.setattr("gateway.http.generating.MAX_PROMPT_LOGPROBS", 19)
+    body = {"model": "bytes", "prompt": "hello!", "n": 5, "echo": True, "logprobs": 1}
+    answer = await http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
+    assert (await http.post("/v1/completions", json={**body, "n": 4})).status_code == 200
+
+
+def test_where_the_tokens_of_a_prompt_begin(model):
+    text = "<s>he世<|end|>x"
+    ids = model.tokenizer.encode(text, add_bos=False)
+    offsets = prompt_offsets(model.tokenizer, ids, text)
+    assert offsets == [0, 3, 5, 5, 5, 6, 13]
+    # One that stands before the text is not in it.
+    assert prompt_offsets(model.tokenizer, [257 + 3, *ids[1:2]], "he") == [0, 0]
 
 
 async def test_a_chat_has_entries(client, with_logprobs):
