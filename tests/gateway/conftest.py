@@ -104,10 +104,6 @@ class FakeSequence:
             batch.ends.append(end)
         await self._scheduler.send(pb.SchedulerMessage(tokens=batch))
 
-    async def prompt_logprobs(self, part: sequence_pb2.PromptLogprobs) -> None:
-        """One message with logprobs of the prompt."""
-        await self._scheduler.send(pb.SchedulerMessage(tokens=pb.TokenBatch(prompt_logprobs=[part])))
-
     async def end(self, reason: int, **fields: Any) -> None:
         """The end alone."""
         await self.tokens(end=sequence_end(reason, **fields))

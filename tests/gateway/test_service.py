@@ -19,6 +19,7 @@ from gateway.tokenizer import Tokenizer
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import models_pb2, operations_pb2
+from tests.gateway.prompt_parts import send_part
 
 STOP, LENGTH = pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH
 
@@ -220,9 +221,9 @@ async def test_logprobs_of_the_prompt_come_before_its_first_token(
 ) -> None:
     async def play(sequence: Any) -> None:
         # The second worker computes again what the first one had.
-        await sequence.prompt_logprobs(prompt_part(sequence, 1, 2))
-        await sequence.prompt_logprobs(prompt_part(sequence, 1, 3))
-        await sequence.prompt_logprobs(prompt_part(sequence, 4, 1))
+        await send_part(scheduler, prompt_part(sequence, 1, 2))
+        await send_part(scheduler, prompt_part(sequence, 1, 3))
+        await send_part(scheduler, prompt_part(sequence, 4, 1))
         for each in sequence.outputs:
             await each.tokens(7)
             await each.end(sequence_pb2.END_REASON_LENGTH)
@@ -249,7 +250,7 @@ async def test_logprobs_of_the_prompt_come_before_its_first_token(
 
 async def test_a_token_before_the_prompts_logprobs_is_a_fault(gateway: Any, scheduler: Any) -> None:
     async def play(sequence: Any) -> None:
-        await sequence.prompt_logprobs(prompt_part(sequence, 1, 1))
+        await send_part(scheduler, prompt_part(sequence, 1, 1))
         await sequence.tokens(7)
 
     scheduler.play = play

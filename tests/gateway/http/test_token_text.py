@@ -11,6 +11,7 @@ from gateway.http.shapes import prompt_offsets, token_offsets
 from gateway.http.token_text import token_text
 from gateway.stream import Delta
 from tercet.mesh.v1 import sequence_pb2
+from tests.gateway.prompt_parts import send_part
 
 EOS = 261
 
@@ -62,7 +63,7 @@ def with_prompts(scheduler: Any) -> Any:
             top_ids=[EOS] * (len(ids) - 1), top_logprobs=[-math.inf] * (len(ids) - 1),
         )  # fmt: skip
         if len(ids) > 1:
-            await sequence.prompt_logprobs(part)
+            await send_part(scheduler, part)
         for output in sequence.outputs:
             await output.tokens(*ids[:2], logprobs=logprobs_for(output.sequence_id, ids[:2]))
             await output.end(sequence_pb2.END_REASON_LENGTH)
