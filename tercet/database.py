@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,16 +114,23 @@ class Database:
         with self._typed(), self._current(self._writer).begin() as connection:
             yield connection
 
-    def check(self) -> None:
+    def check(self, limit_s: float | None = None) -> bool:
         """Looks whether the file is whole, with new connections: those that have been open for long go by what they
-        have read before. Servers look after their files themselves."""
+        have read before. Returns False if `limit_s` was over before all of it was looked at. Servers look after their
+        files themselves."""
         if self.file is None:
-            return
+            return True
         self.close()
-        with self.read() as connection:
-            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+        with self.read() as connection, _interrupted(connection, limit_s) as over:
+            try:
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+            except exc.OperationalError:
+                if over.is_set():
+                    return False
+                raise
         if found != "ok":
             raise self._fault(f"{self.name} is damaged: {' '.join(str(found).split())}")
+        return True
 
     def close(self) -> None:
         """Gives the connections back. The next transaction opens new ones."""
@@ -169,6 +177,29 @@ class Database:
         if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
             raise self._fault("must be a file: several processes meet in it")
         return url
+
+
+@contextlib.contextmanager
+def _interrupted(connection: sa.Connection, limit_s: float | None) -> Iterator[threading.Event]:
+    """What runs on SQLite's `connection` is interrupted when `limit_s` is over, and the event set."""
+    over = threading.Event()
+    if limit_s is None:
+        yield over
+        return
+    driver: Any = connection.connection.dbapi_connection
+
+    def interrupt() -> None:
+        over.set()
+        driver.interrupt()
+
+    timer = threading.Timer(limit_s, interrupt)
+    timer.start()
+    try:
+        yield over
+    finally:
+        timer.cancel()
+        # So that it interrupts nothing that comes later.
+        timer.join()
 
 
 def _shown(url: sa.URL) -> str:

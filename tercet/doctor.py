@@ -191,11 +191,14 @@ def check_ledger(settings: LedgerSettings, env: Mapping[str, str]) -> Finding:
                 return Finding("ledger", "fail", f"{folder} cannot be written", REMEDY)
             return Finding("ledger", "ok", f"{name}, made by a gateway that starts")
         version = ledger.version()
+        looked_through = ledger.check(_PROBE_TIMEOUT_S)
         ledger.close()
     except LedgerError as error:
         return Finding("ledger", "fail", str(error).removeprefix("ledger.database: "), REMEDY)
-    size = f", {file.stat().st_size / 1e6:.1f} MB" if file is not None else ""
-    return Finding("ledger", "ok", f"{name}, schema {version}{size}")
+    fact = f"{name}, schema {version}"
+    if file is not None:
+        fact += f", {file.stat().st_size / 1e6:.1f} MB, {'whole' if looked_through else 'not looked through'}"
+    return Finding("ledger", "ok", fact)
 
 
 def check_port(name: str, host: str, port: int) -> Finding:

@@ -65,6 +65,10 @@ class Ledger:
         """Makes it, unless it is there, and brings one of an older version up to this one."""
         self._database.create(lambda connection: migrate(connection, self.name))
 
+    def check(self, limit_s: float) -> bool:
+        """Looks whether it is damaged. Returns False if `limit_s` was over before all of it was looked at."""
+        return self._database.check(limit_s)
+
     def close(self) -> None:
         """Lets the database go."""
         self._database.close()

@@ -36,6 +36,8 @@ RETRY_S = 0.5
 FORGET_EVERY_S = 3_600.0
 # A transaction that takes longer is told of as if it had failed.
 SLOW_S = 5.0
+# At the start it is looked for so long whether the database is damaged.
+CHECK_S = 2.0
 # At the end it is tried for so long to write what is left.
 LAST_S = 5.0
 
@@ -78,8 +80,11 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
     def start(self) -> None:
-        """Begins to write. Raises LedgerError if the database or the journal cannot be made or written."""
+        """Begins to write. Raises LedgerError if the database or the journal cannot be made or written, or it is
+        damaged."""
         self._ledger.create()
+        if not self._ledger.check(CHECK_S):
+            log.info("ledger_not_looked_through", limit_s=CHECK_S)
         self._journal.open()
         try:
             self._beat()

@@ -13,12 +13,15 @@ import grpc
 import grpc.aio
 import pytest
 import tokenizers
+from grpc_health.v1 import health_pb2_grpc
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from gateway import server
 from gateway.served_model import ServedModel, load_model
 from tercet import errors, rpc
 from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
+from tercet.health import NAMES
+from tercet.health_service import HealthService
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
 from tercet.tenants.kept import says_kept
@@ -73,10 +76,13 @@ def model(model_path: Path) -> ServedModel:
     return load_model(ModelSettings(model=str(model_path), served_model_name=("bytes", "alias")))
 
 
+Outgoing = asyncio.Queue[pb.SchedulerMessage]
+
+
 class FakeSequence:
     """One request at the fake scheduler, as its first sequence; `outputs` are all of its sequences, this one first."""
 
-    def __init__(self, scheduler: FakeScheduler, submit: pb.Submit, sequence_id: int) -> None:
+    def __init__(self, outgoing: Outgoing, submit: pb.Submit, sequence_id: int) -> None:
         self.submit = submit
         self.sequence_id = sequence_id
         self.outputs: list[FakeSequence] = [self]
@@ -90,7 +96,8 @@ class FakeSequence:
         self.paused = asyncio.Event()
         self.unpaused = asyncio.Event()
         self.ended = False
-        self._scheduler = scheduler
+        # To the gateway that it is of.
+        self.outgoing = outgoing
 
     async def tokens(
         self, *token_ids: int, end: pb.SequenceEnd | None = None, logprobs: Sequence[sequence_pb2.TokenLogprobs] = ()
@@ -102,7 +109,7 @@ class FakeSequence:
             self.ended = True
             end.sequence_id = self.sequence_id
             batch.ends.append(end)
-        await self._scheduler.send(pb.SchedulerMessage(tokens=batch))
+        self.outgoing.put_nowait(pb.SchedulerMessage(tokens=batch))
 
     async def end(self, reason: int, **fields: Any) -> None:
         """The end alone."""
@@ -120,7 +127,8 @@ def cancel_trail(reason: int) -> pb.CancelTrail:
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """A real gRPC server that speaks tercet.mesh.v1.Scheduler; `play` scripts each admitted request."""
+    """A real gRPC server that speaks tercet.mesh.v1.Scheduler to any number of gateways; `play` scripts each admitted
+    request."""
 
     def __init__(self, model: ServedModel, port: int = 0) -> None:
         self.model = model
@@ -153,13 +161,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.sequences: list[FakeSequence] = []
         self.submitted = asyncio.Event()
         self.play: Callable[[FakeSequence], Awaitable[None]] = self.echo
-        self._outgoing: asyncio.Queue[pb.SchedulerMessage] = asyncio.Queue()
+        self.health = HealthService()
+        self.health.tell(dict.fromkeys(NAMES, ()))
+        # To each gateway that is attached.
+        self._outgoing: list[Outgoing] = []
         self._tasks: set[asyncio.Future[None]] = set()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -171,9 +183,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             self._server = None
 
     async def send(self, message: pb.SchedulerMessage) -> None:
-        self._outgoing.put_nowait(message)
+        """To all gateways."""
+        for outgoing in self._outgoing:
+            outgoing.put_nowait(message)
 
     async def send_pools(self) -> None:
+        await self.send(self._pools())
+
+    def _pools(self) -> pb.SchedulerMessage:
         pool = pb.Pool(
             model=self.name,
             model_revision=self.revision,
@@ -183,7 +200,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         )
         # Before and after it, so that no order is the right one by chance.
         pools = [*self.other_pools[:1], pool, *self.other_pools[1:]]
-        await self.send(pb.SchedulerMessage(pools=pb.PoolUpdate(pools=pools, complete=self.complete)))
+        return pb.SchedulerMessage(pools=pb.PoolUpdate(pools=pools, complete=self.complete))
 
     async def send_standing(self, term: int) -> None:
         await self.send(pb.SchedulerMessage(standing=pb.Standing(started=1, term=term)))
@@ -205,17 +222,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Attach(
         self, requests: AsyncIterator[pb.GatewayMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SchedulerMessage]:
-        self._outgoing = asyncio.Queue()
         hello = await anext(requests)
         assert hello.HasField("hello")
-        await self.send(pb.SchedulerMessage(hello=pb.SchedulerHello(epoch=self.epoch)))
-        await self.send_pools()
-        reader = asyncio.create_task(self._read(requests))
+        yield pb.SchedulerMessage(hello=pb.SchedulerHello(epoch=self.epoch))
+        outgoing: Outgoing = asyncio.Queue()
+        outgoing.put_nowait(self._pools())
+        self._outgoing.append(outgoing)
+        reader = asyncio.create_task(self._read(requests, outgoing))
         try:
             while True:
-                yield await self._outgoing.get()
+                yield await outgoing.get()
         finally:
             reader.cancel()
+            self._outgoing.remove(outgoing)
 
     async def GetFleet(self, request: Any, context: Any) -> operations_pb2.Fleet:
         self.guarded.append(says_kept(context.invocation_metadata()))
@@ -243,16 +262,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if self.plan_log_failure is not None:
             await rpc.abort(context, self.plan_log_failure)
 
-    async def _read(self, requests: AsyncIterator[pb.GatewayMessage]) -> None:
+    async def _read(self, requests: AsyncIterator[pb.GatewayMessage], outgoing: Outgoing) -> None:
         async for message in requests:
             if message.HasField("submit"):
-                await self._submit(message.submit)
+                self._submit(message.submit, outgoing)
             elif message.HasField("stop_sequence"):
                 await self._stop(message.stop_sequence)
             elif message.HasField("pause"):
-                self._pause(message.pause.request_key, True)
+                self._pause(message.pause.request_key, outgoing, True)
             elif message.HasField("unpause"):
-                self._pause(message.unpause.request_key, False)
+                self._pause(message.unpause.request_key, outgoing, False)
             elif message.HasField("tenants"):
                 self.tenants.append(message.tenants)
             elif message.HasField("refusals"):
@@ -260,17 +279,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             elif message.HasField("running"):
                 self.running.append(list(message.running.request_keys))
             else:
-                await self._cancel(message.cancel)
+                self._cancel(message.cancel, outgoing)
 
-    async def _submit(self, submit: pb.Submit) -> None:
+    def _submit(self, submit: pb.Submit, outgoing: Outgoing) -> None:
         first = 1000 * (1 + len(self.sequences))
-        sequence = FakeSequence(self, submit, first)
-        sequence.outputs += [FakeSequence(self, submit, first + index) for index in range(1, submit.n)]
+        sequence = FakeSequence(outgoing, submit, first)
+        sequence.outputs += [FakeSequence(outgoing, submit, first + index) for index in range(1, submit.n)]
         self.sequences.append(sequence)
         self.submitted.set()
         if self.refuse is not None:
             refused = pb.RequestRefused(request_key=submit.request_key, failure=self.refuse)
-            await self.send(pb.SchedulerMessage(refused=refused))
+            outgoing.put_nowait(pb.SchedulerMessage(refused=refused))
         elif self.accept:
             accepted = pb.RequestAccepted(
                 request_key=submit.request_key,
@@ -279,7 +298,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 forecast_us=self.forecast_us,
                 **self.promise,
             )
-            await self.send(pb.SchedulerMessage(accepted=accepted))
+            outgoing.put_nowait(pb.SchedulerMessage(accepted=accepted))
             task = asyncio.ensure_future(self.play(sequence))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -292,13 +311,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if self.answer_cancels and not output.ended:
             await output.end(sequence_pb2.END_REASON_CANCELLED, trail=cancel_trail(stop.reason))
 
-    def _pause(self, request_key: int, paused: bool) -> None:
-        sequence = next(s for s in self.sequences if s.submit.request_key == request_key)
+    def _find(self, request_key: int, outgoing: Outgoing) -> FakeSequence:
+        """Each gateway counts its requests by itself."""
+        return next(s for s in self.sequences if s.submit.request_key == request_key and s.outgoing is outgoing)
+
+    def _pause(self, request_key: int, outgoing: Outgoing, paused: bool) -> None:
+        sequence = self._find(request_key, outgoing)
         sequence.pauses.append(paused)
         (sequence.paused if paused else sequence.unpaused).set()
 
-    async def _cancel(self, cancel: pb.Cancel) -> None:
-        sequence = next(s for s in self.sequences if s.submit.request_key == cancel.request_key)
+    def _cancel(self, cancel: pb.Cancel, outgoing: Outgoing) -> None:
+        sequence = self._find(cancel.request_key, outgoing)
         sequence.cancel_reason = cancel.reason
         sequence.cancelled.set()
         if self.answer_cancels:
@@ -306,7 +329,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if done.found:
                 done.account.CopyFrom(pb.Account(blocks_used=9, blocks_freed=8, cached_tokens=7))
                 done.trail.CopyFrom(cancel_trail(cancel.reason))
-            await self.send(pb.SchedulerMessage(cancel_done=done))
+            outgoing.put_nowait(pb.SchedulerMessage(cancel_done=done))
 
 
 @dataclasses.dataclass

@@ -109,10 +109,10 @@ async def test_sums_are_what_clients_received(books: Kept, seed: int, monkeypatc
     for where in (generation, service):
         monkeypatch.setattr(where, "_refusals", RefusalLines(where.log, "refused", lines=REQUESTS))
 
-    async def refuse_some(message: Any) -> None:
+    def refuse_some(message: Any, outgoing: Any) -> None:
         refused = message.request_id.startswith("refused")
         books.scheduler.refuse = failure_to_proto(QueueFullError("full")) if refused else None
-        await submit(message)
+        submit(message, outgoing)
 
     books.scheduler._submit = refuse_some
     kinds = [rng.choice(KINDS) for _ in range(REQUESTS)]

@@ -14,9 +14,10 @@ import pytest
 from gateway import health
 from gateway.books import Books
 from gateway.health import SILENT_LOOKS, GatewayFacts, Health, conditions
-from tercet import rpc
 from tercet.config import LedgerSettings
 from tercet.errors import LedgerError, SchedulerLostError
+from tercet.health import Conditions
+from tercet.health_client import ask
 from tercet.ledger import writer
 
 SERVICE = "tercet.v1.Inference"
@@ -99,21 +100,27 @@ class FakeModel:
 
 
 class FakeParts:
-    """What else a gateway has."""
+    """What else a gateway has: its server, tenants and certificates, among others."""
 
     def __init__(self) -> None:
         self.models = [FakeModel()]
         self.num_turned_away = 0
+        self.lost = self.stale = False
+        self.problem = self.certificate_problem = ""
+
+    def tell(self, _: Conditions) -> None:
+        """Nobody asks."""
 
 
 class Bench:
     """A look at fakes, with books of its own."""
 
     def __init__(self, books: Books) -> None:
-        self.link, self.parts, self.now = FakeLink(), FakeParts(), 0.0
+        self.link, self.parts, self.server, self.now = FakeLink(), FakeParts(), FakeParts(), 0.0
+        server: Any = self.server
         parts: Any = self.parts
         self.health = Health(
-            rpc.Server(), SERVICE, self.link, parts, parts, books, None, None, asyncio.Event(), lambda: self.now,  # type: ignore[arg-type]
+            server, SERVICE, self.link, parts, parts, books, parts, parts, asyncio.Event(), lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def lost(self) -> dict[str, tuple[str, ...]]:
@@ -177,6 +184,50 @@ async def test_places_that_are_all_taken_for_long_are_no_room() -> None:
     assert bench.lost() == {"has-room": ("no room for requests",)}
 
 
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"parts.lost": True}, {"intact": "its tenants cannot be read"}),
+        ({"parts.stale": True}, dict.fromkeys(UNREADY, "its tenants could not be read for too long")),
+        ({"parts.problem": "its certificate has expired"}, {"intact": "towards the mesh its certificate has expired"}),
+        ({"server.certificate_problem": "its certificate has expired"}, {"intact": "its certificate has expired"}),
+        ({"link.up": False}, dict.fromkeys([*UNREADY, "intact"], "no scheduler is there")),
+        ({"parts.models": []}, dict.fromkeys(UNREADY, "no worker is there for its model")),
+        ({"health._stopping": True}, dict.fromkeys(["", *UNREADY], "it stops")),
+    ],
+)
+async def test_what_goes_wrong_is_seen_where_it_does_and_that_it_is_over(
+    changes: dict[str, Any], lost: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(no_books())
+    assert bench.lost() == {}
+    with monkeypatch.context() as change:
+        for path, value in changes.items():
+            part, name = path.split(".")
+            change.setattr(getattr(bench, part), name, value)
+        assert bench.lost() == {name: (reason,) for name, reason in lost.items()}
+    assert bench.lost() == {}
+
+
+async def test_a_door_that_is_full_is_no_room() -> None:
+    bench = Bench(no_books())
+    for _ in range(4):
+        bench.server.num_turned_away += 1
+        lost = bench.lost()
+    assert lost == {"has-room": ("no room for calls",)}
+
+
+async def test_a_gateway_that_runs_says_what_its_scheduler_says(gateway: Any, scheduler: Any) -> None:
+    names = ("ready", "intact", "has-room")
+    said = {"intact": ("1 of 2 workers not connected",), "has-room": ("no room for class batch",)}
+    scheduler.health.tell(said)
+    passed_on = {name: tuple(f"scheduler: {reason}" for reason in said.get(name, ())) for name in names}
+    for expected in (passed_on, dict.fromkeys(names, ())):
+        while await ask(gateway.channel, names, 20.0) != expected:  # noqa: ASYNC110 - it is another one's
+            await asyncio.sleep(0.01)
+        scheduler.health.tell(dict.fromkeys(said, ()))
+
+
 class Database:
     """A ledger that can be written, or not."""
 
@@ -192,6 +243,9 @@ class Database:
 
     def create(self) -> None:
         self.write()
+
+    def check(self, _: float) -> bool:
+        return True
 
     def beat(self, _: str) -> int:
         self.write()

@@ -18,6 +18,7 @@ from gateway import tenant_watch
 from gateway.guard import Guard
 from gateway.tenant_watch import TenantWatch
 from tercet.errors import StoreError, StoreLostError, UnauthenticatedError
+from tercet.health_client import ask
 from tercet.tenants.api_key import new_key
 from tercet.tenants.directory import Directory, Key, Tenant
 from tercet.tenants.plan import TenantPlan
@@ -203,6 +204,12 @@ def damaged(path: Path) -> bytes:
     return whole
 
 
+async def until_intact(guarded: GuardedGateway, *reasons: str) -> None:
+    """Waits until these are all that keeps the gateway from being intact."""
+    while await ask(guarded.channel, ["intact"], 20.0) != {"intact": reasons}:  # noqa: ASYNC110 - it is another one's
+        await asyncio.sleep(0.01)
+
+
 async def test_a_file_that_is_damaged_is_noticed_while_calls_go_on(
     guarded: GuardedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,11 +219,13 @@ async def test_a_file_that_is_damaged_is_noticed_while_calls_go_on(
     with structlog.testing.capture_logs() as logs:
         whole = damaged(path)
         await until(lambda: any(line["event"] == "tenants_store_lost" for line in logs))
+        await until_intact(guarded, "its tenants cannot be read")
         assert await guarded.call("Models/ListModels", "bob")
         with pytest.raises(StoreError):
             guarded.store.revoke("bob", None)
         await asyncio.to_thread(path.write_bytes, whole)
         await until(lambda: any(line["event"] == "tenants_store_found" for line in logs))
+        await until_intact(guarded)
     assert [line["event"] for line in logs if line["event"].startswith("tenants_store")] == [
         "tenants_store_lost", "tenants_store_found",
     ]  # fmt: skip

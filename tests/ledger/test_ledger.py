@@ -194,6 +194,65 @@ def test_where_no_ledger_can_be_is_said(where: str, problem: str, open_ledger: C
     assert caught.value.key == "ledger.database"
 
 
+def spoil(file: Path, page: int) -> None:
+    """One page of the file has nothing of use in it any more."""
+    with file.open("r+b") as opened:
+        opened.seek(page * 4096)
+        opened.write(b"\xff" * 4096)
+
+
+def test_it_is_looked_whether_it_is_whole(where: str, ledger: Ledger) -> None:
+    ledger.write("one", [row(number) for number in range(500)], [])
+    assert ledger.check(60.0)
+    if ledger.file is None:
+        return
+    # What is in its journal yet would be written over it.
+    ledger.close()
+    spoil(ledger.file, ledger.file.stat().st_size // 4096 - 1)
+    # What asks for nothing that is there does not notice.
+    ledger.beat("one")
+    with pytest.raises(LedgerError, match=f"{where} is damaged|malformed"):
+        ledger.check(60.0)
+
+
+def test_what_is_too_large_is_not_looked_through(tmp_path: Path, open_ledger: Callable[[str], Ledger]) -> None:
+    made = open_ledger(str(tmp_path / "ledger.db"))
+    made.create()
+    made.write("one", [row(number) for number in range(5_000)], [])
+    # A look that begins late may be over in time.
+    while made.check(0.001):
+        pass
+    assert len(stored(made)) == 5_000
+    assert made.check(60.0)
+
+
+def test_a_copy_put_back_under_an_old_wal_is_noticed(tmp_path: Path, open_ledger: Callable[[str], Ledger]) -> None:
+    file, wal = tmp_path / "ledger.db", tmp_path / "ledger.db-wal"
+    made = open_ledger(str(file))
+    made.create()
+    made.write("one", [row(number) for number in range(300)], [])
+    # All of it goes from the WAL into the file.
+    made.close()
+    copy = file.read_bytes()
+    made.write("one", [row(number) for number in range(300, 900)], [])
+    made.close()
+    made.write("one", [row(number) for number in range(900, 1_000)], [])
+    # As a gateway that is killed leaves it.
+    left = wal.read_bytes()
+    made.close()
+    file.write_bytes(copy)
+    wal.write_bytes(left)
+    with pytest.raises(LedgerError, match=r"damaged|malformed"):
+        made.check(60.0)
+    made.close()
+    # Put back as docs/ledger.md tells.
+    for name in ("ledger.db-wal", "ledger.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    file.write_bytes(copy)
+    assert made.check(60.0)
+    assert len(stored(made)) == 300
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path, open_ledger: Callable[[str], Ledger]) -> None:
     (tmp_path / "x").write_bytes(b"no database at all" * 100)
     with pytest.raises(LedgerError, match="file is not a database"):

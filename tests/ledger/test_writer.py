@@ -25,7 +25,7 @@ from tercet.ledger.tables import gateways, refusals
 from tercet.ledger.writer import Writer
 
 from .rows import row
-from .test_ledger import refused, stored
+from .test_ledger import refused, spoil, stored
 
 
 class FakeLedger:
@@ -36,6 +36,9 @@ class FakeLedger:
         self.refusals: dict[RefusalKey, int] = {}
         self.batches: list[int] = []
         self.created = self.beats = self.ends = 0
+        self.checks: list[float] = []
+        # Whether a check gets through all of it.
+        self.whole = True
         self.old = 0
         self.forgets: list[float] = []
         self.fail: Exception | None = None
@@ -58,6 +61,10 @@ class FakeLedger:
         if self.fail_late is not None:
             error, self.fail_late = self.fail_late, None
             raise error
+
+    def check(self, limit_s: float) -> bool:
+        self.checks.append(limit_s)
+        return self.whole
 
     def beat(self, instance: str) -> int:
         self._meet()
@@ -132,6 +139,28 @@ def test_rows_are_written_and_told(database: FakeLedger, written: list[Row], mak
     writer.put(row(2))
     until(lambda: len(written) == 3)
     assert database.rows == {1: row(1, Outcome.COMPLETED), 2: row(2)}
+
+
+def test_at_the_start_it_is_looked_whether_the_database_is_whole(database: FakeLedger, make_writer: Any) -> None:
+    with structlog.testing.capture_logs() as logs:
+        make_writer(database)
+    assert (database.checks, logs) == ([writer_module.CHECK_S], [])
+    database.whole = False
+    with structlog.testing.capture_logs() as logs:
+        make_writer(database, instance="two")
+    assert [each["event"] for each in logs] == ["ledger_not_looked_through"]
+
+
+def test_nobody_writes_into_a_damaged_database(tmp_path: Path) -> None:
+    made = Ledger(str(tmp_path / "ledger.db"), time.time)
+    made.create()
+    made.write("one", [row(number) for number in range(500)], [])
+    made.close()
+    spoil(tmp_path / "ledger.db", 5)
+    with pytest.raises(LedgerError, match=r"ledger\.database: .*ledger\.db is damaged"):
+        Writer(made, tmp_path / "books", "one", 0.0, lambda _: None).start()
+    assert not list(tmp_path.glob("books*"))
+    made.close()
 
 
 def test_what_comes_while_the_database_is_busy_is_one_batch(

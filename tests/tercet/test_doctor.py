@@ -101,7 +101,14 @@ def test_the_ledger_must_be_writable(tmp_path):
     ledger = Ledger(str(tmp_path / "x.db"), lambda: 0.0)
     ledger.create()
     ledger.close()
-    assert look(str(tmp_path / "x.db")).fact.startswith(f"{tmp_path}/x.db, schema ")
+    whole = look(str(tmp_path / "x.db"))
+    assert whole.fact.startswith(f"{tmp_path}/x.db, schema ")
+    assert whole.fact.endswith(" MB, whole")
+    with (tmp_path / "x.db").open("r+b") as file:
+        # Behind the header, and the table of tables.
+        file.seek(2 * 4096)
+        file.write(b"\xff" * 4096)
+    assert (look(str(tmp_path / "x.db")).verdict, look(str(tmp_path / "x.db")).fact.count("damaged")) == ("fail", 1)
     (tmp_path / "y.db").write_bytes(b"no database at all" * 100)
     broken = look(str(tmp_path / "y.db"))
     assert (broken.verdict, "none" in broken.remedy) == ("fail", True)

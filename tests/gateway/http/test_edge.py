@@ -326,10 +326,8 @@ def test_values_are_counted_outside_of_texts():
 
 async def test_two_gateways_share_the_port(scheduler, model_path, http_port):
     shared = {"shared_port": free_ports(1)[0], "http_port": http_port}
-    # One by one: the scheduler here has one outgoing queue, that of who attached last.
-    one = await start_gateway(config_for(model_path, scheduler.port, **shared))
+    one, two = [await start_gateway(config_for(model_path, scheduler.port, **shared)) for _ in range(2)]
     await one.until_ready()
-    two = await start_gateway(config_for(model_path, scheduler.port, **shared))
     await two.until_ready()
     for gateway in (one, two):
         assert (await answer_to(http_port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[
