@@ -1,4 +1,4 @@
-"""LangChain's chat model for OpenAI's API, as it comes from PyPI: in its own folder, since it brings a plugin of pytest."""
+"""LangChain's chat model for OpenAI's API, as it comes from PyPI, apart since it brings a plugin of pytest."""
 
 from __future__ import annotations
 
