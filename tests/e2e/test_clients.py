@@ -1,4 +1,4 @@
-"""Clients that are not ours: grpcurl without any .proto file, and Node."""
+"""grpcurl at every service without any .proto file; tests/examples has the public calls, and other languages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import ROOT, Mesh
+from .conftest import Mesh
 
 pytestmark = pytest.mark.e2e
 
@@ -44,19 +44,6 @@ def test_grpcurl_lists_describes_and_probes_every_service(mesh: Mesh, service: s
     assert health == {"status": "SERVING"}
 
 
-def test_grpcurl_streams_a_generation(mesh: Mesh) -> None:
-    request = {
-        "prompt": "Once upon a time",
-        "sampling": {"temperature": 0},
-        "stop": {"max_tokens": 8, "ignore_eos": True},
-    }
-    events = _events(_grpcurl("-d", json.dumps(request), mesh.address, "tercet.v1.Inference/Generate"))
-    assert "accepted" in events[0]
-    assert events[-1]["finished"]["outputs"][0]["reason"] == "FINISH_REASON_LENGTH"
-    assert events[-1]["finished"]["usage"]["completion_tokens"] == 8
-    assert sum(len(event["delta"]["token_ids"]) for event in events[1:-1]) == 8
-
-
 def _events(out: str) -> list[dict[str, Any]]:
     """The messages of a stream, which grpcurl prints one after the other."""
     decoder, events, rest = json.JSONDecoder(), [], out.strip()
@@ -82,48 +69,3 @@ def test_grpcurl_streams_two_outputs(mesh: Mesh) -> None:
     assert [(end.get("output_index", 0), end["reason"]) for end in ends] == [
         (0, "FINISH_REASON_LENGTH"), (1, "FINISH_REASON_LENGTH"),
     ]  # fmt: skip
-
-
-def test_grpcurl_sees_a_typed_error(mesh: Mesh) -> None:
-    request = json.dumps({"prompt": "x", "model": "nobody"})
-    done = subprocess.run(
-        [GRPCURL, "-plaintext", "-d", request, mesh.address, "tercet.v1.Inference/GenerateOnce"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode != 0
-    assert "NotFound" in done.stderr
-    assert "MODEL_NOT_FOUND" in done.stderr
-
-
-@pytest.fixture(scope="session")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the Node client and what it needs."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed: the Node client is not tried")
-    folder = tmp_path_factory.mktemp("node")
-    for name in ("package.json", "generate.js"):
-        shutil.copy(ROOT / "tests" / "e2e" / "node" / name, folder)
-    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=folder, check=True, timeout=240)
-    return folder
-
-
-def test_node_client_streams_and_cancels(mesh: Mesh, node_folder: Path) -> None:
-    done = subprocess.run(
-        ["node", "generate.js", mesh.address, str(ROOT / "proto")],
-        cwd=node_folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["events"][0] == "accepted"
-    assert result["events"][-1] == "finished"
-    assert result["tokens"] == 8
-    assert result["text"]
-    assert result["outputs"] == {"tokens": [8, 8], "ends": [0, 1]}
-    assert result["cancelled"] == 1  # grpc.status.CANCELLED
-    assert result["refused"] == {"code": 3, "hasDetails": True}  # INVALID_ARGUMENT
-    mesh.wait_idle()

@@ -35,8 +35,9 @@ class FakeGateway(
         self.fails_behind_accepted: errors.RequestError | None = None
         self.num_failed = 0
         self.failed = threading.Event()
-        # That such calls had, in seconds.
+        # Of such calls what time they had, in seconds, and by what key they came.
         self.time_left_s: list[float] = []
+        self.keys: list[str] = []
         self.cancelled = threading.Event()
         self.started = threading.Event()
         self.chat = True
@@ -51,7 +52,7 @@ class FakeGateway(
     async def Generate(self, request, context):
         self.requests.append(request)
         self.started.set()
-        await self._fail(context)
+        await self._begin(context)
         kind = request.WhichOneof("input")
         if kind == "chat":
             messages = request.chat.messages
@@ -112,8 +113,9 @@ class FakeGateway(
                 result.timings.CopyFrom(event.finished.timings)
         return result
 
-    async def _fail(self, context):
+    async def _begin(self, context):
         self.time_left_s.append(context.time_remaining() or 0.0)
+        self.keys.append(dict(context.invocation_metadata()).get("authorization", ""))
         if self.failures:
             failure = self.failures.pop(0)
             self.num_failed += 1
@@ -123,7 +125,7 @@ class FakeGateway(
             await abort(context, failure)
 
     async def Tokenize(self, request, context):
-        await self._fail(context)
+        await self._begin(context)
         text = request.prompt or request.chat.messages[-1].content
         return pb.TokenizeResult(token_ids=[len(word) for word in text.split()], text=text)
 
