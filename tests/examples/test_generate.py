@@ -46,8 +46,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Command:
 @pytest.fixture(scope="session")
 def cpp(tmp_path_factory: pytest.TempPathFactory) -> Command:
     _needs("cmake", "c++", "pkg-config", "protoc", "grpc_cpp_plugin")
-    if subprocess.run(["pkg-config", "--exists", "grpc++"]).returncode:
-        pytest.skip("libgrpc++-dev not installed")
+    if subprocess.run(["pkg-config", "--exists", "grpc++", "protobuf"]).returncode:
+        pytest.skip("libgrpc++-dev or libprotobuf-dev not installed")
     folder = tmp_path_factory.mktemp("cpp")
     quick = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"]
     subprocess.run(["cmake", "-S", EXAMPLES / "cpp", "-B", folder, *quick], check=True, stdout=subprocess.DEVNULL)
