@@ -61,6 +61,8 @@ class Options:
     seed: int | None = None
     max_tokens: int | None = None
     stop: str | tuple[str, ...] = ()
+    # The text ends with the stop string that matched.
+    include_stop_string: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     repetition_penalty: float | None = None
@@ -70,6 +72,8 @@ class Options:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # No other tokens are chosen; empty: all may be.
     allowed_token_ids: tuple[int, ...] = ()
+    # That must not come; a str is one.
+    bad_words: str | tuple[str, ...] = ()
     # To generate before an end token or a stop id may be chosen.
     min_tokens: int | None = None
     request_id: str = ""
@@ -77,6 +81,8 @@ class Options:
     n: int | None = None
     # Logprobs of each token, and of so many of the likeliest ones.
     logprobs: int | None = None
+    # The same of the prompt's tokens but the first.
+    prompt_logprobs: int | None = None
     # Within a class lower is served earlier and preempted later.
     priority: int | None = None
     # Empty: the gateway's default.
@@ -87,6 +93,8 @@ class Options:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     forced_tool: str = ""
+    # None: it may call several at a time.
+    parallel_tool_calls: bool | None = None
     # JSON objects that the answer may rest on.
     documents: tuple[str, ...] = ()
     add_generation_prompt: bool | None = None
@@ -116,6 +124,15 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Tokens of the prompt behind its first `token_offset`, and the logprobs of each; they come in pieces."""
+
+    token_offset: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +202,7 @@ class Finished:
         return self.outputs[0].stop
 
 
-Event = Accepted | Delta | Finished
+Event = Accepted | PromptLogprobs | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +220,12 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole generation. `outputs` has at least one, by index; `text`, `token_ids` and `tool_calls` are those of the
-    first."""
+    first. `prompt_logprobs` are of all tokens of the prompt but the first, if they were asked for."""
 
     outputs: tuple[Output, ...]
     accepted: Accepted
     finished: Finished
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:
@@ -284,6 +302,8 @@ def from_event(event: pb.GenerateEvent) -> Event | None:
             from_logprobs(event.delta.logprobs),
             tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in event.delta.tool_calls),
         )
+    if kind == "prompt_logprobs":
+        return _prompt_logprobs(event.prompt_logprobs)
     if kind == "finished":
         return _finished(event.finished.outputs, event.finished.usage, event.finished.timings)
     return None
@@ -304,7 +324,8 @@ def from_result(result: pb.GenerateResult) -> Answer:
         )
         for output in result.outputs
     ] or [("", (), (), ())]
-    return to_answer(written, accepted, finished)
+    prompt = _prompt_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else None
+    return to_answer(written, accepted, finished, prompt)
 
 
 def joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
@@ -329,13 +350,14 @@ def to_answer(
     written: Iterable[tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...], tuple[ToolCall, ...]]],
     accepted: Accepted,
     finished: Finished,
+    prompt_logprobs: PromptLogprobs | None = None,
 ) -> Answer:
     """The answer of outputs as (text, token ids, logprobs, calls), one for each end."""
     outputs = tuple(
         Output(text, token_ids, end.finish_reason, end.stop, logprobs, calls)
         for (text, token_ids, logprobs, calls), end in zip(written, finished.outputs, strict=True)
     )
-    return Answer(outputs, accepted, finished)
+    return Answer(outputs, accepted, finished, prompt_logprobs)
 
 
 def from_model(model: models_pb2.Model) -> ModelInfo:
@@ -402,6 +424,10 @@ def from_fleet(fleet: operations_pb2.Fleet) -> FleetInfo:
         swaps=fleet.swaps,
         requests_paused=fleet.requests_paused,
     )
+
+
+def _prompt_logprobs(prompt: pb.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(prompt.token_offset, tuple(prompt.token_ids), from_logprobs(prompt.logprobs))
 
 
 def _accepted(accepted: pb.Accepted) -> Accepted:

@@ -38,10 +38,13 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
                 presence_penalty=options.presence_penalty,
                 logit_bias=[pb.LogitBias(token_id=key, bias=bias) for key, bias in options.logit_bias.items()],
                 allowed_token_ids=options.allowed_token_ids,
+                bad_words=_texts(options.bad_words),
+                prompt_logprobs=options.prompt_logprobs,
             ),
             stop=pb.StopConditions(
                 max_tokens=options.max_tokens,
-                strings=(options.stop,) if isinstance(options.stop, str) else options.stop,
+                strings=_texts(options.stop),
+                include_stop_string=options.include_stop_string,
                 token_ids=options.stop_token_ids,
                 ignore_eos=options.ignore_eos,
                 min_tokens=options.min_tokens,
@@ -50,6 +53,10 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
         )
     except (TypeError, ValueError) as error:
         raise InvalidFieldError(f"the request cannot be written: {error}") from error
+
+
+def _texts(given: str | Sequence[str]) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else given
 
 
 def _kind_of(prompt: object) -> tuple[Literal["prompt", "chat", "token_ids"], Any]:
@@ -72,8 +79,8 @@ _PROMPT_IS = "prompt must be a str, a list of token ids, or a list of ChatMessag
 
 
 _CHAT_OPTIONS = (
-    "tools", "tool_choice", "forced_tool", "documents", "add_generation_prompt", "continue_final_message",
-    "template_kwargs",
+    "tools", "tool_choice", "forced_tool", "parallel_tool_calls", "documents", "add_generation_prompt",
+    "continue_final_message", "template_kwargs",
 )  # fmt: skip
 _NO_OPTIONS = Options()
 # What is not said is not sent.
@@ -114,6 +121,7 @@ def to_chat(messages: Sequence[Any], options: Options = _NO_OPTIONS) -> pb.Chat:
         ],
         tool_choice=_TOOL_CHOICES[options.tool_choice],
         forced_tool=options.forced_tool,
+        parallel_tool_calls=options.parallel_tool_calls,
         documents=options.documents,
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,

@@ -11,6 +11,7 @@ from tercet.messages import (
     Delta,
     Event,
     Finished,
+    PromptLogprobs,
     TokenLogprobs,
     ToolCallDelta,
     joined,
@@ -24,28 +25,29 @@ class Collector:
     def __init__(self) -> None:
         self._accepted: Accepted | None = None
         self._finished: Finished | None = None
+        self._prompt: list[PromptLogprobs] = []
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
         self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
         self._calls: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
 
-    def take(self, event: Event) -> str:
-        """What an event adds to the first output's text."""
+    def take(self, event: Event) -> None:
+        """One more."""
         if isinstance(event, Accepted):
             self._accepted = event
         elif isinstance(event, Finished):
             self._finished = event
+        elif isinstance(event, PromptLogprobs):
+            self._prompt.append(event)
         else:
-            return self._add(event)
-        return ""
+            self._add(event)
 
-    def _add(self, delta: Delta) -> str:
+    def _add(self, delta: Delta) -> None:
         index = delta.output_index
         self._texts[index].append(delta.text)
         self._token_ids[index].extend(delta.token_ids)
         self._logprobs[index].extend(delta.logprobs)
         self._calls[index].extend(delta.tool_calls)
-        return "" if index else delta.text
 
     def answer(self, address: str) -> Answer:
         """All of it. Raises errors.GatewayLostError if the stream from `address` had no end."""
@@ -60,4 +62,13 @@ class Collector:
             )
             for index in range(len(self._finished.outputs))
         ]
-        return to_answer(written, self._accepted, self._finished)
+        return to_answer(written, self._accepted, self._finished, self._joined_prompt())
+
+    def _joined_prompt(self) -> PromptLogprobs | None:
+        if not self._prompt:
+            return None
+        return PromptLogprobs(
+            self._prompt[0].token_offset,
+            tuple(token for part in self._prompt for token in part.token_ids),
+            tuple(item for part in self._prompt for item in part.logprobs),
+        )

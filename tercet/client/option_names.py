@@ -20,6 +20,7 @@ class OptionNames(TypedDict, total=False):
     seed: int | None
     max_tokens: int | None
     stop: str | Sequence[str]
+    include_stop_string: bool
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     repetition_penalty: float | None
@@ -27,16 +28,19 @@ class OptionNames(TypedDict, total=False):
     presence_penalty: float | None
     logit_bias: Mapping[int, float]
     allowed_token_ids: Sequence[int]
+    bad_words: str | Sequence[str]
     min_tokens: int | None
     request_id: str
     n: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     priority: int | None
     traffic_class: str
     cache_salt: str
     tools: Sequence[Tool]
     tool_choice: ToolChoice
     forced_tool: str
+    parallel_tool_calls: bool | None
     documents: Sequence[str]
     add_generation_prompt: bool | None
     continue_final_message: bool

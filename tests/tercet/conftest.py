@@ -38,6 +38,7 @@ class FakeGateway(
         # Of such calls what time they had, in seconds, and by what key they came.
         self.time_left_s: list[float] = []
         self.keys: list[str] = []
+        self.prompt_logprobs: list[pb.PromptLogprobs] = []
         self.cancelled = threading.Event()
         self.started = threading.Event()
         self.chat = True
@@ -75,6 +76,8 @@ class FakeGateway(
             yield pb.GenerateEvent(accepted=pb.Accepted(request_id="r1", model="fake", seed=9, prompt_tokens=3))
             if self.fails_behind_accepted is not None:
                 await abort(context, self.fails_behind_accepted)
+            for part in self.prompt_logprobs if request.sampling.HasField("prompt_logprobs") else ():
+                yield pb.GenerateEvent(prompt_logprobs=part)
             index = 0
             n = request.sampling.n or 1
             while request.prompt == "forever" or words[-1:] == [" forever"] or index < len(words):

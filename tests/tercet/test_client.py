@@ -16,7 +16,7 @@ from tercet.client import (
     Tool,
     ToolCall,
 )
-from tercet.messages import TokenLogprobs, from_event, from_result, joined
+from tercet.messages import PromptLogprobs, TokenLogprobs, from_event, from_result, joined
 from tercet.ports import free_ports
 from tercet.v1 import inference_pb2 as pb
 
@@ -66,6 +66,27 @@ def test_logprobs_of_a_delta_and_of_a_result_are_alike():
     assert delta.logprobs == want
     output = pb.Output(text="x", token_ids=[9], logprobs=[item], end=pb.OutputEnd(reason=pb.FINISH_REASON_STOP))
     assert from_result(pb.GenerateResult(outputs=[output])).outputs[0].logprobs == want
+
+
+async def test_logprobs_of_the_prompt_come_in_pieces_and_are_one(gateway):
+    item = TokenLogprobs(-0.5, ((7, -0.25),))
+    parts = [
+        pb.PromptLogprobs(
+            token_offset=offset,
+            token_ids=[offset],
+            logprobs=[pb.TokenLogprobs(logprob=-0.5, top_token_ids=[7], top_logprobs=[-0.25])],
+        )
+        for offset in (1, 2)
+    ]
+    gateway.prompt_logprobs = parts
+    async with AsyncClient(gateway.address) as client:
+        events = [event async for event in client.generate("count 1", prompt_logprobs=1)]
+        streamed = await client.generate("count 1", prompt_logprobs=1).answer()
+        assert (await client.generate_once("count 1")).prompt_logprobs is None
+    assert events[1:3] == [PromptLogprobs(1, (1,), (item,)), PromptLogprobs(2, (2,), (item,))]
+    assert streamed.prompt_logprobs == PromptLogprobs(1, (1, 2), (item, item))
+    whole = pb.PromptLogprobs(token_offset=1, token_ids=[1, 2], logprobs=[parts[0].logprobs[0], parts[1].logprobs[0]])
+    assert from_result(pb.GenerateResult(prompt_logprobs=whole)).prompt_logprobs == streamed.prompt_logprobs
 
 
 async def test_tokens_that_are_biased_or_allowed_are_sent(gateway):
