@@ -224,6 +224,11 @@ class Generation:
                 raise self._too_large()
         return parts, deltas
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are tokens of it."""
+        return self.stream is not None and self.stream.num_tokens > 0
+
     async def finish(self) -> Summary:
         """How the request ended, once `read` gave None. Waits at most ACCOUNT_WAIT_S for what the mesh freed."""
         stream = self.stream

@@ -129,7 +129,7 @@ class Generations:
         self.draining = True
         await self._wait_idle(grace_s)
         for generation in list(self._running.values()):
-            generation.end(draining_error(), CancelCause.SHUTDOWN)
+            generation.end(draining_error(begun=generation.has_begun), CancelCause.SHUTDOWN)
         await self._wait_idle(ACCOUNT_WAIT_S)
 
     def _forget(self, generation: Generation) -> None:
@@ -145,6 +145,6 @@ class Generations:
             log.info("drain_incomplete", requests=len(self._running))
 
 
-def draining_error() -> DrainingError:
-    """The refusal of a gateway that stops."""
-    return DrainingError("the gateway is shutting down", retry_after_s=UNKNOWN_RETRY_SECONDS)
+def draining_error(*, begun: bool = False) -> DrainingError:
+    """The refusal of a gateway that stops. What has begun is not to be repeated behind its client's back."""
+    return DrainingError("the gateway is shutting down", retry_after_s=None if begun else UNKNOWN_RETRY_SECONDS)

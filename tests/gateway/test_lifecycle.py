@@ -316,17 +316,27 @@ async def test_shutdown_lets_running_requests_finish(
     await stop_gateway(gateway)
 
 
-async def test_shutdown_ends_what_takes_too_long(scheduler: Any, make_gateway: Any, stop_gateway: Any) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_shutdown_ends_what_takes_too_long(
+    scheduler: Any, make_gateway: Any, stop_gateway: Any, begun: bool
+) -> None:
+    """Only what has not begun may be asked for again."""
     gateway = await make_gateway(scheduler.port, drain_seconds=0.05)
     await gateway.until_ready()
-    scheduler.play = forever
+
+    async def silent(sequence: Any) -> None:
+        await sequence.cancelled.wait()
+
+    scheduler.play = forever if begun else silent
     call = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
     await call.read()
+    if begun:
+        await call.read()
     gateway.stopping.set()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in _rest(call):
             pass
-    assert failure_of(caught.value) == (grpc.StatusCode.UNAVAILABLE, "DRAINING", True)
+    assert failure_of(caught.value) == (grpc.StatusCode.UNAVAILABLE, "DRAINING", not begun)
     await scheduler.sequences[0].cancelled.wait()
     assert scheduler.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_SHUTDOWN
     await stop_gateway(gateway)
