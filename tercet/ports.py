@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 
 from tercet.errors import ConfigError
 
 MAX_PORT = 65535
+# None that systems give to connections, or to whoever asks for any: one of these might be taken before it is used.
+_CHOICE = range(20_000, 30_000)
+_TRIES = 50
+# A seed that somebody has set would choose the same for two processes.
+_random = random.SystemRandom()
 
 
 def free_ports(count: int) -> list[int]:
     """Ports nobody listens on now, all different."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in sockets]
+        return [_take_port(stack.enter_context(socket.socket())) for _ in range(count)]
+
+
+def _take_port(listener: socket.socket) -> int:
+    for port in _random.sample(_CHOICE, _TRIES):
+        with contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    listener.bind(("127.0.0.1", 0))
+    return int(listener.getsockname()[1])
 
 
 def check_port_free(key: str, host: str, port: int, *, flag: str = "--port") -> None:

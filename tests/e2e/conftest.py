@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tercet.client import AsyncClient
+from tercet.ports import free_ports
 from tercet.v1 import operations_pb2, operations_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +31,7 @@ HEALTH_NAMES = {
 
 def free_port() -> int:
     """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -37,7 +37,7 @@ async def _storm(client: AsyncClient, first: int, count: int) -> None:
 
     async def one(number: int) -> None:
         seen = 0
-        prompt = f"Story number {number}: once upon a time, " + "far away, " * (number % 40)
+        prompt = f"Story number {number}: once upon a time, " + "far away, " * (number % 12)
         async with gate, client.generate(prompt, max_tokens=500, ignore_eos=True) as generation:
             async for _ in generation:
                 seen += 1

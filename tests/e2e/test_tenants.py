@@ -25,8 +25,6 @@ pytestmark = pytest.mark.e2e
 
 PROMPT = "A letter that nobody else should know was ever read here. " * 8
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "grpcurl"
-# A key that was revoked opens nothing after so many seconds.
-REVOKED_S = 1.0
 
 
 class Tenants:
@@ -185,14 +183,14 @@ async def until_works(tenants: Tenants, name: str, expected: bool = True) -> Non
         await asyncio.sleep(0.05)
 
 
-async def test_a_key_is_revoked_within_a_second(tenants: Tenants) -> None:
+async def test_a_key_that_is_revoked_opens_nothing(tenants: Tenants) -> None:
     await asyncio.to_thread(tenants.add, "carol")
     await until_works(tenants, "carol")
     task = await running(tenants, "carol")
     assert not task.done()
     await asyncio.to_thread(tenants.command, "revoke", "carol")
-    await asyncio.sleep(REVOKED_S)
-    assert not await works(tenants, "carol")
+    # How long that may take tests/gateway/test_tenant_watch.py says.
+    await until_works(tenants, "carol", expected=False)
     # What it had started is over, and costs nothing any more.
     with pytest.raises(RequestCancelledError, match="the key of the request was revoked"):
         await task

@@ -409,6 +409,25 @@ def until() -> Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]:
 
 
 @pytest.fixture
+def until_late(
+    scheduler: FakeScheduler,
+) -> Callable[[Callable[[float], Any]], Awaitable[tuple[grpc.StatusCode, float]]]:
+    """Makes a streaming call with a deadline, which passes. Returns its status, and the deadline in seconds."""
+
+    async def wait(call: Callable[[float], Any]) -> tuple[grpc.StatusCode, float]:
+        # On a busy machine a short one may have passed before the scheduler has the request.
+        for timeout_s in (0.3, 3.0, 30.0):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call(timeout_s):
+                    pass
+            if scheduler.sequences:
+                return caught.value.code(), timeout_s
+        pytest.fail("no request came to the scheduler before its deadline")
+
+    return wait
+
+
+@pytest.fixture
 def settings() -> dict[str, Any]:
     """Gateway settings of the test; override to change."""
     return {}

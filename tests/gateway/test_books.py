@@ -240,12 +240,10 @@ async def test_an_operator_who_cancels(books: Books) -> None:
     assert row.delivered_tokens == received
 
 
-async def test_a_deadline_that_passes(books: Books) -> None:
+async def test_a_deadline_that_passes(books: Books, until_late: Any) -> None:
     books.scheduler.play = forever
-    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="late"), timeout=0.3)
-    with pytest.raises(grpc.aio.AioRpcError):
-        async for _ in call:
-            pass
+    request = pb.GenerateRequest(prompt=HELLO, request_id="late")
+    await until_late(lambda timeout_s: books.gateway.inference.Generate(request, timeout=timeout_s))
     row = await books.row("late")
     assert (row.outcome, row.reason, row.slo) == ("expired", "DEADLINE_PASSED", "unserved")
 

@@ -158,10 +158,10 @@ async def test_an_operator(kept: Kept, scheduler: Any) -> None:
     assert found.cancellation.origin == "operator"
 
 
-async def test_a_deadline_that_the_gateway_sees(kept: Kept, scheduler: Any) -> None:
+async def test_a_deadline_that_the_gateway_sees(kept: Kept, scheduler: Any, until_late: Any) -> None:
     scheduler.play = silence
-    call = kept.gateway.inference.Generate(pb.GenerateRequest(request_id="late", prompt="hello"), timeout=0.3)
-    await until_error(call)
+    request = pb.GenerateRequest(request_id="late", prompt="hello")
+    await until_late(lambda timeout_s: kept.gateway.inference.Generate(request, timeout=timeout_s))
     (found,) = await kept.of("late")
     assert found.cancellation.origin == "deadline"
 

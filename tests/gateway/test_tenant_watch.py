@@ -111,6 +111,11 @@ async def bench() -> AsyncIterator[Bench]:
         await task
 
 
+def test_it_is_looked_more_than_twice_a_second() -> None:
+    """README.md promises that a key opens nothing a second after it was revoked."""
+    assert tenant_watch.POLL_S < 0.5
+
+
 async def test_a_change_is_told_once(bench: Bench) -> None:
     assert bench.seen == [1]
     bench.store.state = state(2)

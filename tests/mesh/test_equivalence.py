@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from tests.mesh.lives import Life, Player, random_life
 
 MODELS = ("hash", "hash", "llama", "qwen3")
-NUM_LIVES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 500
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+NUM_LIVES = 20_000 if LONG else 500
 
 # What must have happened in how many of the lives below: a promise that is never put to the test is worth nothing.
 WALKED = {
@@ -66,7 +67,7 @@ def live(life: Life, tell: Callable[[str], object]) -> Counter[str]:
 
 @settings(max_examples=NUM_LIVES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False), model=st.sampled_from(MODELS))
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3600 if LONG else 240)
 def test_each_text_is_what_it_would_be_alone(rng: random.Random, model: str) -> None:
     for what, count in live(random_life(rng, model), note).items():
         if count:
