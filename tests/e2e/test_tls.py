@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from scheduler.peers import Peers
-from tercet.client import AsyncClient, ClientTls, Delta
+from tercet.client import AsyncClient, Client, ClientTls, Delta
 from tercet.dialer import Dialer
 from tercet.errors import GatewayLostError
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -50,7 +50,20 @@ async def tokens(address: str, tls: ClientTls | None, count: int = 4) -> int:
     return answer.finished.usage.completion_tokens
 
 
-async def test_clients_know_the_gateway_by_its_certificate(mesh: TlsMesh, tmp_path: Path) -> None:
+async def tokens_of_a_thread(address: str, tls: ClientTls | None) -> int:
+    """The same, asked for by the other client."""
+
+    def ask() -> int:
+        with Client(address, tls=tls, timeout_s=60) as client:
+            return client.generate_once("Once", max_tokens=4, ignore_eos=True).finished.usage.completion_tokens
+
+    return await asyncio.to_thread(ask)
+
+
+@pytest.mark.parametrize("tokens", [tokens, tokens_of_a_thread])
+async def test_clients_know_the_gateway_by_its_certificate(
+    mesh: TlsMesh, tmp_path: Path, tokens: Callable[[str, ClientTls | None], Awaitable[int]]
+) -> None:
     assert await tokens(mesh.address, mesh.tls) == 4
     assert await tokens(f"localhost:{mesh.ports['gateway']}", mesh.tls) == 4
     certificates.make(tmp_path / "other")
