@@ -12,6 +12,7 @@ from gateway.served_model import ServedModel
 from tercet.mesh.v1 import sequence_pb2
 
 from .conftest import make_byte_tokenizer, sequence_end, write_model
+from .prompt_parts import send_part
 
 END = 261
 TEMPLATE = (
@@ -39,6 +40,7 @@ def answering(scheduler: Any, model: ServedModel, *answers: str) -> list[int]:
     ids = [[*model.tokenizer.encode(answer, add_bos=False), END] for answer in answers]
 
     async def play(sequence: Any) -> None:
+        await _show_prompt(scheduler, sequence)
         for index, output in enumerate(sequence.outputs):
             await _say(output, ids[index % len(ids)], sequence.submit)
 
@@ -54,6 +56,14 @@ def answering_in_turn(scheduler: Any, model: ServedModel, *answers: str) -> None
         await _say(sequence, left.pop(0), sequence.submit)
 
     scheduler.play = play
+
+
+async def _show_prompt(scheduler: Any, sequence: Any) -> None:
+    """The logprobs of a prompt, where they are asked for."""
+    behind_first = len(sequence.submit.prompt_token_ids) - 1
+    if behind_first and sequence.submit.sampling.HasField("num_prompt_logprobs"):
+        part = sequence_pb2.PromptLogprobs(sequence_id=sequence.sequence_id, first=1, logprobs=[-0.5] * behind_first)
+        await send_part(scheduler, part)
 
 
 async def _say(output: Any, ids: list[int], submit: Any) -> None:

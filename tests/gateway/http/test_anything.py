@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.served_model import ServedModel, load_model
@@ -87,9 +87,30 @@ bodies = {
     "/detokenize": objects({"tokens": st.lists(st.integers(0, 300), max_size=3)}),
     "/v1/embeddings": objects({"input": texts}),
 }
+# Those that are answered.
+plain = st.text(min_size=1, max_size=8)
+asked = {
+    "n": st.integers(1, 3),
+    "max_tokens": st.integers(1, 150),
+    "stop": plain | st.lists(plain | st.sampled_from(["STOP", '"}]', "}"]), max_size=2),
+}
+completions = st.fixed_dictionaries(
+    {"prompt": plain | st.lists(plain, min_size=1, max_size=3) | st.lists(st.integers(0, 262), min_size=1, max_size=4)},
+    optional={**asked, "logprobs": st.integers(0, 2), "echo": st.booleans()},
+)
+CALLING = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "tools": [{"type": "function", "function": {"name": "now"}}],
+}
+chats = st.fixed_dictionaries(
+    {name: st.just(value) for name, value in CALLING.items()},
+    optional={**asked, "logprobs": st.booleans(), "parallel_tool_calls": st.booleans()},
+)
 NOW = '{"name": "now", "arguments": {"a": [1, "}"]}}'
+CALL = f"[TOOL_CALLS][{NOW}"
 answers = st.lists(
-    st.sampled_from(["[TOOL_CALLS]", "[", "]", ", ", NOW, NOW[:20], "世🙂", "hello ", "STOP", "}", " "]), max_size=6
+    st.sampled_from([CALL, f", {NOW}", "[TOOL_CALLS]", "[", "]", ", ", NOW[:20], "世🙂", "hello ", "STOP", "}", " "]),
+    max_size=6,
 ).map("".join)
 
 
@@ -120,8 +141,16 @@ async def post(http: Any, path: str, data: bytes, headers: dict[str, str] | None
     return await http.post(path, content=data, headers={"content-type": "application/json", **(headers or {})})
 
 
+def shown(choice: dict[str, Any]) -> list[Any]:
+    """Tokens with their logprobs, of a choice or a piece of one."""
+    logprobs = choice["logprobs"] or {"content": []}
+    if "content" in logprobs:
+        return [(each["token"], each["logprob"], each["bytes"]) for each in logprobs["content"]]
+    return list(zip(*(logprobs[name] for name in ("tokens", "token_logprobs", "text_offset")), strict=True))
+
+
 def whole(answer: Any) -> list[dict[str, Any]]:
-    """The choices of an answer at once, as (text, names and arguments of calls, end)."""
+    """The choices of an answer at once: text, names and arguments of calls, tokens, end."""
     return [
         {
             "text": choice["text"] if "text" in choice else choice["message"]["content"] or "",
@@ -129,6 +158,7 @@ def whole(answer: Any) -> list[dict[str, Any]]:
                 (call["function"]["name"], call["function"]["arguments"])
                 for call in choice.get("message", {}).get("tool_calls", ())
             ],
+            "tokens": shown(choice),
             "ends": [(choice["finish_reason"], choice["stop_reason"])],
         }
         for choice in answer.json()["choices"]
@@ -142,10 +172,11 @@ def joined(answer: Any) -> list[dict[str, Any]]:
     choices: dict[int, dict[str, Any]] = {}
     for event in map(json.loads, (line.removeprefix("data: ") for line in lines)):
         for choice in event["choices"]:
-            found = choices.setdefault(choice["index"], {"text": "", "calls": [], "ends": []})
+            found = choices.setdefault(choice["index"], {"text": "", "calls": [], "tokens": [], "ends": []})
             delta = choice.get("delta", {})
             assert not found["ends"]
             found["text"] += choice["text"] if "text" in choice else delta.get("content", "")
+            found["tokens"] += shown(choice)
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
                     found["calls"].append((call["function"]["name"], ""))
@@ -157,18 +188,18 @@ def joined(answer: Any) -> list[dict[str, Any]]:
 
 
 @FUZZ
-@given(st.data())
-async def test_streamed_as_at_once(gateway, http, scheduler, model, data):
-    path = data.draw(st.sampled_from(PATHS[:2]))
-    body = data.draw(bodies[path])
-    answering(scheduler, model, *data.draw(st.lists(answers, min_size=1, max_size=3)))
-    once = await post(http, path, encode({**body, "stream": False}))
+@given(
+    st.tuples(st.just(PATHS[0]), completions) | st.tuples(st.just(PATHS[1]), chats),
+    st.lists(answers, min_size=1, max_size=3),
+)
+@example((PATHS[1], {**CALLING, "n": 2}), [f"hello {CALL}, {NOW}] x", "STOP"])
+@example((PATHS[1], {**CALLING, "parallel_tool_calls": False, "logprobs": True}), [f"{CALL}, {NOW}]"])
+async def test_streamed_as_at_once(gateway, http, scheduler, model, call, said):
+    path, body = call
+    answering(scheduler, model, *said)
+    once = await post(http, path, encode(body))
     streamed = await post(http, path, encode({**body, "stream": True}))
-    check(once)
-    check(streamed)
-    if once.status_code != 200:
-        assert streamed.json() == once.json()
-        return
+    assert (once.status_code, streamed.status_code) == (200, 200), once.text
     assert joined(streamed) == whole(once)
     for choice in whole(once):
         if choice["ends"][0][0] == "tool_calls":
