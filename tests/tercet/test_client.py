@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import math
 
 import pytest
@@ -186,6 +187,26 @@ async def test_leaving_the_scope_of_the_client_cancels_what_is_open(gateway):
         await asyncio.to_thread(gateway.started.wait, 10)
     assert await asyncio.to_thread(_cancelled, gateway)
     del kept
+
+
+async def test_a_generation_that_nobody_has_is_cancelled(gateway):
+    async with AsyncClient(gateway.address) as client:
+        kept = client.generate("forever")
+        await asyncio.to_thread(gateway.started.wait, 10)
+        del kept
+        gc.collect()
+        assert await asyncio.to_thread(_cancelled, gateway)
+
+
+@pytest.mark.parametrize("ask", ["generate", "generate_once"])
+async def test_leaving_the_scope_of_the_client_ends_what_waits(gateway, ask):
+    async with AsyncClient(gateway.address) as client:
+        reply = client.generate("silent").answer() if ask == "generate" else client.generate_once("silent")
+        task = asyncio.create_task(reply)
+        await asyncio.to_thread(gateway.started.wait, 10)
+    with pytest.raises(errors.RequestCancelledError):
+        await task
+    assert await asyncio.to_thread(_cancelled, gateway)
 
 
 async def test_cancelling_the_task_cancels_on_the_server(gateway):
