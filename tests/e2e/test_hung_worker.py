@@ -17,7 +17,7 @@ from .two_workers import WORKER, Stream, TwoWorkers, until
 
 pytestmark = pytest.mark.e2e
 
-NUM_STREAMS = 16
+NUM_STREAMS = 6
 
 
 class Device:

@@ -33,8 +33,6 @@ from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.service import WorkerService
 
-pytestmark = pytest.mark.timeout(120)
-
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 NUM_BLOCKS = 96
