@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench.simulated_device import SameToken
 from scheduler.actions import Action, NewSequence, Plan, Refused, ToGateway, TokenBatch, ToWorker
 from scheduler.admission import AdmissionMode, QueueBounds
-from scheduler.core import CoreSettings
+from scheduler.core_settings import CoreSettings
 from scheduler.events import Event, GatewayAttached, Submitted, TenantsChanged, WorkerAttached, WorkerInfo
 from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.plan_log.recorder import recorded_core
@@ -18,7 +18,7 @@ from scheduler.policy import Policy
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.small import submission
 from scheduler.simulator.worker import SimulatedWorker
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 
 GATEWAY = 1
 STEP_SECONDS = 0.01
@@ -94,7 +94,7 @@ class CoreDriver:
         }
         self._round([GatewayAttached(GATEWAY, "bench")])
         if tenants > 1:
-            self._round([TenantsChanged(GATEWAY, 1, tuple(map(TenantPlan, self._tenants)))])
+            self._round([TenantsChanged(GATEWAY, 1, tuple(map(NamedPlan, self._tenants)))])
         for link, worker in self._workers.items():
             self._round([WorkerAttached(link, addresses[link - 1], worker.info)])
 

@@ -29,7 +29,7 @@ from scheduler.policy import Policy
 from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.worker import SimulatedWorker
 from scheduler.simulator.workload import Arrival, Flow, Lengths, Workload
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 
 Figures = dict[str, Any]
 
@@ -100,7 +100,7 @@ class FloodMesh(CapacityMesh):
     def __init__(self, flows: tuple[Flow, ...], requests: int, rate: float, seed: int, policy: Policy = POLICY) -> None:
         self.notes = Notes()
         self._requests = requests
-        tenants = [TenantPlan(flow.tenant) for flow in flows]
+        tenants = [NamedPlan(flow.tenant) for flow in flows]
         super().__init__(FLEET, Workload(requests, rate, flows, COST.base_s), policy, BOUNDS, seed, tenants)
 
     def _arrive(self, arrival: Arrival) -> None:

@@ -30,7 +30,7 @@ from scheduler.policy import Policy
 from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.workload import Arrivals, Flow, Lengths, Workload
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
 from tercet.collector import settle
 
@@ -59,7 +59,7 @@ class Case:
     name: str
     flows: tuple[Flow, ...]
     fleet: Fleet
-    tenants: tuple[TenantPlan, ...] = ()
+    tenants: tuple[NamedPlan, ...] = ()
     requests: int = 2000
 
     def workload(self, load: float) -> Workload:
@@ -73,14 +73,14 @@ def _fleet(cost: StepCost, workers: int = 1, spread: float = 0.0, **info: int) -
     return Fleet(workers, simulated_info(**{**worker, "max_model_len": 8192, **info}), cost, spread, 0.25e-3, True)
 
 
-def _tenants(count: int) -> tuple[tuple[Flow, ...], tuple[TenantPlan, ...]]:
+def _tenants(count: int) -> tuple[tuple[Flow, ...], tuple[NamedPlan, ...]]:
     """So many, the first of which asks for as much as all others together."""
     names = [f"tenant-{index}" for index in range(count)]
     flows = [
         dataclasses.replace(CHAT, name=name, tenant=name, share=count - 1.0 if name == names[0] else 1.0)
         for name in names
     ]
-    return tuple(flows), tuple(TenantPlan(name) for name in names)
+    return tuple(flows), tuple(NamedPlan(name) for name in names)
 
 
 _SMALL = {"num_blocks": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 512, "block_size": 16}

@@ -15,7 +15,7 @@ from .events import Begun, Submission
 from .fleet import Fleet
 from .pool import Pool
 from .sequence import Request, Sequence
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 from .traffic_class import TrafficClass
 from .usage import Demand
 from .waiting import NOBODY, ClassQueue, Line, Waiting, WaitingQueue
@@ -111,7 +111,7 @@ def find_pool(submission: Submission, fleet: Fleet) -> Pool:
     )
 
 
-def find_class(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], default: str) -> TrafficClass:
+def find_class(asked: str, plan: NamedPlan, classes: tuple[TrafficClass, ...], default: str) -> TrafficClass:
     """The traffic class that a request asks for, that of its tenant if it names none, and then the one named `default`.
 
     Raises InvalidFieldError for one that there is not, PermissionDeniedError for one that the plan does not include.
@@ -134,7 +134,7 @@ def find_class(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], 
     return found
 
 
-def class_of_begun(asked: str, plan: TenantPlan, classes: tuple[TrafficClass, ...], default: str) -> TrafficClass:
+def class_of_begun(asked: str, plan: NamedPlan, classes: tuple[TrafficClass, ...], default: str) -> TrafficClass:
     """The traffic class of a request that another scheduler has accepted, whose classes may be others, or when the plan
     was another: the one of that name, whatever the plan says now; else that of a request that names none."""
     named = {each.name: each for each in classes}
@@ -152,7 +152,7 @@ def _offer(words: str, allowed: tuple[str, ...], known: tuple[str, ...]) -> str:
     return f"{words} {', '.join(offered)}" if offered else "the plan includes none that there is"
 
 
-def clamp_priority(submission: Submission, plan: TenantPlan) -> Submission:
+def clamp_priority(submission: Submission, plan: NamedPlan) -> Submission:
     """The request as urgent as its plan lets it be. Raises InvalidFieldError for a priority that there is not."""
     if not -MAX_PRIORITY <= submission.priority <= MAX_PRIORITY:
         raise errors.InvalidFieldError(
@@ -164,7 +164,7 @@ def clamp_priority(submission: Submission, plan: TenantPlan) -> Submission:
 
 
 def find_overflow(
-    submission: Submission, waiting: WaitingQueue, bounds: QueueBounds, traffic_class: TrafficClass, plan: TenantPlan
+    submission: Submission, waiting: WaitingQueue, bounds: QueueBounds, traffic_class: TrafficClass, plan: NamedPlan
 ) -> Overflow | None:
     """Which bound the request would break, that of its class first; None if there is room. An empty queue takes a
     request of any size.
@@ -181,7 +181,7 @@ def find_overflow(
 
 
 def _overflow_for(
-    submission: Submission, queues: list[ClassQueue], bounds: QueueBounds, plan: TenantPlan, traffic_class: str
+    submission: Submission, queues: list[ClassQueue], bounds: QueueBounds, plan: NamedPlan, traffic_class: str
 ) -> Overflow | None:
     counts = _total(each.counts for each in queues)
     overflow = _overflow(submission, counts, bounds, traffic_class)
@@ -224,7 +224,7 @@ def _starts(excess: int, waiting: int, requests: int) -> int:
 
 
 def make_request(
-    gateway: int, submission: Submission, plan: TenantPlan, traffic_class: TrafficClass, first_id: int, now: float
+    gateway: int, submission: Submission, plan: NamedPlan, traffic_class: TrafficClass, first_id: int, now: float
 ) -> Request:
     """The request with its sequences, which are numbered from `first_id` by output: a leader and its forks. Of one that
     another scheduler had, those that have not ended, each by itself if they have parted."""

@@ -7,8 +7,8 @@ from collections import Counter
 from .credits import blocks_for
 from .dispatch import MAX_PLANS_IN_FLIGHT
 from .kv_shares import KvShares
+from .lifecycle import State
 from .pool import Pool
-from .sequence import State
 from .state import MeshState
 from .waiting import ClassQueue, Line, WaitingQueue, place_in_line
 from .worker import Worker

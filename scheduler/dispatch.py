@@ -10,13 +10,14 @@ from collections.abc import Sequence as SequenceOf
 from .actions import Action, Log, NewSequence, Plan, Release, ReleaseCause, Resume, ToWorker
 from .first_step import Candidate
 from .kv_shares import KvShares
+from .lifecycle import State
 from .placement import NOTHING_DEALT, CachedTokens, cached_tokens, deal
 from .planner import NOTHING, Credits, Decision, Forecast, Running, make_plan
 from .planner_view import holders, lone, resting_holders, running_view
 from .policy import Policy
 from .pool import Pool
 from .preemption import Holder, choose_victims, prefer_swap
-from .sequence import Sequence, State
+from .sequence import Sequence
 from .worker import Worker
 
 # Two, so that the worker has its next plan before it ends one.

@@ -10,8 +10,9 @@ from tercet.retry import UNKNOWN_RETRY_SECONDS
 from .actions import Account, CancelDone, Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .cancel_trail import CancelMark, CancelTrail, trail_of
 from .events import CancelReason, EndReason
+from .lifecycle import State
 from .pool import Pool
-from .sequence import Request, Sequence, SequenceOutcome, State
+from .sequence import Request, Sequence, SequenceOutcome
 from .state import MeshState
 
 

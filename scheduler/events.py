@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from tercet.errors import RequestError
 
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 
 
 class CancelReason(IntEnum):
@@ -173,7 +173,7 @@ class TenantsChanged:
 
     gateway: int
     revision: int
-    plans: tuple[TenantPlan, ...]
+    plans: tuple[NamedPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)

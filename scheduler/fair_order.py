@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .fairness import Share
 from .sequence import Request, Sequence
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 from .traffic_class import TrafficClass
 from .waiting import ClassQueue, Line, WaitingQueue
 
@@ -236,7 +236,7 @@ NOTHING_AHEAD = Ahead(0.0, 0.0)
 
 
 def work_ahead(
-    queue: WaitingQueue, traffic_class: TrafficClass, tenant: TenantPlan, urgency: tuple[float, int]
+    queue: WaitingQueue, traffic_class: TrafficClass, tenant: NamedPlan, urgency: tuple[float, int]
 ) -> Ahead:
     """What of its class would be ahead of a newcomer that nobody is in a hurry about.
 

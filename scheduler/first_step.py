@@ -16,7 +16,8 @@ class Prefill(NamedTuple):
     """A sequence that needs a chunk or a join, as the next plan will find it."""
 
     sequence_id: int
-    urgency: tuple[float, int]
+    # In the order of service, smaller first; ends with its arrival.
+    place: tuple[float, int]
     # Tokens that no plan in flight computes; 0: it is back from host memory and only has to join.
     left: int
     # Steps until its end at the latest, once it decodes.
@@ -37,7 +38,8 @@ class Candidate(NamedTuple):
     """A waiting sequence that may start on the worker."""
 
     sequence_id: int
-    urgency: tuple[float, int]
+    # As of a Prefill.
+    place: tuple[float, int]
     tokens: int
     max_length: int
     # Itself and the forks that start with it.
@@ -85,7 +87,7 @@ class FirstStep:
     rest_waits: bool = False
     # Prefill work that has to wait for the next plan: then this one must be short.
     backlog: bool = False
-    # A newcomer found no room: nobody who is less urgent takes what it waits for.
+    # A newcomer found no room: nobody behind it takes what it waits for.
     full: bool = False
     # Forks wait for the slots that they lent.
     awaits_slots: bool = False
@@ -153,7 +155,7 @@ class FirstStep:
 
     def _note_turn(self, each: Prefill | Candidate) -> None:
         """One that others pass, who get their first token now, does not make the step long for them."""
-        if each.urgency[1] < self.newest:
+        if each.place[1] < self.newest:
             self.cap = min(self.cap, self.short)
 
     def _left_of_class(self, each: Prefill | Candidate) -> int:
@@ -181,5 +183,5 @@ class FirstStep:
         """It decodes after this step."""
         if each.owed_turn and self.rest_may_wait:
             self.preferring.add(each.class_name)
-        self.newest = max(self.newest, each.urgency[1])
+        self.newest = max(self.newest, each.place[1])
         self.last_end = max(self.last_end, steps_left)

@@ -26,7 +26,7 @@ class WorkerView:
     swap_blocks_total: int
     swap_blocks_used: int
     draining: bool
-    # It owes a report for longer than it should; and it was given up because it did, and has not come back.
+    # It is silent for longer than it should be; and it was given up because it was, and has not come back.
     late: bool = False
     hung: bool = False
 

@@ -16,8 +16,9 @@ from .bounds import Bound, bound_of_class, bound_of_tenant
 from .calibration import ForecastError, ForecastErrors, Ratios
 from .events import CancelReason
 from .fair_order import due_after
-from .forecast import Newcomer, forecast
+from .forecast import forecast
 from .inflow import Inflow
+from .newcomer import Newcomer
 from .outlook import Kind, Outlook
 from .output_length import LeaveRate, LeaveRates, OutputLengths
 from .placement import CachedTokens

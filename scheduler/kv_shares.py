@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
+from .lifecycle import RUNNING
 from .pool import Pool
 from .room import start_blocks
-from .sequence import RUNNING, Sequence
+from .sequence import Sequence
 from .worker import Worker
 
 

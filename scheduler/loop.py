@@ -15,7 +15,17 @@ import structlog
 from tercet.errors import QueueFullError, SloUnreachableError, SwitchedOffError
 from tercet.refusal_lines import RefusalLines
 
-from .actions import REQUEST_REFUSED, Action, DropWorker, GatewayMessage, Log, ToGateway, Unknown, WorkerCommand
+from .actions import (
+    REQUEST_REFUSED,
+    Action,
+    DropWorker,
+    GatewayMessage,
+    Log,
+    ToGateway,
+    TokenBatch,
+    Unknown,
+    WorkerCommand,
+)
 from .core import Core
 from .events import (
     CancelReason,
@@ -33,9 +43,13 @@ from .plan_log.recorder import Recorder
 from .sequence import Sequence
 from .traffic_view import TrafficView
 
-# Messages of one step each that a peer has not read: a minute of one worker's at 10 ms a step, ten seconds of eight's.
-# A gateway that stands still for longer loses its stream, though pings would wait for it.
-MAX_OUTBOX_MESSAGES = 8192
+# Commands that a worker has not read: a minute's at 10 ms a step.
+MAX_UNREAD_COMMANDS = 8192
+# What a gateway has not read, about. Pings wait for a peer for 40 s, in which eight workers with 64 sequences each make
+# two million tokens at 10 ms a step: 40 MiB.
+MAX_UNREAD_BYTES = 128 * 1024 * 1024
+# Of a message, its end of a sequence, and its token: the numbers themselves are those of the sequence.
+_MESSAGE_BYTES, _END_BYTES, _TOKEN_BYTES = 256, 512, 16
 # A release is answered within a step; a worker that does not answer must not keep us from stopping.
 RELEASE_SECONDS = 2.0
 # Gateways that are told goodbye leave at once; so does a worker that is told to release what they had.
@@ -76,7 +90,7 @@ class Loop:
     def open_gateway(self) -> tuple[int, Outbox[GatewayMessage]]:
         """A number and an outbox for a gateway's stream. Post GatewayAttached next, and `close_gateway` at the end."""
         self._last_stream += 1
-        outbox: Outbox[GatewayMessage] = Outbox(MAX_OUTBOX_MESSAGES)
+        outbox: Outbox[GatewayMessage] = Outbox(MAX_UNREAD_BYTES, _bytes_of)
         self._gateways[self._last_stream] = outbox
         return self._last_stream, outbox
 
@@ -87,7 +101,7 @@ class Loop:
     def open_worker(self) -> tuple[int, Outbox[WorkerCommand]]:
         """A number and an outbox for a worker's stream. Post WorkerAttached next, and `close_worker` at the end."""
         self._last_stream += 1
-        outbox: Outbox[WorkerCommand] = Outbox(MAX_OUTBOX_MESSAGES)
+        outbox: Outbox[WorkerCommand] = Outbox(MAX_UNREAD_COMMANDS)
         self._workers[self._last_stream] = outbox
         return self._last_stream, outbox
 
@@ -119,13 +133,13 @@ class Loop:
         until = self._posted
         while self._handled < until:
             await self._round_over.wait()
-        theirs = set(keys)
-        for key in sorted(self._core.wanted_keys(gateway) - theirs):
+        orphans, unknown = self._core.compare(gateway, set(keys))
+        for key in orphans:
             self._log.error("orphan_found", gateway=gateway, request_key=key)
             self.post(CancelReceived(gateway, key, CancelReason.ORPHAN))
-        unknown, outbox = tuple(sorted(theirs - self._core.request_keys(gateway))), self._gateways.get(gateway)
+        outbox = self._gateways.get(gateway)
         if unknown and outbox is not None:
-            outbox.put(Unknown(unknown))
+            outbox.put(Unknown(tuple(unknown)))
 
     @property
     def num_handled(self) -> int:
@@ -222,7 +236,7 @@ class Loop:
             if isinstance(action, ToGateway):
                 gateway = self._gateways.get(action.gateway)
                 if gateway is not None and not gateway.put(action.message):
-                    self._log.warning("gateway_too_slow", gateway=action.gateway, messages=MAX_OUTBOX_MESSAGES)
+                    self._log.warning("gateway_too_slow", gateway=action.gateway, bytes=MAX_UNREAD_BYTES)
             elif isinstance(action, Log):
                 if action.event == REQUEST_REFUSED and action.fields["reason"] in _FOR_ROOM:
                     self._refused_for_room[action.fields["traffic_class"]] += 1
@@ -235,7 +249,7 @@ class Loop:
             else:
                 worker = self._workers.get(action.link)
                 if worker is not None and not worker.put(action.command):
-                    self._log.warning("worker_too_slow", link=action.link, messages=MAX_OUTBOX_MESSAGES)
+                    self._log.warning("worker_too_slow", link=action.link, commands=MAX_UNREAD_COMMANDS)
 
     def _note_idle(self) -> None:
         if not self._core.idle:
@@ -244,6 +258,14 @@ class Loop:
             self._idle.set()
             for problem in self._core.check():
                 self._log.error("books_do_not_balance", problem=problem)
+
+
+def _bytes_of(message: GatewayMessage) -> int:
+    """About, of what is kept for it alone."""
+    if not isinstance(message, TokenBatch):
+        return _MESSAGE_BYTES
+    logprobs = sum(len(data) + _TOKEN_BYTES for _, data in message.logprobs)
+    return _MESSAGE_BYTES + _TOKEN_BYTES * len(message.token_ids) + _END_BYTES * len(message.ends) + logprobs
 
 
 def _urgency(action: Action) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from .actions import Release, ReleaseCause, ToWorker
 from .ending import fail_lost, finish_cancelled
 from .events import WorkerAttached, WorkerDraining, WorkerLost
+from .lifecycle import RUNNING, State
 from .pool import Pool
-from .sequence import MAX_LOSSES, RUNNING, Sequence, State
+from .sequence import MAX_LOSSES, Sequence
 from .state import MeshState
 from .worker import Worker
 

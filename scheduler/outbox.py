@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Message = TypeVar("Message")
@@ -18,10 +19,15 @@ class OutboxClosedError(Exception):
 
 
 class Outbox(Generic[Message]):
-    """One writer task takes, the loop puts. Never blocks the putter."""
+    """One writer task takes, the loop puts. Never blocks the putter.
 
-    def __init__(self, limit: int) -> None:
+    `limit` is on the sum of what `size_of` says of the messages in it: without that, on their number.
+    """
+
+    def __init__(self, limit: int, size_of: Callable[[Message], int] = lambda _: 1) -> None:
         self._limit = limit
+        self._size_of = size_of
+        self._size = 0
         self._messages: deque[Message] = deque()
         self._changed = asyncio.Event()
         self._closed: OutboxClosedError | None = None
@@ -30,7 +36,8 @@ class Outbox(Generic[Message]):
         """Adds a message; dropped if closed. False when the bound was hit just now: the outbox is closed and empty."""
         if self._closed is not None:
             return True
-        if len(self._messages) >= self._limit:
+        self._size += self._size_of(message)
+        if self._size > self._limit:
             self._messages.clear()
             self._close(overflowed=True)
             return False
@@ -50,12 +57,15 @@ class Outbox(Generic[Message]):
                 raise self._closed
             self._changed.clear()
             await self._changed.wait()
-        return self._messages.popleft()
+        message = self._messages.popleft()
+        self._size -= self._size_of(message)
+        return message
 
     async def take_all(self) -> list[Message]:
         """All messages there are, at least one. Raises OutboxClosedError when closed and empty."""
         taken = [await self.take(), *self._messages]
         self._messages.clear()
+        self._size = 0
         return taken
 
     def _close(self, *, overflowed: bool) -> None:

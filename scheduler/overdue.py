@@ -68,15 +68,19 @@ def give_up_hung(mesh: MeshState, hung_s: float, now: float) -> None:
 
 
 def _look_at(mesh: MeshState, worker: Worker, hung_s: float, now: float) -> None:
-    owed = worker.owed(now)
-    before, worker.progress = worker.progress, progress_of(owed, hung_s, alone=False)
+    silence = mesh.fleet.pool_of(worker).silence_of(worker, now)
+    before, worker.progress = worker.progress, progress_of(silence, hung_s, alone=False)
     if worker.progress is Progress.HUNG and _is_alone(mesh, worker, now):
-        worker.progress = progress_of(owed, hung_s, alone=True)
+        worker.progress = progress_of(silence, hung_s, alone=True)
     if worker.progress is Progress.HUNG:
-        membership.give_up(mesh, worker, owed.silent_s, now)
+        membership.give_up(mesh, worker, silence.seconds, now)
     elif worker.progress is not before:
         mesh.log(
-            f"worker_{worker.progress.value}", address=worker.address, silent_s=owed.silent_s, forecast_s=owed.step_s
+            f"worker_{worker.progress.value}",
+            address=worker.address,
+            silent_s=silence.seconds,
+            forecast_s=silence.step_s,
+            foreseen=silence.foreseen.value,
         )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from .actions import Release, ReleaseCause, Rest, ToWorker
 from .credits import blocks_for
+from .lifecycle import State
 from .pool import Pool
-from .sequence import Request, Sequence, State
+from .sequence import Request, Sequence
 from .state import MeshState
 from .worker import Worker
 

@@ -60,12 +60,12 @@ def cached_tokens(worker: Worker, sequence: Sequence, dealt: Container[int]) -> 
 
 
 def late(worker: Worker, now: float) -> bool:
-    """Whether the worker owes a report for so long that it may hang."""
+    """Whether the worker is silent for so long that it may hang."""
     # The time first: this is asked for every worker and plan.
     if now - worker.heard_at <= LATE_SECONDS:
         return False
-    owed = worker.owed(now)
-    return owed.silent_s > late_after(owed)
+    silence = worker.silence(now)
+    return silence.seconds > late_after(silence)
 
 
 def deal(pool: Pool, policy: Policy, now: float, lookup: CachedTokens = cached_tokens) -> Deal:

@@ -174,10 +174,10 @@ def make_plan(
 
 
 def _in_turn(prefills: Sequence[Prefill], waiting: Sequence[Candidate]) -> Iterator[Prefill | Candidate]:
-    """Newcomers as they are given; before each, those prefills by urgency that are more urgent than it."""
-    behind = sorted(prefills, key=lambda each: (each.urgency, each.sequence_id), reverse=True)
+    """Newcomers as they are given; before each, those prefills in their order that have a place before its own."""
+    behind = sorted(prefills, key=lambda each: (each.place, each.sequence_id), reverse=True)
     for candidate in waiting:
-        while behind and behind[-1].urgency <= candidate.urgency:
+        while behind and behind[-1].place <= candidate.place:
             yield behind.pop()
         yield candidate
     yield from reversed(behind)

@@ -10,9 +10,10 @@ from collections.abc import Container
 from .credits import blocks_for
 from .fair_order import aged
 from .first_step import Prefill
+from .lifecycle import RUNNING, State
 from .planner import Running
 from .preemption import Holder, first_to_go
-from .sequence import RUNNING, Sequence, State
+from .sequence import Sequence
 from .window import Expected
 from .worker import Worker
 

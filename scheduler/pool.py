@@ -5,11 +5,13 @@ Holds state and answers questions about it; decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .actions import PoolState
 from .fair_order import FairOrder
-from .sequence import Sequence, State
+from .lifecycle import State
+from .progress import Foreseen, Silence
+from .sequence import Sequence
 from .waiting import WaitingQueue
 from .worker import Worker
 
@@ -49,6 +51,19 @@ class Pool:
             max_model_len=max((worker.info.max_model_len for worker in live), default=0),
             max_sequence_len=max((worker.max_sequence_len for worker in live), default=0),
         )
+
+    def silence_of(self, worker: Worker, now: float) -> Silence:
+        """As of Worker.silence; where its own steps were too few or too small to tell by, what the slowest of the other
+        workers of its kind would take for that step stands in."""
+        silence = worker.silence(now)
+        if not silence.seconds or silence.foreseen is Foreseen.BY_ITSELF:
+            return silence
+        tokens, context = worker.largest_step, worker.context_tokens
+        others = [each for each in self.workers.values() if each is not worker and each.kind == worker.kind]
+        known = [each.longest_seconds(tokens, context) or 0.0 for each in others if each.step_times.knows(tokens)]
+        if not known:
+            return silence
+        return replace(silence, step_s=max(*known, silence.step_s or 0.0), foreseen=Foreseen.BY_OTHERS)
 
     def can_ever_take(self, sequence: Sequence) -> bool:
         """Whether a worker that is not about to stop could run it."""

@@ -6,9 +6,10 @@ from .actions import Release, ReleaseCause, SequenceEnd, TokenBatch, ToWorker
 from .dispatch import PLANS_AHEAD, reserve
 from .ending import finish, finish_cancelled, stop
 from .events import KvChanged, PlanEnded, SequenceReleased, SequenceRests, StepReported
+from .lifecycle import RUNNING, State
 from .pausing import pause_one, rest
 from .pool import Pool
-from .sequence import RUNNING, Sequence, SequenceOutcome, State
+from .sequence import Sequence, SequenceOutcome
 from .state import MeshState
 from .worker import Worker
 

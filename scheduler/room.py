@@ -7,10 +7,11 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from .credits import blocks_for
+from .lifecycle import RUNNING
 from .planner_view import holders, yielders
 from .policy import Policy, prefill_cap
 from .preemption import Holder, choose_returning, choose_yielding
-from .sequence import RUNNING, Sequence
+from .sequence import Sequence
 from .service_order import Begun, begins_now, begun_there, place_among
 from .waiting import WaitingQueue
 from .worker import Worker

@@ -1,71 +1,25 @@
-"""A request and its sequences, and the one table of what may become of a sequence.
+"""A request and its sequences.
 
 Knows token ids and counts; nothing of workers' pools, plans or streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from types import MappingProxyType
 
 from tercet.errors import RequestError
 
 from .cancel_trail import CancelMark
 from .events import CancelReason, EndReason, Sampling, Submission
+from .lifecycle import TRANSITIONS, IllegalTransitionError, State
 from .outlook import Outlook
 from .quota import Reservation
-from .tenant import ANYONE, TenantPlan
+from .tenant import ANYONE, NamedPlan
 from .traffic_class import DEFAULT_CLASS, PRIORITY_SECONDS, TrafficClass
-
-
-class State(Enum):
-    """Where a sequence is in its life."""
-
-    QUEUED = "QUEUED"  # waits for a worker
-    PREFILL = "PREFILL"  # on a worker, its tokens not yet all in the KV cache
-    DECODE = "DECODE"  # on a worker, has got a token there
-    PAUSED = "PAUSED"  # its reader is behind: it is in no plan, wherever its KV cache is
-    PREEMPTED = "PREEMPTED"  # told to give way; its worker has not yet said that the blocks are free
-    CANCELLING = "CANCELLING"  # told to stop; its worker has not yet said that the blocks are free
-    FINISHED = "FINISHED"
-
-
-TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
-    {
-        # To DECODE where its KV cache was kept; to PREEMPTED when others need the blocks with that.
-        State.QUEUED: frozenset({State.PREFILL, State.DECODE, State.PAUSED, State.PREEMPTED, State.CANCELLING}),
-        # To QUEUED when the worker is lost, to FINISHED when the worker reports a fault.
-        State.PREFILL: frozenset({State.DECODE, State.PREEMPTED, State.QUEUED, State.CANCELLING, State.FINISHED}),
-        State.DECODE: frozenset({State.FINISHED, State.PAUSED, State.PREEMPTED, State.QUEUED, State.CANCELLING}),
-        # To FINISHED when it ended by itself before the worker saw the pause.
-        State.PAUSED: frozenset({State.QUEUED, State.PREEMPTED, State.CANCELLING, State.FINISHED}),
-        # To FINISHED when it ended by itself before the worker saw the release.
-        State.PREEMPTED: frozenset({State.QUEUED, State.CANCELLING, State.FINISHED}),
-        State.CANCELLING: frozenset({State.FINISHED}),
-        State.FINISHED: frozenset(),
-    }
-)
-
-# States in which the sequence takes part in plans.
-RUNNING = frozenset({State.PREFILL, State.DECODE})
-
-# States in which its blocks are about to be free.
-LEAVING = frozenset({State.PREEMPTED, State.CANCELLING})
 
 # Workers that a sequence may lose in a row without a new token: it may be what brings them down, and the next one would
 # go the same way.
 MAX_LOSSES = 3
-
-
-class IllegalTransitionError(Exception):
-    """A bug: the lifecycle has no such arrow."""
-
-    def __init__(self, sequence_id: int, old: State, new: State) -> None:
-        super().__init__(f"sequence {sequence_id} cannot go from {old.value} to {new.value}")
-        self.old = old
-        self.new = new
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +31,7 @@ class Request:
     # Seconds on the scheduler's clock.
     arrived_at: float
     deadline_at: float | None
-    tenant: TenantPlan = ANYONE
+    tenant: NamedPlan = ANYONE
     traffic_class: TrafficClass = DEFAULT_CLASS
     # Seconds from arrival to the first token as forecast at admission; None: nothing was known.
     forecast_s: float | None = None

@@ -18,7 +18,7 @@ from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tercet.tls.mesh import mesh_identity
 
 from .admission import AdmissionMode, QueueBounds
-from .core import CoreSettings
+from .core_settings import CoreSettings
 from .discovery import Discovery
 from .health import Health
 from .leadership import Leadership

@@ -20,7 +20,7 @@ from tercet import errors, rpc
 from tercet.failure import failure_to_proto
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
 from tercet.tenants.kept import says_kept
-from tercet.tenants.plan import MIN_WEIGHT
+from tercet.tenants.plan import MIN_WEIGHT, PlanError
 from tercet.v1 import operations_pb2
 
 from .actions import (
@@ -52,7 +52,7 @@ from .loop import Loop
 from .outbox import Outbox, OutboxClosedError
 from .sequence import Sequence as Running
 from .standing import Standing
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 from .traffic_messages import traffic_to_proto
 from .wire import enum_value, sampling_from_proto
 
@@ -176,6 +176,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             return
         if isinstance(problem, OutboxClosedError):
             await rpc.abort(context, errors.SlowConsumerError("the gateway does not read its stream"))
+        elif isinstance(problem, errors.InvalidFieldError):
+            self._log.warning("gateway_refused", gateway=gateway, why=problem.message)
+            await rpc.abort(context, problem)
         else:
             self._log.error("gateway_stream_failed", gateway=gateway, exc_info=problem)
             await rpc.abort(context, errors.EngineFaultError(f"the scheduler failed: {type(problem).__name__}"))
@@ -230,23 +233,27 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
 
 def tenants_from_proto(gateway: int, update: scheduler_pb2.TenantUpdate) -> TenantsChanged:
+    """Raises InvalidFieldError."""
     return TenantsChanged(gateway, update.revision, tuple(_plan_from_proto(plan) for plan in update.tenants))
 
 
-def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> TenantPlan:
-    return TenantPlan(
-        tenant=plan.tenant_id,
-        classes=tuple(plan.classes),
-        default_class=plan.default_class,
-        weight=max(plan.weight, MIN_WEIGHT) if 0.0 < plan.weight < math.inf else 1.0,
-        requests_per_minute=plan.requests_per_minute,
-        tokens_per_minute=plan.tokens_per_minute,
-        max_concurrent=plan.max_concurrent,
-        kv_share=plan.kv_share if 0.0 < plan.kv_share < 1.0 else 0.0,
-        max_context=plan.max_context,
-        min_priority=plan.min_priority,
-        uid=plan.uid,
-    )
+def _plan_from_proto(plan: scheduler_pb2.TenantPlan) -> NamedPlan:
+    try:
+        return NamedPlan(
+            plan.tenant_id,
+            classes=tuple(plan.classes),
+            default_class=plan.default_class,
+            weight=max(plan.weight, MIN_WEIGHT) if 0.0 < plan.weight < math.inf else 1.0,
+            requests_per_minute=plan.requests_per_minute,
+            tokens_per_minute=plan.tokens_per_minute,
+            max_concurrent=plan.max_concurrent,
+            kv_share=plan.kv_share if 0.0 < plan.kv_share < 1.0 else 0.0,
+            max_context=plan.max_context,
+            min_priority=plan.min_priority,
+            uid=plan.uid,
+        )
+    except PlanError as error:
+        raise errors.InvalidFieldError(f"tenant {plan.tenant_id!r}: {error}", field="tenants") from error
 
 
 def submission_from_proto(submit: scheduler_pb2.Submit) -> Submission:
@@ -420,6 +427,8 @@ def fleet_to_proto(fleet: FleetView) -> operations_pb2.Fleet:
                 swap_blocks_total=worker.swap_blocks_total,
                 swap_blocks_used=worker.swap_blocks_used,
                 draining=worker.draining,
+                late=worker.late,
+                hung=worker.hung,
             )
             for worker in fleet.workers
         ],

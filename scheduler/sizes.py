@@ -11,11 +11,11 @@ from .events import Submission
 from .kv_shares import granted_tokens
 from .pool import Pool
 from .quota import most_at_once
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 from .worker import Worker
 
 
-def check_sizes(submission: Submission, pool: Pool, plan: TenantPlan) -> None:
+def check_sizes(submission: Submission, pool: Pool, plan: NamedPlan) -> None:
     """Whether the tenant's plan lets a request of that size be, and some live worker could run it alone.
 
     Raises InvalidFieldError, PromptTooLongError, KvNeverFitsError with the numbers in their metadata.
@@ -109,7 +109,7 @@ def _check_workers(submission: Submission, pool: Pool) -> None:
     )
 
 
-def fit_to_plan(submission: Submission, pool: Pool, plan: TenantPlan) -> Submission:
+def fit_to_plan(submission: Submission, pool: Pool, plan: NamedPlan) -> Submission:
     """The request with as many max_tokens as the plan can ever allow, if its client left them open; at least one more
     than there are."""
     if not submission.max_tokens_open:

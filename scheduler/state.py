@@ -1,7 +1,7 @@
 """All that the scheduler knows, in one place, and the list of actions that a change of it calls for.
 
-Only core.py and the files that it calls with it touch it: membership.py, reports.py, pausing.py, ending.py, overdue.py.
-dispatch.py changes the pool and the workers that it is given; audit.py reads.
+Only core.py and the files that it calls with it touch it: intake.py, membership.py, reports.py, pausing.py, ending.py,
+overdue.py, planning.py. dispatch.py changes the pool and the workers that it is given; audit.py reads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from .fair_order import due_after
 from .fleet import Fleet
 from .fleet_view import FleetView, views_of
 from .foresight import Foresight
+from .lifecycle import State
 from .pool import Pool
-from .sequence import Request, Sequence, State
+from .sequence import Request, Sequence
 from .start_pace import StartPace
 from .tenants import Tenants
 from .traffic import Traffic
@@ -34,6 +35,8 @@ class MeshState:
     gateways: dict[int, dict[int, Request]] = field(default_factory=dict)
     # Live sequences by id.
     sequences: dict[int, Sequence] = field(default_factory=dict)
+    # Of the next sequence.
+    next_id: int = 1
     tenants: Tenants = field(default_factory=Tenants)
     traffic: Traffic = field(default_factory=Traffic)
     requests_finished: int = 0

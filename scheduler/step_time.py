@@ -88,8 +88,9 @@ class StepTimes:
         return self._evaluate(num_tokens, context_tokens) if self._steps >= MIN_STEPS else None
 
     def knows(self, num_tokens: int) -> bool:
-        """Whether steps have been seen that are large enough for `predict` to be more than a guess."""
-        return self._steps >= MIN_STEPS and num_tokens <= 2 * self.most_tokens
+        """Whether a step of at least half the size has been seen: then this one takes no more than a few times as long
+        as `predict` says, or, while that says nothing, `slowest`."""
+        return self._steps > 0 and num_tokens <= 2 * self.most_tokens
 
     def tokens_within(self, seconds: float, context_tokens: int, expected: int = 0) -> int | None:
         """How many tokens a step may compute to take no longer than `seconds`, at least 0; None while unknown.

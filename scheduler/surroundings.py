@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fair_order import Ahead, work_ahead
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 from .traffic_class import TrafficClass
 from .waiting import ClassQueue, WaitingQueue
 
@@ -43,7 +43,7 @@ class Surroundings:
 def surroundings(
     queue: WaitingQueue,
     traffic_class: TrafficClass,
-    tenant: TenantPlan,
+    tenant: NamedPlan,
     urgency: tuple[float, int],
     inflows: Mapping[str, float],
     own_inflow: float,
@@ -89,7 +89,7 @@ def surroundings(
     )
 
 
-def _owed_turn(queue: ClassQueue, tenant: TenantPlan) -> bool:
+def _owed_turn(queue: ClassQueue, tenant: NamedPlan) -> bool:
     """Whether something is owed to a newcomer of that tenant."""
     line = queue.lines.get(tenant.tenant)
     return line is not None and line.share.served < (line.share.level if line.sequences else queue.level())
@@ -100,7 +100,7 @@ def _owed_awaited(queue: ClassQueue, now: float) -> bool:
     return queue.awaits(now) or any(line.share.served < line.share.level for line in queue.waiting.values())
 
 
-def _due_to_others(queue: ClassQueue | None, tenant: TenantPlan, ahead: Ahead) -> float:
+def _due_to_others(queue: ClassQueue | None, tenant: NamedPlan, ahead: Ahead) -> float:
     """Tokens that a class's other tenants may still be served before a newcomer of this one, if they ask for as many;
     `ahead` is that for which they, and it, have asked."""
     own = None if queue is None else queue.lines.get(tenant.tenant)

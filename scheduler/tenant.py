@@ -1,29 +1,19 @@
-"""What a tenant may do, as its gateway says. Knows no keys and no requests."""
+"""A tenant, as its gateway says. Knows no keys and no requests."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tercet.tenants.plan import MOST_URGENT
+from tercet.tenants.plan import TenantPlan
 
 
 @dataclass(frozen=True, slots=True)
-class TenantPlan:
-    """One tenant's: who it is, and the limits of tercet.tenants.plan.TenantPlan, which has what they mean and checks
-    them before a gateway tells them; 0 and empty are none."""
+class NamedPlan(TenantPlan):
+    """A plan and whose it is. Raises PlanError as a plan does."""
 
     tenant: str
-    classes: tuple[str, ...] = ()
-    default_class: str = ""
-    weight: float = 1.0
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    max_concurrent: int = 0
-    kv_share: float = 0.0
-    max_context: int = 0
-    min_priority: int = MOST_URGENT
     # Its alone, whoever had the name before; empty where nobody keeps tenants.
-    uid: str = ""
+    uid: str = field(default="", kw_only=True)
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -32,4 +22,4 @@ class TenantPlan:
 
 
 # Whoever asks where nobody keeps tenants: without limits.
-ANYONE = TenantPlan("")
+ANYONE = NamedPlan("")

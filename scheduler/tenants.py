@@ -10,7 +10,7 @@ from tercet import errors
 
 from .events import TenantsChanged
 from .sequence import Request
-from .tenant import ANYONE, TenantPlan
+from .tenant import ANYONE, NamedPlan
 from .usage import Demand, Usage, fresh_usage
 
 
@@ -18,7 +18,7 @@ from .usage import Demand, Usage, fresh_usage
 class Tenants:
     """The plans of the newest revision that a live gateway stands by, whichever that is."""
 
-    plans: dict[str, TenantPlan] = field(default_factory=dict)
+    plans: dict[str, NamedPlan] = field(default_factory=dict)
     # Whether a gateway ever named tenants. From then on nobody is served without being one: a gateway that was started
     # without the others' store must not be a way around it.
     kept: bool = False
@@ -40,7 +40,7 @@ class Tenants:
         if self.told.pop(gateway, None) is not None and self.told:
             self._choose(now)
 
-    def plan_of(self, tenant: str) -> TenantPlan:
+    def plan_of(self, tenant: str) -> NamedPlan:
         """Raises PermissionDeniedError for one that no gateway has named."""
         plan = self.plans.get(tenant) if self.kept or tenant else ANYONE
         if plan is None:
@@ -48,7 +48,7 @@ class Tenants:
             raise errors.PermissionDeniedError(f"{who}; gateways of one mesh must share their tenants.store")
         return plan
 
-    def usage_of(self, plan: TenantPlan, now: float) -> Usage:
+    def usage_of(self, plan: NamedPlan, now: float) -> Usage:
         """What that tenant uses; to be kept with `let_in` if it is the first time."""
         return self.usage.get(plan.identity) or fresh_usage(plan, now)
 

@@ -11,7 +11,7 @@ from tercet.retry import UNKNOWN_RETRY_SECONDS, bounded_retry
 from tercet.tenants.plan import quota_names, used_up
 
 from .quota import Bucket, Reservation, TokenBucket
-from .tenant import TenantPlan
+from .tenant import NamedPlan
 
 # So many outputs have to have ended before their mean length is expected of the next.
 OUTPUTS_KNOWN = 4
@@ -35,7 +35,7 @@ class Demand:
 class Usage:
     """One tenant's. Limits that its plan does not set have no bucket."""
 
-    plan: TenantPlan
+    plan: NamedPlan
     # Requests from acceptance to end.
     running: int = 0
     requests: Bucket | None = None
@@ -47,7 +47,7 @@ class Usage:
     # When one of those that run ended last, or the first of them began.
     still_since: float = 0.0
 
-    def adopt(self, plan: TenantPlan, now: float) -> None:
+    def adopt(self, plan: NamedPlan, now: float) -> None:
         """The plan from now on. A bucket whose limit changes is as full as it was, for its size; that of a limit where
         there was none is full."""
         self.plan = plan
@@ -143,7 +143,7 @@ class Usage:
         return used_up(self.plan.tenant, quota, limit, retry_after_s)
 
 
-def fresh_usage(plan: TenantPlan, now: float) -> Usage:
+def fresh_usage(plan: NamedPlan, now: float) -> Usage:
     """Of a tenant that has used nothing."""
     usage = Usage(plan)
     usage.adopt(plan, now)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .fairness import Share, level
-from .sequence import Request, Sequence, State
+from .lifecycle import State
+from .sequence import Request, Sequence
 from .traffic_class import TrafficClass
 
 # Tenants of whom nothing waits that a class remembers at least. Beyond, those are forgotten who would begin anew

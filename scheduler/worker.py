@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from .credits import CreditLedger, blocks_for
 from .events import WorkerInfo
+from .lifecycle import LEAVING, RUNNING, State
 from .output_length import LeaveRates
 from .owed_waits import OwedWaits
 from .plan_length import PlanPace
 from .policy import Limits
 from .prefix_index import PromisedPrefixes
-from .progress import Owed, Progress
-from .sequence import LEAVING, RUNNING, Sequence, State
+from .progress import Foreseen, Progress, Silence
+from .sequence import Sequence
 from .step_time import StepTimes
 from .window import PlanWindow
 
@@ -82,15 +83,29 @@ class Worker:
             return True
         return any(sequence.state is State.CANCELLING for sequence in self.kept.values())
 
-    def owed(self, now: float) -> Owed:
-        """What it owes next, and for how long."""
-        times, tokens = self.step_times, self.window.prefill_ahead + len(self.sequences)
-        forecast = times.predict(tokens, self.context_tokens)
-        return Owed(
-            silent_s=now - self.heard_at if self.busy else 0.0,
-            # Where steps have become slower, what is forecast follows but slowly.
-            step_s=None if forecast is None else max(forecast, times.slowest),
-            foreseen=times.knows(tokens),
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Workers of a model that have this in common take about as long for a step."""
+        return self.info.device.partition(":")[0], self.info.dtype
+
+    @property
+    def largest_step(self) -> int:
+        """Most tokens of a step that may be running."""
+        return self.window.prefill_ahead + len(self.sequences)
+
+    def longest_seconds(self, num_tokens: int, context_tokens: int) -> float | None:
+        """What a step is forecast to take, or takes at times; None as long as there was none. Where steps have become
+        slower, what is forecast follows but slowly."""
+        times = self.step_times
+        return max(times.predict(num_tokens, context_tokens) or 0.0, times.slowest) or None
+
+    def silence(self, now: float) -> Silence:
+        """For how long it has been silent, and what it may be at, by its own steps."""
+        tokens = self.largest_step
+        return Silence(
+            seconds=now - self.heard_at if self.busy else 0.0,
+            step_s=self.longest_seconds(tokens, self.context_tokens),
+            foreseen=Foreseen.BY_ITSELF if self.step_times.knows(tokens) else Foreseen.BY_NOBODY,
             swap_s=self.info.num_swap_blocks * self.info.swap_block_ns * 1e-9,
         )
 

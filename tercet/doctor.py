@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tercet.config import LedgerSettings, MeshConfig
+from tercet.config import ENV_PREFIX, LedgerSettings, MeshConfig, to_environment
 from tercet.errors import ConfigError, LedgerError, ModelError
 from tercet.ledger.place import AUTO, REMEDY, ledger_place
 from tercet.model_source import ModelFormat, ModelSource, resolve_model
@@ -42,11 +42,18 @@ def examine(config: MeshConfig, probe: Probe | None = None) -> Iterator[Finding]
     """Every finding, as soon as it is known. `probe` runs Python text in a fresh interpreter and returns its output."""
     probe = probe or run_python
     yield check_python(sys.version_info[:3])
-    yield check_torch(probe)
+    torch = check_torch(probe)
+    yield torch
     yield check_compiler(os.environ)
-    yield check_extension(probe)
-    yield check_cuda(probe, needed=config.worker.device.startswith("cuda"))
-    yield check_model(config.model.model)
+    extension = check_extension(probe)
+    yield extension
+    cuda = check_cuda(probe, needed=config.worker.device.startswith("cuda"))
+    yield cuda
+    model = check_model(config.model.model)
+    yield model
+    if not failed((torch, extension, cuda, model)):
+        # Else it would only say again what is missing.
+        yield check_worker(probe, config)
     yield check_ledger(config.ledger, os.environ)
     for name in ("gateway", "scheduler", "worker"):
         settings = getattr(config, name)
@@ -170,6 +177,37 @@ def check_model(model: str) -> Finding:
     except OSError as error:
         return Finding("model", "fail", model, f"cannot be read: {error}")
     return Finding("model", "ok", f"{source.path} ({size / 1e6:.0f} MB)")
+
+
+# What a worker does before it loads anything, and the headers of its weights.
+_WORKER_PROBE = """
+import sys
+from tercet.config import load_config
+from tercet.errors import StartupError
+from tercet.model_source import ModelFormat, resolve_model
+from worker.server import budget_lines
+from worker.weights.safetensors_files import SafetensorsFiles
+config = load_config(None, {environment!r})
+try:
+    source = resolve_model(config.model.model, config.model.load_format)
+    (cache,) = (line for line in budget_lines(config) if line.startswith("KV cache"))
+    if source.format is ModelFormat.HUGGING_FACE and source.load_format == "auto":
+        SafetensorsFiles(source.path)
+except StartupError as error:
+    sys.exit(str(error))
+print(*cache.split())
+"""
+
+
+def check_worker(probe: Probe, config: MeshConfig) -> Finding:
+    """Whether a worker of these settings could begin to load its model: what its settings ask of the device, the memory
+    it would divide, and that the weights are all there."""
+    sections = tuple(f"{ENV_PREFIX}_{name}_".upper() for name in ("model", "worker"))
+    environment = {name: value for name, value in to_environment(config).items() if name.startswith(sections)}
+    try:
+        return Finding("worker", "ok", probe(_WORKER_PROBE.format(environment=environment)))
+    except ProbeError as error:
+        return Finding("worker", "fail", "would not start", str(error))
 
 
 def check_ledger(settings: LedgerSettings, env: Mapping[str, str]) -> Finding:

@@ -272,6 +272,16 @@ class WorkerInfo:
     swap_blocks_total: int = 0
     swap_blocks_used: int = 0
     draining: bool = False
+    # It has work and is silent for much longer than its step should take; and it was given up for that.
+    late: bool = False
+    hung: bool = False
+
+    @property
+    def condition(self) -> str:
+        """What is not as it should be, or about to end; empty for most."""
+        if not self.live:
+            return "hung" if self.hung else "not connected"
+        return ", ".join(name for name, holds in (("draining", self.draining), ("late", self.late)) if holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +422,8 @@ def from_fleet(fleet: operations_pb2.Fleet) -> FleetInfo:
             swap_blocks_total=worker.swap_blocks_total,
             swap_blocks_used=worker.swap_blocks_used,
             draining=worker.draining,
+            late=worker.late,
+            hung=worker.hung,
         )
         for worker in fleet.workers
     )

@@ -17,7 +17,8 @@ import structlog
 from tercet.errors import EngineFaultError, InvalidFieldError
 
 from ..actions import Action, DropWorker, NewSequence, Refused, ToGateway, ToWorker
-from ..core import Core, CoreSettings
+from ..core import Core
+from ..core_settings import CoreSettings
 from ..events import (
     CancelReceived,
     Event,

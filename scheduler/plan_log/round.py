@@ -13,7 +13,7 @@ from tercet.errors import PlanFileError
 
 from ..actions import DropWorker, Plan, ToWorker
 from ..events import BlockCounts, Event, PrefillProgress, StepReported, Submitted, TenantsChanged
-from ..tenant import TenantPlan
+from ..tenant import NamedPlan
 from .conform import conforms
 from .values import MAX_ID, Copied, decode, encode, whole_number
 
@@ -24,7 +24,7 @@ _OUTSIDE_TOKEN = 2**32 - 1
 _MAX_SECONDS = 6e10
 # What a round counts beside its lists.
 _ROUND_VALUES = 8
-_PLAN_VALUES = len(fields(TenantPlan))
+_PLAN_VALUES = len(fields(NamedPlan))
 _COPIES = frozenset({Copied, dict})
 
 

@@ -170,7 +170,12 @@ def _decode_object(data: dict[str, Any], resolve: Callable[[int], Any] | None) -
     shape = shape_of(cls)
     if not shape.inline:
         raise PlanFileError(f"{shape.name} stands where only values can")
-    return cls(**fields_of(data, shape.fields, resolve))
+    fields = fields_of(data, shape.fields, resolve)
+    try:
+        return cls(**fields)
+    except (errors.TenantError, TypeError) as error:
+        # A plan of a tenant checks itself.
+        raise PlanFileError(f"no {shape.name} is like this: {error}") from error
 
 
 def _decode_enum(content: Any) -> Any:

@@ -10,7 +10,7 @@ from ..admission import AdmissionMode, QueueBounds
 from ..credits import blocks_for
 from ..events import CancelReason, CancelReceived, Event, Submitted, TenantsChanged, WorkerInfo
 from ..policy import Policy
-from ..tenant import ANYONE, TenantPlan
+from ..tenant import ANYONE, NamedPlan
 from ..traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from .cost import StepCost
 from .flow_tally import FlowTally
@@ -85,7 +85,7 @@ class CapacityMesh(VirtualMesh):
         policy: Policy,
         bounds: QueueBounds,
         seed: int,
-        tenants: Sequence[TenantPlan] = (),
+        tenants: Sequence[NamedPlan] = (),
         classes: Sequence[TrafficClass] = tuple(CLASSES.values()),
         admission_mode: AdmissionMode = AdmissionMode.ENFORCE,
         progress: Callable[[int], None] = lambda _: None,
@@ -196,7 +196,7 @@ class CapacityMesh(VirtualMesh):
         super()._finish(worker)
 
 
-def _class_of(flow: Flow, plan: TenantPlan) -> str:
+def _class_of(flow: Flow, plan: NamedPlan) -> str:
     """The class of its requests, named or not."""
     return flow.traffic_class or plan.default_class or DEFAULT_CLASS.name
 

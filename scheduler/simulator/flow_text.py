@@ -13,7 +13,7 @@ from tercet.config import load_config
 from tercet.errors import ConfigError
 from tercet.tenants import plan
 
-from ..tenant import TenantPlan
+from ..tenant import NamedPlan
 from ..traffic_class import TrafficClass, class_of
 from .workload import MAX_TOKENS, Arrivals, Flow, Lengths
 
@@ -118,7 +118,7 @@ def to_flow(where: str, text: str, base: Flow, served: Collection[str]) -> Flow:
     return made
 
 
-def to_tenant(where: str, text: str, served: Collection[str]) -> TenantPlan:
+def to_tenant(where: str, text: str, served: Collection[str]) -> NamedPlan:
     """``NAME:KEY=VALUE,...`` with the limits of a plan as keys; several classes are joined by +."""
     name, values = _named(where, text, ("classes", "default_class", *_LIMITS))
     named = tuple(filter(None, values.get("classes", "").split("+")))
@@ -127,7 +127,7 @@ def to_tenant(where: str, text: str, served: Collection[str]) -> TenantPlan:
         if each not in served:
             raise ConfigError(where, f"{text!r}: there is no class {each!r}")
     limits: dict[str, Any] = {key: _number(where, text, key, value) for key, value in values.items() if key in _LIMITS}
-    return TenantPlan(name, named, default, **limits)
+    return NamedPlan(name, classes=named, default_class=default, **limits)
 
 
 def to_traffic_classes(where: str, texts: Sequence[str]) -> dict[str, TrafficClass]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..actions import Action, DropWorker, Log, ToGateway, ToWorker
 from ..admission import AdmissionMode, QueueBounds
-from ..core import Core, CoreSettings
+from ..core import Core
+from ..core_settings import CoreSettings
 from ..events import (
     CancelReason,
     CancelReceived,

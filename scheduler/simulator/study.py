@@ -12,8 +12,8 @@ from tercet.errors import ConfigError
 from ..admission import AdmissionMode, QueueBounds
 from ..events import WorkerInfo
 from ..policy import Policy
-from ..progress import HUNG_SECONDS, HUNG_TIMES_UNKNOWN
-from ..tenant import TenantPlan
+from ..progress import HUNG_SECONDS, HUNG_TIMES, Foreseen
+from ..tenant import NamedPlan
 from ..traffic_class import DEFAULT_CLASS
 from .capacity import CapacityMesh, Fleet, simulated_info
 from .cost import StepCost
@@ -142,7 +142,7 @@ class Study:
             "swap_block_us": self.swap_block_us * 1e-6 * 2 * self.swap_blocks,
             "message_delay_ms": self.message_delay_ms * 1e-3 * 2,
         }
-        longest_s = HUNG_TIMES_UNKNOWN * HUNG_SECONDS
+        longest_s = HUNG_TIMES[Foreseen.BY_NOBODY] * HUNG_SECONDS
         if (seconds := sum(parts.values())) >= longest_s:
             longest = max(parts, key=lambda option: parts[option])
             raise ConfigError(
@@ -186,10 +186,10 @@ class Study:
         _check_unique("--flow" if self.flow else "--classes", [each.name for each in made])
         return tuple(made)
 
-    def _tenants(self, served: Collection[str], flows: Sequence[Flow]) -> tuple[TenantPlan, ...]:
+    def _tenants(self, served: Collection[str], flows: Sequence[Flow]) -> tuple[NamedPlan, ...]:
         """Those that are named, or, if none are, those of the flows, without limits. Raises ConfigError."""
         if not self.tenant and any(flow.tenant for flow in flows):
-            plans = [TenantPlan(name) for name in dict.fromkeys(flow.tenant for flow in flows) if name]
+            plans = [NamedPlan(name) for name in dict.fromkeys(flow.tenant for flow in flows) if name]
         else:
             plans = [to_tenant("--tenant", text, served) for text in self.tenant]
         _check_unique("--tenant", [plan.tenant for plan in plans])

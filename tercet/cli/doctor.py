@@ -28,7 +28,8 @@ def to_text(finding: Finding) -> Text:
 @click.command(cls=SettingsCommand)
 @with_config(["model", "gateway", "scheduler", "worker", "ledger"], omit=LEDGER_OF_GATEWAY)
 def doctor(config: MeshConfig) -> None:
-    """Check Python, torch, compiler, extension, CUDA, model, ledger and ports, and say what to do about each problem.
+    """Check Python, torch, compiler, extension, CUDA, model, worker, ledger and ports, and say what to do about each
+    problem.
 
     The exit code is 1 if something that is needed is missing.
     """

@@ -27,11 +27,11 @@ def to_lines(state: FleetInfo) -> list[str]:
     ]
     for worker in state.workers:
         if not worker.live:
-            lines.append(f"worker {worker.address}: not connected")
+            lines.append(f"worker {worker.address}: {worker.condition}")
             continue
         lines.append(
             f"worker {worker.address}: {worker.model} on {worker.device}, {worker.sequences} sequences, "
-            f"{worker.tokens} tokens in {worker.steps} steps{', draining' if worker.draining else ''}"
+            f"{worker.tokens} tokens in {worker.steps} steps{worker.condition and f', {worker.condition}'}"
         )
         lines.append(
             f"  KV blocks: {worker.blocks_used} used, {worker.blocks_cached} cached, {worker.blocks_free} free "

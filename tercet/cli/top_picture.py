@@ -100,15 +100,15 @@ def _workers(workers: Sequence[WorkerInfo], shown: int, width: int, bar: Sequenc
         hidden += 1
     for worker in workers[: len(workers) - hidden]:
         if not worker.live:
-            table.add_row(worker.address, Text("not connected", style="red"), "")
+            table.add_row(worker.address, Text(worker.condition, style="red"), "")
             continue
         total = worker.blocks_total or 1
         used, cached = worker.blocks_used / total, worker.blocks_cached / total
         words = f"KV {percent(used)}, cached {percent(cached)}, {worker.sequences} seqs"
         if worker.swap_blocks_used:
             words += f", {worker.swap_blocks_used} swapped"
-        if worker.draining:
-            words += ", draining"
+        if worker.condition:
+            words += f", {worker.condition}"
         table.add_row(worker.address, _bar(used, cached, width // 4, bar), words)
     if hidden:
         total = sum(worker.blocks_total for worker in workers) or 1

@@ -30,7 +30,7 @@ class PlanError(TenantError):
         self.problem = problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPlan:
     """Limits of one tenant; 0 and empty are none. Raises PlanError for values that make no sense."""
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.known_refusals import ASK_AGAIN_S, KnownRefusals
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.usage import Demand, fresh_usage
 from tercet.errors import TenantQuotaError
 from tercet.failure import failure_from_proto, failure_to_proto
-from tercet.tenants.plan import TenantPlan as StoredPlan
+from tercet.tenants.plan import TenantPlan
 
 WAY_S = st.floats(0.0005, 0.2)
 ONE = Demand(1, 1, 1)
@@ -27,14 +27,14 @@ class Mesh:
 
     def __init__(self, per_minute: int, at_once: int) -> None:
         self.now = 100.0
-        self.usage = fresh_usage(TenantPlan("a", requests_per_minute=per_minute, max_concurrent=at_once), self.now)
+        self.usage = fresh_usage(NamedPlan("a", requests_per_minute=per_minute, max_concurrent=at_once), self.now)
         self.known = KnownRefusals()
         self.refused_here = self.refused_there = 0
         # Accepted, and the gateway has not heard of an end.
         self.running = 0
         # Requests and answers on their way.
         self.on_the_way = 0
-        self._plan = StoredPlan(requests_per_minute=per_minute, max_concurrent=at_once)
+        self._plan = TenantPlan(requests_per_minute=per_minute, max_concurrent=at_once)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self._last_up = self._last_down = self.now

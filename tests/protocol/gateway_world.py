@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.cancel import CancelCause
-from scheduler.actions import Action, DropWorker, ToGateway, ToWorker
+from scheduler.actions import Action, DropWorker, ToGateway, ToWorker, Unknown
 from scheduler.admission import AdmissionMode, QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.events import (
     CancelReason,
     CancelReceived,
@@ -53,11 +54,25 @@ class Story:
     stops: int = 0
     # Schedulers that are told to stop, leave what runs to the next one, and start again.
     partings: int = 0
+    # Looks of both at what the gateway takes for running.
+    compares: int = 0
+    # Messages that may be said again, and come twice.
+    echoes: int = 0
+    # Bugs: messages that are lost on a stream that goes on, and requests that the gateway forgets. Who has nothing else
+    # to do compares until all is well.
+    slips: int = 0
+    lapses: int = 0
     # The gateway hands over what its scheduler cannot go on with.
     hands_over: bool = False
 
 
-BUDGETS = ("cancels", "cuts", "restarts", "stops", "partings")
+BUDGETS = ("cancels", "cuts", "restarts", "stops", "partings", "compares", "echoes", "slips", "lapses")
+# What may be said again.
+REPEATABLE = frozenset({"cancel", "stop_sequence", "pause", "unpause", "running", "cancel_done", "unknown", "pools"})
+# What may get lost so that only a comparison finds it; of other messages the next one, or a wrong text, would tell.
+SLIPPERY = frozenset({"submit", "cancel", "refused", "cancel_done"})
+# Comparisons after which all must be well.
+MOST_COMPARES = 4
 
 
 @dataclass(slots=True)
@@ -87,6 +102,8 @@ class GatewayWorld:
         self.wire: Wire | None = None
         self.left_behind: list[Wire] = []
         self.stopping = self.leaving = False
+        # Comparisons since something went wrong.
+        self.looks = 0
         self._boot()
         self._dial()
         while self._wire.down or self._wire.up:
@@ -161,7 +178,15 @@ class GatewayWorld:
             if not known:
                 due.append(("start",))
             due += [("part", wire.number) for wire in known if not wire.parted and not wire.broken]
+        if not due and self._differ:
+            due.append(("look_again",))
         return due
+
+    @property
+    def _differ(self) -> bool:
+        """Whether something went wrong that only a comparison finds."""
+        wrong = any(getattr(self.story, name) > self.left[name] for name in ("slips", "lapses"))
+        return wrong and self.looks < MOST_COMPARES and (self.link.num_requests > 0 or not self.core.idle)
 
     def _up(self) -> None:
         message = self._wire.up.popleft()
@@ -206,6 +231,10 @@ class GatewayWorld:
     def _hand_on(self) -> None:
         self.link.hand_on()
 
+    def _look_again(self) -> None:
+        self.looks += 1
+        self.link.compare()
+
     def _start(self) -> None:
         self.stopping = self.leaving = False
         self._boot()
@@ -220,6 +249,16 @@ class GatewayWorld:
             possible += [("leave", index) for index, each in enumerate(self.clients) if not each.stream.ended]
         if self.left["cuts"] and self.wire is not None and not self.wire.broken:
             possible.append(("cut",))
+        if self.left["compares"] and self.link.up:
+            possible.append(("compare",))
+        if self.left["lapses"]:
+            possible += [("forget", index) for index, each in enumerate(self.clients) if self.link.knows(each.key)]
+        if self.wire is not None and not self.wire.broken:
+            for way, kind in (("up", self._next_up), ("down", self._next_down)):
+                if self.left["echoes"] and kind in REPEATABLE:
+                    possible.append(("twice", way))
+                if self.left["slips"] and kind in SLIPPERY:
+                    possible.append(("slip", way))
         if self.left["restarts"]:
             possible.append(("restart",))
         if self.left["stops"] and not self.stopping:
@@ -255,6 +294,26 @@ class GatewayWorld:
         # Who has handed over all that there was asks for more.
         client.stream._note_read()
 
+    def _compare(self) -> None:
+        self.left["compares"] -= 1
+        self.link.compare()
+
+    def _twice(self, way: str) -> None:
+        self.left["echoes"] -= 1
+        messages = self._wire.up if way == "up" else self._wire.down
+        messages.appendleft(messages[0])
+
+    def _slip(self, way: str) -> None:
+        self.left["slips"] -= 1
+        (self._wire.up if way == "up" else self._wire.down).popleft()
+
+    def _forget(self, index: int) -> None:
+        """The handler of its call ends it for the bug that this is."""
+        self.left["lapses"] -= 1
+        client = self.clients[index]
+        self.link.forget(client.key)
+        client.stream.fail(errors.EngineFaultError("the gateway has forgotten it"))
+
     def _cut(self) -> None:
         self.left["cuts"] -= 1
         break_wire(self._wire)
@@ -286,6 +345,14 @@ class GatewayWorld:
     def _wire(self) -> Wire:
         assert self.wire is not None
         return self.wire
+
+    @property
+    def _next_up(self) -> str | None:
+        return pb.SchedulerMessage.FromString(self._wire.up[0]).WhichOneof("message") if self._wire.up else None
+
+    @property
+    def _next_down(self) -> str | None:
+        return pb.GatewayMessage.FromString(self._wire.down[0]).WhichOneof("message") if self._wire.down else None
 
     def _known_wires(self) -> list[Wire]:
         """Those that the scheduler knows."""
@@ -322,10 +389,21 @@ class GatewayWorld:
             self._tell(PauseReceived(wire.number, message.pause.request_key))
         elif kind == "unpause":
             self._tell(UnpauseReceived(wire.number, message.unpause.request_key))
+        elif kind == "running":
+            self._reconcile(wire, set(message.running.request_keys))
         else:
             assert kind == "stop_sequence", kind
             reason = enum_value(CancelReason, message.stop_sequence.reason)
             self._tell(SequenceStopped(wire.number, message.stop_sequence.sequence_id, reason))
+
+    def _reconcile(self, wire: Wire, keys: set[int]) -> None:
+        """As the loop does."""
+        orphans, unknown = self.core.compare(wire.number, keys)
+        assert not orphans or self.story.lapses > self.left["lapses"], "a comparison cancels what somebody waits for"
+        for key in orphans:
+            self._tell(CancelReceived(wire.number, key, CancelReason.ORPHAN))
+        if unknown and not wire.broken:
+            wire.up.append(message_to_proto(Unknown(tuple(unknown))).SerializeToString())
 
     def _tell(self, event: Event) -> None:
         actions = self.core.apply(event, standing_still())
@@ -349,6 +427,10 @@ class GatewayWorld:
             endings |= {"SLOW_CONSUMER", "finished"}
         if self.story.stops:
             endings.add("DRAINING")
+        if self.story.slips:
+            endings.add("SCHEDULER_LOST")
+        if self.story.lapses:
+            endings.add("ENGINE_FAULT")
         if self.story.hands_over:
             return endings | {"finished"}
         return endings | ({"SCHEDULER_LOST"} if self.story.cuts or self.story.restarts or self.story.stops else set())

@@ -79,6 +79,11 @@ STORIES: Mapping[str, Story] = {
     "a deadline passes": Story((_ROOMY,), (_ask(1, deadline_s=1.0),), alarms=1, cuts=1),
     "no worker comes back in time": Story((_ROOMY,), (_ask(1),), alarms=1, kills=1),
     "the scheduler stops": Story((_ROOMY,), (_ask(1),), ends=2, cuts=1),
+    "a message comes twice": Story((_ROOMY,), (_ask(1),), echoes=1, cancels=1),
+    "one of a group's comes twice": Story((_ROOMY,), (_ask(1, n=2),), echoes=1, stops=1),
+    "one comes twice where one gives way": Story((_TIGHT,), _crowd(2, 6), crowded=0, echoes=1),
+    "one comes twice where one is swapped": Story((_SWAPPING,), _crowd(3, 8), cost=_COST, crowded=0, echoes=1),
+    "one comes twice while a reader is behind": Story((_ROOMY,), (_ask(1, 3),), stalls=1, echoes=1),
 }
 
 _LONG = Ask(4, 2)
@@ -95,6 +100,19 @@ GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
     "two outputs": gateway_world.Story((Ask(n=2),), cancels=1, cuts=1),
     "a stop string ends one of them": gateway_world.Story(
         (replace(_LONG, stop_strings=(text_alone(_LONG, 0)[1],)),), cancels=1, cuts=1
+    ),
+    "both compare what runs": gateway_world.Story((Ask(), Ask()), compares=2, cancels=1),
+    "they compare on a stream that breaks": gateway_world.Story((Ask(),), compares=1, cuts=1, cancels=1),
+    "they compare while the next one takes over": gateway_world.Story(
+        (Ask(3),), restarts=1, compares=1, hands_over=True
+    ),
+    "a message is lost": gateway_world.Story((Ask(), Ask()), slips=1),
+    "one is lost, and a client leaves": gateway_world.Story((Ask(),), slips=1, cancels=1),
+    "the gateway forgets a request": gateway_world.Story((Ask(), Ask()), lapses=1),
+    "it does, and the stream breaks": gateway_world.Story((Ask(3),), lapses=1, cuts=1),
+    "a message comes twice": gateway_world.Story((Ask(4, unread=1),), echoes=1, cancels=1, compares=1),
+    "one about an output does": gateway_world.Story(
+        (replace(_LONG, stop_strings=(text_alone(_LONG, 0)[1],)),), echoes=1, cancels=1
     ),
     "a client never reads": gateway_world.Story((Ask(4, unread=1, deaf=True), Ask()), cuts=1),
     "a client reads now and then": gateway_world.Story((Ask(4, unread=1),), cuts=1, cancels=1),

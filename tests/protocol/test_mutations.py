@@ -13,10 +13,13 @@ from gateway.sent_requests import SentRequests
 from gateway.stream import Stream
 from scheduler import ending, membership, pausing, reports
 from scheduler.actions import CancelDone, NewSequence, Release, Rest, ToWorker
+from scheduler.core import Core
 from scheduler.credits import CreditLedger
 from scheduler.events import BlockCounts
-from scheduler.sequence import Sequence, State
+from scheduler.lifecycle import State
+from scheduler.sequence import Sequence
 from scheduler.simulator.worker import SimulatedWorker
+from scheduler.window import PlanWindow
 from tercet.mesh.v1 import scheduler_pb2
 
 from .explorer import ViolationError, explore
@@ -158,6 +161,15 @@ def who_has_caught_up_meanwhile_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pausing, "unpause", mutant)
 
 
+def a_step_that_comes_twice_counts_twice(patch: pytest.MonkeyPatch) -> None:
+    step = PlanWindow.step
+
+    def mutant(self: PlanWindow, plan_seq: int, number: int) -> bool:
+        return step(self, plan_seq, number) or any(plan.plan_seq == plan_seq for plan in self._plans)
+
+    patch.setattr(PlanWindow, "step", mutant)
+
+
 WORKER_MUTATIONS: dict[Mutation, str] = {
     a_rest_is_not_answered: "a reader falls behind",
     who_rests_is_off_the_books_at_once: "a reader falls behind",
@@ -174,6 +186,7 @@ WORKER_MUTATIONS: dict[Mutation, str] = {
     a_gateway_that_is_gone_cancels_nothing: "the gateway goes",
     blocks_in_use_are_promised: "there is not room for both",
     a_sequence_is_sent_twice: "two requests",
+    a_step_that_comes_twice_counts_twice: "a message comes twice",
 }
 
 
@@ -252,7 +265,38 @@ def who_is_handed_over_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SentRequests, "take_over", lambda *_: None)
 
 
+def nobody_cancels_what_the_gateway_does_not_name(patch: pytest.MonkeyPatch) -> None:
+    compare = Core.compare
+    patch.setattr(Core, "compare", lambda *arguments: ([], compare(*arguments)[1]))
+
+
+def nobody_is_told_what_is_not_known(patch: pytest.MonkeyPatch) -> None:
+    compare = Core.compare
+    patch.setattr(Core, "compare", lambda *arguments: (compare(*arguments)[0], []))
+
+
+def a_cancel_is_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: SentRequests, unknown: Any) -> None:
+        keys = [key for key in unknown.request_keys if key in self._by_key and self._by_key[key].cause is None]
+        take(self, scheduler_pb2.UnknownRequests(request_keys=keys))
+
+    take = SentRequests.take_unknown
+    patch.setattr(SentRequests, "take_unknown", mutant)
+
+
+def a_comparison_passes_what_was_said_before(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: GatewayWorld) -> None:
+        self.left["compares"] -= 1
+        self._reconcile(self._wire, set(self.link._requests.keys()))
+
+    patch.setattr(GatewayWorld, "_compare", mutant)
+
+
 GATEWAY_MUTATIONS: dict[Mutation, str] = {
+    nobody_cancels_what_the_gateway_does_not_name: "the gateway forgets a request",
+    nobody_is_told_what_is_not_known: "a message is lost",
+    a_cancel_is_not_sent_again: "one is lost, and a client leaves",
+    a_comparison_passes_what_was_said_before: "both compare what runs",
     the_next_one_is_told_of_a_token_less: "the next one takes over",
     who_is_handed_over_is_forgotten: "the next one takes over",
     who_reads_on_is_not_told_of: "a client reads now and then",

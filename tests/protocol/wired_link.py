@@ -73,6 +73,22 @@ class WiredLink(Link):
         self._receive(message)
         return False
 
+    def compare(self) -> None:
+        """Says what it takes for running, as it does again and again."""
+        self.send(pb.GatewayMessage(running=pb.RunningRequests(request_keys=self._requests.keys())))
+
+    def forget(self, key: int) -> bool:
+        """A bug: it loses sight of a request that its scheduler has. Whether there is one."""
+        request = self._requests._by_key.pop(key, None)
+        if request is not None:
+            self._requests._forget_sequences(request)
+        return request is not None
+
+    def knows(self, key: int) -> bool:
+        """Whether it has that request, and has not cancelled it."""
+        request = self._requests._by_key.get(key)
+        return request is not None and request.cause is None
+
     def lose(self) -> None:
         """The stream is over; what was not sent is gone with it."""
         self.take_sent()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, Target, TrafficClass
 
 TENANTS = ("one", "two", "three")
@@ -29,9 +29,9 @@ def hasty_classes(rng: random.Random) -> list[TrafficClass]:
     return [hasty(each) for each in CLASSES.values()]
 
 
-def unequal_tenants(rng: random.Random) -> tuple[TenantPlan, ...]:
+def unequal_tenants(rng: random.Random) -> tuple[NamedPlan, ...]:
     """Tenants of different weights, one of which has a share of blocks."""
     return tuple(
-        TenantPlan(name, weight=rng.choice([0.5, 1.0, 4.0]), kv_share=0.4 if name == PARTIAL else 0.0)
+        NamedPlan(name, weight=rng.choice([0.5, 1.0, 4.0]), kv_share=0.4 if name == PARTIAL else 0.0)
         for name in TENANTS
     )

@@ -9,12 +9,13 @@ from sequences import sequence_of
 
 from scheduler.events import BlockCounts
 from scheduler.fleet import Fleet
+from scheduler.lifecycle import State
 from scheduler.placement import deal
 from scheduler.policy import Policy
 from scheduler.pool import Pool
-from scheduler.sequence import Request, Sequence, State
+from scheduler.sequence import Request, Sequence
 from scheduler.simulator.small import submission, worker_info
-from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.tenant import ANYONE, NamedPlan
 from scheduler.traffic_class import DEFAULT_CLASS, TrafficClass
 from scheduler.worker import Worker
 
@@ -39,7 +40,7 @@ def wait_for(
     key: int,
     prompt: SequenceOf[int],
     *,
-    tenant: TenantPlan = ANYONE,
+    tenant: NamedPlan = ANYONE,
     traffic_class: TrafficClass = DEFAULT_CLASS,
     at: float = 0.0,
     **changes: Any,

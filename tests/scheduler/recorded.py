@@ -19,7 +19,7 @@ from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import GREEDY, worker_info
 from scheduler.simulator.text import VOCAB
 from scheduler.simulator.worker import SimulatedWorker
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
 
 FOREVER = 1_000_000
@@ -99,10 +99,8 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
     gateways = [mesh.attach_gateway(number) for number in (1, 2)]
     tenants = [""] if whose.random() < 0.4 else ["one", "two", "three"]
     if tenants != [""]:
-        mesh.post(TenantsChanged(1, 1, (TenantPlan("one", kv_share=0.5), TenantPlan("two", tokens_per_minute=200))))
-        mesh.at(
-            0.3, lambda: gateways[1].lost or mesh.post(TenantsChanged(2, 2, (TenantPlan("one", max_concurrent=3),)))
-        )
+        mesh.post(TenantsChanged(1, 1, (NamedPlan("one", kv_share=0.5), NamedPlan("two", tokens_per_minute=200))))
+        mesh.at(0.3, lambda: gateways[1].lost or mesh.post(TenantsChanged(2, 2, (NamedPlan("one", max_concurrent=3),))))
     for index in range(len(infos)):
         mesh.attach_worker(index)
     shared = [rng.randrange(VOCAB) for _ in range(24)]

@@ -19,7 +19,7 @@ from scheduler.admission import (
 )
 from scheduler.sequence import Request
 from scheduler.simulator.small import submission, worker_info
-from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.tenant import ANYONE, NamedPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 from scheduler.waiting import WaitingQueue
 from tercet import errors
@@ -30,7 +30,7 @@ def wait(
     key: int,
     length: int,
     traffic_class: TrafficClass = CLASSES["interactive"],
-    plan: TenantPlan = ANYONE,
+    plan: NamedPlan = ANYONE,
 ) -> None:
     request = Request(1, submission(key, [1] * length), 0.0, None, plan, traffic_class)
     waiting.add(sequence_of(request, key, [1] * length, length + 8))
@@ -67,7 +67,7 @@ def test_another_revision() -> None:
     assert caught.value.metadata["worker_revision"] == "r1"
 
 
-def class_of(name: str, plan: TenantPlan = ANYONE) -> str:
+def class_of(name: str, plan: NamedPlan = ANYONE) -> str:
     return find_class(name, plan, tuple(CLASSES.values()), "rag").name
 
 
@@ -79,12 +79,12 @@ def test_a_request_is_of_the_class_that_it_names_or_of_the_default_one() -> None
 
 
 def test_a_plan_says_which_classes_there_are() -> None:
-    plan = TenantPlan("a", classes=("batch", "interactive"))
+    plan = NamedPlan("a", classes=("batch", "interactive"))
     assert class_of("interactive", plan) == "interactive"
     # The default one is not among them.
     assert class_of("", plan) == "batch"
-    assert class_of("", TenantPlan("a", classes=("batch", "rag"))) == "rag"
-    assert class_of("", TenantPlan("a", default_class="interactive")) == "interactive"
+    assert class_of("", NamedPlan("a", classes=("batch", "rag"))) == "rag"
+    assert class_of("", NamedPlan("a", default_class="interactive")) == "interactive"
     with pytest.raises(errors.PermissionDeniedError, match="batch, interactive"):
         class_of("rag", plan)
     # What others may use is not told.
@@ -95,18 +95,18 @@ def test_a_plan_says_which_classes_there_are() -> None:
 def test_a_plan_that_names_a_class_that_there_is_not_is_said_to() -> None:
     said = r"'bulk', which the tenant's plan names; the"
     with pytest.raises(errors.InvalidFieldError, match=rf"{said} classes are interactive, rag, batch$"):
-        class_of("", TenantPlan("a", default_class="bulk"))
+        class_of("", NamedPlan("a", default_class="bulk"))
     for asked in ("", "bulk"):
         with pytest.raises(errors.InvalidFieldError, match=rf"{said} classes are batch$"):
-            class_of(asked, TenantPlan("a", classes=("bulk", "batch")))
+            class_of(asked, NamedPlan("a", classes=("bulk", "batch")))
         with pytest.raises(errors.InvalidFieldError, match=rf"{said} plan includes none that there is$"):
-            class_of(asked, TenantPlan("a", classes=("bulk",)))
+            class_of(asked, NamedPlan("a", classes=("bulk",)))
     with pytest.raises(errors.PermissionDeniedError, match=r"'rag'; the plan includes none that there is$"):
-        class_of("rag", TenantPlan("a", classes=("bulk",)))
+        class_of("rag", NamedPlan("a", classes=("bulk",)))
     with pytest.raises(errors.PermissionDeniedError, match=r"'rag'; it includes batch$"):
-        class_of("rag", TenantPlan("a", classes=("bulk", "batch")))
+        class_of("rag", NamedPlan("a", classes=("bulk", "batch")))
     with pytest.raises(errors.InvalidFieldError, match=r"'none'; the classes are batch$"):
-        class_of("none", TenantPlan("a", classes=("bulk", "batch")))
+        class_of("none", NamedPlan("a", classes=("bulk", "batch")))
 
 
 @pytest.mark.parametrize("priority", [-101, 101, 2**31 - 1])
@@ -117,7 +117,7 @@ def test_priority_is_bounded(priority: int) -> None:
 
 
 def test_a_plan_bounds_how_urgent_a_request_may_be() -> None:
-    plan = TenantPlan("a", min_priority=5)
+    plan = NamedPlan("a", min_priority=5)
     priorities = [clamp_priority(submission(1, priority=each), plan).priority for each in (-100, 4, 5, 6)]
     assert priorities == [5, 5, 5, 6]
     assert clamp_priority(submission(1, priority=-100), ANYONE).priority == -100
@@ -177,10 +177,10 @@ def test_a_flood_of_one_tenant_keeps_nobody_else_out_until_there_is_twice_as_muc
     kind = TrafficClass("kind", 0, 0.0, max_queued_requests=12 * own_bound)
     waiting, bounds = WaitingQueue(), QueueBounds(0 if own_bound else 12, 0)
     full = Overflow("kind" if own_bound else "", "max_queued_requests", 1)
-    flood, small, large = TenantPlan("flood"), TenantPlan("small"), TenantPlan("large", weight=2.0)
+    flood, small, large = NamedPlan("flood"), NamedPlan("small"), NamedPlan("large", weight=2.0)
     asked = submission(9, (1,))
 
-    def overflow(plan: TenantPlan) -> Overflow | None:
+    def overflow(plan: NamedPlan) -> Overflow | None:
         return find_overflow(asked, waiting, bounds, kind, plan)
 
     for key in range(12):
@@ -197,7 +197,7 @@ def test_a_flood_of_one_tenant_keeps_nobody_else_out_until_there_is_twice_as_muc
         assert overflow(large) is None
         wait(waiting, 30 + key, 10, kind, large)
     # A fourth would have room, but for the end of all room.
-    assert overflow(TenantPlan("late")) == replace(full, starts=13)
+    assert overflow(NamedPlan("late")) == replace(full, starts=13)
 
 
 def test_a_full_queue_tells_its_bound_and_not_who_waits() -> None:

@@ -10,10 +10,11 @@ from sequences import sequence_of
 
 from scheduler.audit import audit
 from scheduler.fairness import Share
-from scheduler.sequence import Sequence, State
+from scheduler.lifecycle import State
+from scheduler.sequence import Sequence
 from scheduler.simulator.small import submission, worker_info
 from scheduler.state import MeshState
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.waiting import Line
 from scheduler.worker import Worker
 
@@ -89,7 +90,7 @@ def _out_of_order(state: MeshState, worker: Worker) -> None:
 
 
 def _in_the_line_of_another(state: MeshState, worker: Worker) -> None:
-    waiting(state).request.tenant = TenantPlan("another")
+    waiting(state).request.tenant = NamedPlan("another")
 
 
 def _line_not_looked_at(state: MeshState, worker: Worker) -> None:
@@ -128,7 +129,7 @@ def _usage_forgotten(state: MeshState, worker: Worker) -> None:
 
 def _risk_forgotten(state: MeshState, worker: Worker) -> None:
     usage = state.tenants.usage["", ""]
-    usage.adopt(TenantPlan("", tokens_per_minute=100), 0.0)
+    usage.adopt(NamedPlan("", tokens_per_minute=100), 0.0)
     usage.tokens.reserve(1, 10, 0.0)  # type: ignore[union-attr]
 
 

@@ -20,7 +20,7 @@ from scheduler.sequence import Sequence
 from scheduler.simulator.gateway import Call
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 
 
 def test_one_request_gets_its_tokens_and_its_end() -> None:
@@ -275,8 +275,8 @@ def test_a_tenant_whom_only_a_lost_gateway_named_is_counted_among_those_that_are
     mesh = VirtualMesh()
     one, two = mesh.attach_gateway(1), mesh.attach_gateway(2)
     mesh.attach_worker()
-    mesh.post(TenantsChanged(one.number, 1, (TenantPlan("known"),)))
-    mesh.post(TenantsChanged(two.number, 2, (TenantPlan("known"), TenantPlan("guest"))))
+    mesh.post(TenantsChanged(one.number, 1, (NamedPlan("known"),)))
+    mesh.post(TenantsChanged(two.number, 2, (NamedPlan("known"), NamedPlan("guest"))))
     for key, tenant in enumerate(("known", "guest")):
         mesh.submit(two, submission(key, tenant=tenant))
     settle(mesh)

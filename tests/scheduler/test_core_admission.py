@@ -22,7 +22,8 @@ from scheduler.actions import (
     ToWorker,
 )
 from scheduler.admission import AdmissionMode, QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.events import (
     CancelReason,
     CancelReceived,
@@ -41,7 +42,7 @@ from scheduler.plan_log.checkpoint import Snapshot
 from scheduler.policy import Policy
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, DEFAULT_CLASS, TrafficClass
 from tercet import errors
 
@@ -68,7 +69,7 @@ class Door:
         assert not self.core.check()
         return actions
 
-    def know(self, *plans: TenantPlan, revision: int = 1, gateway: int = GATEWAY) -> None:
+    def know(self, *plans: NamedPlan, revision: int = 1, gateway: int = GATEWAY) -> None:
         self.handle(TenantsChanged(gateway, revision, plans))
 
     def ask(
@@ -120,8 +121,8 @@ def test_each_reason_in_the_order_of_the_checks() -> None:
     """Each of these requests is wrong in all that comes after, too."""
     classes = (CLASSES["interactive"], TrafficClass("batch", 2, 0.0, max_queued_requests=1))
     door = Door(2, classes=classes)
-    plan = TenantPlan("a", classes=("interactive", "batch"), max_context=100, requests_per_minute=1, kv_share=0.5)
-    door.know(plan, TenantPlan("b"), TenantPlan("c", tokens_per_minute=20), TenantPlan("d", classes=("batch",)))
+    plan = NamedPlan("a", classes=("interactive", "batch"), max_context=100, requests_per_minute=1, kv_share=0.5)
+    door.know(plan, NamedPlan("b"), NamedPlan("c", tokens_per_minute=20), NamedPlan("d", classes=("batch",)))
     first = door.accept(tenant="a", key=0)
     wrong: dict[str, Any] = {"prompt": 200, "deadline_s": -1.0, "priority": 300, "traffic_class": "none"}
     steps: list[tuple[dict[str, Any], type[errors.RequestError]]] = [
@@ -158,7 +159,7 @@ def test_each_reason_in_the_order_of_the_checks() -> None:
 
 def test_fifty_at_once_against_a_limit_of_a_hundred_tokens() -> None:
     door = Door()
-    door.know(TenantPlan("a", tokens_per_minute=100))
+    door.know(NamedPlan("a", tokens_per_minute=100))
     answers = [door.ask(5, tenant="a", max_tokens=10) for _ in range(50)]
     refused = [answer.failure for answer in answers if isinstance(answer, Refused)]
     assert len(answers) - len(refused) == 6
@@ -175,7 +176,7 @@ def test_fifty_at_once_against_a_limit_of_a_hundred_tokens() -> None:
 
 def test_quotas_are_settled_by_what_was_used() -> None:
     mesh, gateway = prepared(admission_mode=AdmissionMode.OFF)
-    mesh.post(TenantsChanged(1, 1, (TenantPlan("a", tokens_per_minute=600),)))
+    mesh.post(TenantsChanged(1, 1, (NamedPlan("a", tokens_per_minute=600),)))
     calls = [
         mesh.submit(gateway, submission(1, (9, 9, 9), 50, tenant="a")),
         mesh.submit(gateway, submission(2, (7, 7), 10, tenant="a", n=3)),
@@ -196,7 +197,7 @@ def test_quotas_are_settled_by_what_was_used() -> None:
 
 def test_a_request_that_never_started_costs_nothing() -> None:
     door = Door()
-    door.know(TenantPlan("a", tokens_per_minute=600, max_concurrent=SLOTS + 1))
+    door.know(NamedPlan("a", tokens_per_minute=600, max_concurrent=SLOTS + 1))
     for key in range(SLOTS):
         door.accept(3, tenant="a", max_tokens=1, key=key)
     door.accept(100, tenant="a", max_tokens=20, key=SLOTS)
@@ -210,7 +211,7 @@ def test_a_request_that_never_started_costs_nothing() -> None:
 
 def test_a_tenants_flood_is_nobody_elses_quota() -> None:
     door = Door()
-    door.know(TenantPlan("a", requests_per_minute=1), TenantPlan("b", requests_per_minute=1))
+    door.know(NamedPlan("a", requests_per_minute=1), NamedPlan("b", requests_per_minute=1))
     door.accept(tenant="a")
     error = door.refusal(tenant="a")
     assert error.metadata == {"quota": "requests_per_minute", "limit": "1", "tenant": "a"}
@@ -227,7 +228,7 @@ def test_once_tenants_are_named_nobody_is_served_without_being_one() -> None:
     door = Door()
     door.handle(GatewayAttached(OTHER, "two"))
     door.accept(gateway=OTHER)
-    door.know(TenantPlan("a"))
+    door.know(NamedPlan("a"))
     door.accept(tenant="a", gateway=OTHER)
     for gateway in (GATEWAY, OTHER):
         assert isinstance(door.refusal(gateway=gateway), errors.PermissionDeniedError)
@@ -240,16 +241,16 @@ def test_once_tenants_are_named_nobody_is_served_without_being_one() -> None:
 def test_the_newest_revision_counts_whoever_tells_it() -> None:
     door = Door()
     door.handle(GatewayAttached(OTHER, "two"))
-    door.know(TenantPlan("a"), TenantPlan("b"), revision=5)
-    door.know(TenantPlan("a"), revision=6, gateway=OTHER)
-    door.know(TenantPlan("a"), TenantPlan("b"), revision=5)
+    door.know(NamedPlan("a"), NamedPlan("b"), revision=5)
+    door.know(NamedPlan("a"), revision=6, gateway=OTHER)
+    door.know(NamedPlan("a"), NamedPlan("b"), revision=5)
     assert isinstance(door.refusal(tenant="b"), errors.PermissionDeniedError)
     # Of a gateway that is not there nothing is heard.
-    door.know(TenantPlan("b"), revision=9, gateway=3)
+    door.know(NamedPlan("b"), revision=9, gateway=3)
     assert isinstance(door.refusal(tenant="b"), errors.PermissionDeniedError)
     # The store was put back to what it was before, and one gateway after the other was started anew.
     door.handle(GatewayLost(OTHER))
-    door.know(TenantPlan("b"), revision=2)
+    door.know(NamedPlan("b"), revision=2)
     door.accept(tenant="b")
     assert isinstance(door.refusal(tenant="a"), errors.PermissionDeniedError)
 
@@ -258,14 +259,14 @@ def test_a_store_that_was_put_back_is_adopted_beside_a_gateway_that_told_the_sam
     door = Door()
     door.handle(GatewayAttached(OTHER, "two"))
     for gateway in (GATEWAY, OTHER):
-        door.know(TenantPlan("a"), TenantPlan("b"), revision=9, gateway=gateway)
+        door.know(NamedPlan("a"), NamedPlan("b"), revision=9, gateway=gateway)
     door.accept(tenant="b")
-    door.know(TenantPlan("a"), revision=3)
+    door.know(NamedPlan("a"), revision=3)
     door.accept(tenant="b")
-    door.know(TenantPlan("a"), revision=3, gateway=OTHER)
+    door.know(NamedPlan("a"), revision=3, gateway=OTHER)
     assert isinstance(door.refusal(tenant="b"), errors.PermissionDeniedError)
     # One that has not seen it is gone: nobody tells again, and its word goes with it.
-    door.know(TenantPlan("a"), TenantPlan("b"), revision=9, gateway=OTHER)
+    door.know(NamedPlan("a"), NamedPlan("b"), revision=9, gateway=OTHER)
     door.accept(tenant="b")
     door.handle(GatewayLost(OTHER))
     assert isinstance(door.refusal(tenant="b"), errors.PermissionDeniedError)
@@ -282,7 +283,7 @@ def test_a_gateway_that_leaves_where_nobody_keeps_tenants_takes_no_counts_along(
 
 def test_the_log_says_whose_a_request_was() -> None:
     mesh, gateway = prepared()
-    mesh.post(TenantsChanged(1, 1, (TenantPlan("a"),)))
+    mesh.post(TenantsChanged(1, 1, (NamedPlan("a"),)))
     mesh.submit(gateway, submission(1, tenant="a"))
     settle(mesh)
     (finished,) = (log.fields for log in mesh.logs if log.event == "request_finished")
@@ -291,7 +292,7 @@ def test_the_log_says_whose_a_request_was() -> None:
 
 def test_a_tenant_that_is_gone_ends_what_it_has() -> None:
     mesh, gateway = prepared()
-    mesh.post(TenantsChanged(1, 1, (TenantPlan("a", tokens_per_minute=600),)))
+    mesh.post(TenantsChanged(1, 1, (NamedPlan("a", tokens_per_minute=600),)))
     call = mesh.submit(gateway, submission(1, max_tokens=20, tenant="a"))
     late = []
     mesh.at(0.05, lambda: mesh.post(TenantsChanged(1, 2, ())))
@@ -307,7 +308,7 @@ def test_a_tenant_that_is_gone_ends_what_it_has() -> None:
 
 def test_a_plan_clamps_priorities() -> None:
     door = Door()
-    door.know(TenantPlan("a", min_priority=10))
+    door.know(NamedPlan("a", min_priority=10))
     full_of = [door.accept(tenant="a", priority=priority) for priority in (-50, 20)]
     sequences = [door.core._mesh.sequences[each.sequence_ids[0]] for each in full_of]
     assert [each.request.submission.priority for each in sequences] == [10, 20]
@@ -514,7 +515,7 @@ def test_a_class_says_how_much_of_it_may_wait() -> None:
 
 def test_what_is_refused_names_tenant_and_class_in_the_log() -> None:
     door = Door()
-    door.know(TenantPlan("a", tokens_per_minute=5))
+    door.know(NamedPlan("a", tokens_per_minute=5))
     door.refusal(tenant="a", traffic_class="batch")
     fields = door.logs[-1].fields
     assert (fields["tenant"], fields["traffic_class"], fields["reason"]) == ("a", "batch", "TENANT_QUOTA")

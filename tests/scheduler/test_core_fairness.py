@@ -18,13 +18,13 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 
 # 10 ms a step and 0.2 ms a prompt token.
 COST = StepCost(0.01, 2e-4)
 
 
-def crowd(*plans: TenantPlan, caching: bool = True, **changes: Any) -> tuple[VirtualMesh, VirtualGateway]:
+def crowd(*plans: NamedPlan, caching: bool = True, **changes: Any) -> tuple[VirtualMesh, VirtualGateway]:
     """A mesh whose worker has four places, and tenants."""
     values = {"num_blocks": 400, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64, **changes}
     options = {"num_steps": 0, "admission_mode": AdmissionMode.OFF, "caching": caching}
@@ -42,7 +42,7 @@ def tokens_until(calls: list[Call], moment: float) -> int:
 
 
 def test_a_flood_of_one_tenant_leaves_the_other_its_turns() -> None:
-    mesh, gateway = crowd(TenantPlan("flood"), TenantPlan("quiet"))
+    mesh, gateway = crowd(NamedPlan("flood"), NamedPlan("quiet"))
     flood = [mesh.submit(gateway, submission(key, (1, 2, 3), 6, tenant="flood")) for key in range(150)]
     quiet: dict[float, Call] = {}
     for key in range(1000, 1008):
@@ -60,7 +60,7 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_turns() -> None:
 def test_a_lone_tenant_has_the_worker_as_if_nothing_were_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     def commands() -> list[ToWorker]:
         """All that a worker with 64 places is sent for one that asks for more than it can do, and then for less."""
-        mesh, gateway = crowd(TenantPlan("flood"), TenantPlan("silent"), max_num_seqs=64, num_blocks=600)
+        mesh, gateway = crowd(NamedPlan("flood"), NamedPlan("silent"), max_num_seqs=64, num_blocks=600)
         rng = random.Random(1)
         for key in range(250):
             asked = submission(key, [key % 50] * rng.randrange(1, 60), rng.randrange(2, 40), tenant="flood")
@@ -77,7 +77,7 @@ def test_a_lone_tenant_has_the_worker_as_if_nothing_were_owed(monkeypatch: pytes
 def test_what_a_tenant_asks_for_all_with_one_priority_comes_as_without_it() -> None:
     def commands(priority: int) -> list[ToWorker]:
         """All that a worker is sent for two tenants who ask for more than it can do."""
-        mesh, gateway = crowd(TenantPlan("a"), TenantPlan("b"), num_blocks=60, max_num_seqs=12)
+        mesh, gateway = crowd(NamedPlan("a"), NamedPlan("b"), num_blocks=60, max_num_seqs=12)
         rng = random.Random(1)
         for key in range(120):
             tenant, name = rng.choice("ab"), rng.choice(["interactive", "rag", "batch"])
@@ -101,7 +101,7 @@ def test_what_a_tenant_asks_for_all_with_one_priority_comes_as_without_it() -> N
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 def test_two_floods_get_tokens_by_their_weights(weight: float) -> None:
-    mesh, gateway = crowd(TenantPlan("a"), TenantPlan("b", weight=weight), caching=False)
+    mesh, gateway = crowd(NamedPlan("a"), NamedPlan("b", weight=weight), caching=False)
     # One of them with long prompts and short texts, the other one the other way round.
     of_a = [mesh.submit(gateway, submission(key, [1] * 40, 4, tenant="a")) for key in range(60)]
     of_b = [mesh.submit(gateway, submission(100 + key, [2] * 4, 40, tenant="b")) for key in range(60)]
@@ -118,8 +118,8 @@ def test_two_floods_get_tokens_by_their_weights(weight: float) -> None:
 
 
 def test_a_tenant_holds_no_more_blocks_than_its_share() -> None:
-    plan = TenantPlan("part", kv_share=0.25)
-    mesh, gateway = crowd(plan, TenantPlan("other"), num_blocks=80, max_num_seqs=8)
+    plan = NamedPlan("part", kv_share=0.25)
+    mesh, gateway = crowd(plan, NamedPlan("other"), num_blocks=80, max_num_seqs=8)
     for key in range(40):
         mesh.submit(gateway, submission(key, [key] * 16, 12, tenant="part"))
         mesh.submit(gateway, submission(100 + key, [key] * 16, 12, tenant="other"))
@@ -141,7 +141,7 @@ def test_a_tenant_holds_no_more_blocks_than_its_share() -> None:
 
 
 def test_who_grew_beyond_its_share_while_nobody_asked_gives_the_blocks_back() -> None:
-    plans = TenantPlan("part", kv_share=0.1), TenantPlan("other")
+    plans = NamedPlan("part", kv_share=0.1), NamedPlan("other")
     mesh, gateway = crowd(*plans, num_blocks=400, max_num_seqs=64, max_model_len=400)
     part = [mesh.submit(gateway, submission(key, [key % 50] * 4, 150, tenant="part")) for key in range(48)]
     other: list[Call] = []

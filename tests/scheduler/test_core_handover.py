@@ -15,7 +15,7 @@ from scheduler.events import Begun, TenantsChanged
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh
 from scheduler.simulator.small import GREEDY, submission, worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import TrafficClass
 
 
@@ -85,7 +85,7 @@ def test_it_passes_those_that_were_on_no_worker() -> None:
 
 def test_neither_quota_nor_queue_refuses_it() -> None:
     mesh, gateway = prepared(infos=[worker_info(max_num_seqs=1)], bounds=QueueBounds(1, 1_000))
-    plan = TenantPlan("t", requests_per_minute=1, max_concurrent=1)
+    plan = NamedPlan("t", requests_per_minute=1, max_concurrent=1)
     mesh.post(TenantsChanged(gateway.number, 1, (plan,)))
     running = mesh.submit(gateway, submission(1, tenant="t"))
     refused = mesh.submit(gateway, submission(2, tenant="t"))
@@ -111,7 +111,7 @@ def test_neither_its_class_nor_its_plan_is_asked_again(plan: dict[str, Any], fie
     """Both may have changed since another scheduler accepted it; who is new is refused for that, or gets less."""
     classes = (TrafficClass("chat", 0, 0.0), TrafficClass("batch", 2, 0.0))
     mesh, gateway = prepared(infos=[worker_info(num_blocks=64)], classes=classes)
-    mesh.post(TenantsChanged(gateway.number, 1, (TenantPlan("t", **plan),)))
+    mesh.post(TenantsChanged(gateway.number, 1, (NamedPlan("t", **plan),)))
     taken = mesh.submit(gateway, submission(1, (1, 2, 3), 30, tenant="t", begun=(Begun((5, 6)),), **fields))
     new = mesh.submit(gateway, submission(2, (1, 2, 3), 30, tenant="t", **fields))
     settle(mesh)

@@ -11,7 +11,7 @@ from scheduler.actions import DropWorker, NewSequence
 from scheduler.admission import AdmissionMode
 from scheduler.events import EndReason, Event, SequenceReleased
 from scheduler.overdue import LOOK_SECONDS
-from scheduler.progress import HUNG_SECONDS, HUNG_TIMES_ALONE, HUNG_TIMES_UNKNOWN
+from scheduler.progress import HUNG_SECONDS, HUNG_TIMES, HUNG_TIMES_ALONE, Foreseen
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import WORKER_GRACE_S, VirtualMesh, submission
@@ -91,6 +91,40 @@ def test_one_that_is_late_keeps_what_it_has_and_gets_nothing_new() -> None:
     complete(*calls, *later)
     assert not any(view.late for view in mesh.core.view().workers)
     assert not any(log.event == "worker_lost" for log in mesh.logs)
+
+
+def test_one_that_hangs_in_its_first_step_is_told_by_what_the_others_take() -> None:
+    mesh, gateway = prepared(infos=[worker_info()] * 2)
+    # A full step.
+    calls = [mesh.submit(gateway, submission(9, tuple(range(1, 20)), 2))]
+    calls += streaming(mesh, gateway, 2)
+    new = mesh.attach_worker(1)
+    mesh.run(until=mesh.now + 0.1)
+    mesh.hang_worker(new)
+    given_up = lost_at(mesh)
+    began = mesh.now
+    calls += [mesh.submit(gateway, submission(key, (key, 2, 3), 9)) for key in (5, 6)]
+    mesh.run(until=began + 0.5)
+    assert mesh.core.workers[1].sequences
+    assert not new.steps_run
+    settle(mesh)
+    complete(*calls)
+    (found,) = given_up
+    bound_s = HUNG_TIMES[Foreseen.BY_OTHERS] * HUNG_SECONDS
+    assert bound_s - 0.1 < found - began < bound_s + LOOK_SECONDS + 0.1
+
+
+def test_a_lone_one_that_hangs_after_its_first_steps_is_told_by_these() -> None:
+    mesh, gateway = prepared()
+    call = mesh.submit(gateway, submission(1, (1, 2, 3), LONG))
+    while len(call.tokens) < 3:
+        mesh.run(until=mesh.now + 0.001)
+    given_up = lost_at(mesh)
+    mesh.hang_worker(mesh.workers[1])
+    began = mesh.now
+    mesh.run(until=began + (HUNG_TIMES_ALONE + 2) * HUNG_SECONDS)
+    (found,) = given_up
+    assert HUNG_TIMES_ALONE * HUNG_SECONDS - 0.1 < found - began < HUNG_TIMES_ALONE * HUNG_SECONDS + LOOK_SECONDS + 0.1
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -251,8 +285,8 @@ def test_a_worker_that_was_idle_for_long_does_not_hang() -> None:
     judge(judged)
 
 
-def test_one_that_owed_nothing_for_long_has_the_whole_time_for_a_release() -> None:
-    """What rests there owes nothing; its cancel does."""
+def test_one_that_had_no_work_for_long_has_the_whole_time_for_a_release() -> None:
+    """What rests there is no work; its cancel is."""
     mesh, gateway = two_workers()
     calls = [mesh.submit(gateway, submission(key, (key, 2, 3), LONG)) for key in (1, 2)]
     mesh.run(until=0.5)
@@ -287,7 +321,7 @@ def test_a_worker_that_hangs_does_not_keep_what_was_cancelled_in_its_host_memory
     mesh.run(until=30)
     assert [call.over for call in calls].count(True) == 2
     mesh.hang_worker(hung)
-    mesh.run(until=mesh.now + (HUNG_TIMES_UNKNOWN + 2) * HUNG_SECONDS)
+    mesh.run(until=mesh.now + (HUNG_TIMES[Foreseen.BY_NOBODY] + 2) * HUNG_SECONDS)
     assert calls[key - 1].cancelled
     assert mesh.core.idle
     assert hung.link not in mesh.workers

@@ -42,7 +42,7 @@ class WatchedCore(Core):
         """All that an accepted request changes, but for what it says in the log."""
         mesh = self._mesh
         return [
-            self._next_id,
+            self._mesh.next_id,
             list(mesh.sequences),
             [list(requests) for requests in mesh.gateways.values()],
             list(mesh.dirty),

@@ -9,7 +9,7 @@ from outcomes import judge, prepared, releases, settle
 
 from scheduler.actions import Release, ReleaseCause, Resume
 from scheduler.events import BlockCounts, CancelReason, EndReason, SequenceReleased, WorkerLost
-from scheduler.sequence import State
+from scheduler.lifecycle import State
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh

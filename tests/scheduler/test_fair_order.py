@@ -16,7 +16,7 @@ from sequences import sequence_of
 from scheduler.fair_order import FairOrder, aged, due_after, work_ahead
 from scheduler.sequence import Request, Sequence
 from scheduler.simulator.small import submission
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 from scheduler.waiting import WaitingQueue
 
@@ -43,7 +43,7 @@ class Bench:
     ) -> Sequence:
         self._last += 1
         asked = submission(self._last, [1] * length, priority=priority)
-        plan = TenantPlan(tenant, weight=weight)
+        plan = NamedPlan(tenant, weight=weight)
         request = Request(1, asked, at, None, tenant=plan, traffic_class=traffic_class)
         claim = traffic_class.claim(at, self._last)
         sequence = sequence_of(request, self._last, [1] * length, length + 100, claim=claim, **changes)
@@ -452,14 +452,14 @@ def test_due_is_half_of_a_promise_or_the_whole_patience() -> None:
     assert not aged(replace(request, traffic_class=RAG), 1000.0)
 
 
-def ahead_of(bench: Bench, traffic_class: TrafficClass, plan: TenantPlan) -> tuple[float, float]:
+def ahead_of(bench: Bench, traffic_class: TrafficClass, plan: NamedPlan) -> tuple[float, float]:
     """Tokens and sequences before one that is the last of its line."""
     return work_ahead(bench.queue, traffic_class, plan, (math.inf, 0))[:2]
 
 
 def test_work_ahead_is_the_own_line_and_of_others_until_they_have_had_as_much() -> None:
     bench = Bench()
-    plan = TenantPlan("a")
+    plan = NamedPlan("a")
     assert ahead_of(bench, INTERACTIVE, plan) == (0.0, 0.0)
     for _ in range(4):
         bench.add("a", length=100)
@@ -468,8 +468,8 @@ def test_work_ahead_is_the_own_line_and_of_others_until_they_have_had_as_much() 
     # Four of each.
     assert ahead_of(bench, INTERACTIVE, plan) == (800.0, 8.0)
     # Somebody new waits for nobody, and the last of the longer line for all.
-    assert ahead_of(bench, INTERACTIVE, TenantPlan("new")) == (0.0, 0.0)
-    assert ahead_of(bench, INTERACTIVE, TenantPlan("b")) == (1400.0, 14.0)
+    assert ahead_of(bench, INTERACTIVE, NamedPlan("new")) == (0.0, 0.0)
+    assert ahead_of(bench, INTERACTIVE, NamedPlan("b")) == (1400.0, 14.0)
     # Other classes are not counted.
     bench.add("c", BATCH, length=200)
     assert ahead_of(bench, INTERACTIVE, plan) == (800.0, 8.0)
@@ -495,7 +495,7 @@ def test_work_ahead_is_near_what_the_order_has_ahead(data: st.DataObject) -> Non
     priority = data.draw(st.integers(-2, 2))
     newcomer = bench.add(tenant, traffic_class, 1, priority=priority)
     bench.queue.remove(newcomer)
-    ahead = work_ahead(bench.queue, traffic_class, TenantPlan(tenant), newcomer.urgency)
+    ahead = work_ahead(bench.queue, traffic_class, NamedPlan(tenant), newcomer.urgency)
     bench.queue.add(newcomer)
     order = bench.order()
     before = [each for each in order[: order.index(newcomer)] if each.request.traffic_class is traffic_class]

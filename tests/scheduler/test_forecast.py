@@ -22,7 +22,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 
 COST = StepCost(4e-3, 25e-6, 40e-9)
@@ -127,7 +127,7 @@ def test_behind_a_long_prompt(seen: Seen) -> None:
 
 def test_places_that_are_kept_for_who_asks_for_less_are_not_forecast_for_others(seen: Seen) -> None:
     mesh, gateway = known_mesh(max_num_seqs=64)
-    mesh.post(TenantsChanged(gateway.number, 1, (TenantPlan("flood"), TenantPlan("quiet"))))
+    mesh.post(TenantsChanged(gateway.number, 1, (NamedPlan("flood"), NamedPlan("quiet"))))
     ask(mesh, gateway, 20, 4, tenant="quiet")
     mesh.run(until=mesh.now + 0.5)
     for _ in range(62):
@@ -208,7 +208,7 @@ def test_one_that_is_too_large_for_what_is_free_waits_for_all_to_leave_and_no_lo
 
 def test_the_next_of_many_tenants_is_served_before_the_next_of_the_one_that_floods(seen: Seen) -> None:
     mesh, gateway = known_mesh(max_num_seqs=4)
-    plans = tuple(TenantPlan(f"t{index}") for index in range(50))
+    plans = tuple(NamedPlan(f"t{index}") for index in range(50))
     mesh.post(TenantsChanged(gateway.number, 1, plans))
     for _ in range(60):
         ask(mesh, gateway, 400, 20, tenant="t0")
@@ -261,7 +261,7 @@ def test_a_class_that_is_full_waits_for_its_own_though_slots_are_free(seen: Seen
 def test_a_tenant_at_its_share_waits_for_its_own_though_blocks_are_free(seen: Seen) -> None:
     mesh, gateway = known_mesh()
     # Room for five of 200 + 100 tokens.
-    mesh.post(TenantsChanged(gateway.number, 1, (TenantPlan("a", kv_share=0.025), TenantPlan("b"))))
+    mesh.post(TenantsChanged(gateway.number, 1, (NamedPlan("a", kv_share=0.025), NamedPlan("b"))))
     for _ in range(40):
         ask(mesh, gateway, 200, 100, tenant="a")
     settle(mesh)

@@ -25,7 +25,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from tercet.errors import RequestError
 
 STEP_S = 0.02
@@ -87,7 +87,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Story]:
 
         monkeypatch.setattr(Foresight, "first_token", noted)
         monkeypatch.setattr(VirtualGateway, "receive", received)
-        mesh.post(TenantsChanged(gateway.number, 1, tuple(map(TenantPlan, tenants))))
+        mesh.post(TenantsChanged(gateway.number, 1, tuple(map(NamedPlan, tenants))))
         for length in (20, 200, 60, 1000, *[20] * 12):
             story.ask(10, length, tenant=tenants[0])
             story.run(0.5)

@@ -14,7 +14,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 
 LENGTH = 200
 # Every token costs, so that whatever need not be computed would show.
@@ -51,7 +51,7 @@ def run(asked: list[int], tenant: str, num_workers: int, seed: int) -> Told:
         receive(message, now)
 
     gateway.receive = note  # type: ignore[method-assign]
-    mesh.post(TenantsChanged(1, 1, (TenantPlan("alice"), TenantPlan("bob"))))
+    mesh.post(TenantsChanged(1, 1, (NamedPlan("alice"), NamedPlan("bob"))))
     secret, keys = prompt(seed), iter(range(1, 1000))
 
     def send(tokens: list[int], max_tokens: int, who: str) -> Call:

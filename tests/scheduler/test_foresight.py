@@ -20,7 +20,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
 
 # A token of a prompt takes 1 ms: 1,000 of them as long as a class may promise.
@@ -59,7 +59,7 @@ def foresight(mesh: VirtualMesh) -> Foresight:
 
 def request_of(tenant: str) -> Request:
     asked = submission(next(KEYS), [7] * 100)
-    return make_request(1, asked, TenantPlan(tenant), CLASSES["interactive"], 1, 0.0)
+    return make_request(1, asked, NamedPlan(tenant), CLASSES["interactive"], 1, 0.0)
 
 
 def believe(mesh: VirtualMesh, traffic_class: str, ratio: float, regime: Regime = Regime.PREFILL) -> None:

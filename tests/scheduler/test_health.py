@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from scheduler.admission import QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.events import BlockCounts, GatewayAttached, Submitted, TimePassed, WorkerAttached
 from scheduler.fleet_view import WorkerView
 from scheduler.health import STUCK_SECONDS, UNMOVED_SECONDS, Health, SchedulerFacts, conditions

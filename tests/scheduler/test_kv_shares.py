@@ -6,13 +6,13 @@ import pytest
 from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
 from scheduler.kv_shares import KvShares, granted_tokens
+from scheduler.lifecycle import State
 from scheduler.placement import deal
 from scheduler.pool import Pool
-from scheduler.sequence import State
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 
 # Of two workers of 32 blocks: 16.
-QUARTER = TenantPlan("quarter", kv_share=0.25)
+QUARTER = NamedPlan("quarter", kv_share=0.25)
 
 
 def shared_pool() -> Pool:
@@ -45,7 +45,7 @@ def test_a_tenant_at_his_share_is_passed_over() -> None:
 
 def test_what_is_more_than_a_share_runs_when_nothing_else_of_the_tenant_does() -> None:
     pool = pool_of(worker(1))
-    small = TenantPlan("small", kv_share=0.01)
+    small = NamedPlan("small", kv_share=0.01)
     first = wait_for(pool, 1, [1] * 9, tenant=small)
     wait_for(pool, 2, [1] * 9, tenant=small)
     assert dealt(pool) == {1: [1]}

@@ -14,13 +14,15 @@ import structlog
 from scheduler import loop as loop_module
 from scheduler.actions import Accepted, CancelDone, NewSequence, Plan, PoolUpdate, Refused, Release, TokenBatch, Unknown
 from scheduler.admission import QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.events import CancelReason, Event, GatewayAttached, Submitted, WorkerAttached
-from scheduler.loop import Loop
+from scheduler.loop import MAX_UNREAD_BYTES, Loop
 from scheduler.outbox import Outbox, OutboxClosedError
 from scheduler.policy import Policy
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.worker import SimulatedWorker
+from tercet.rpc import ANSWER_SECONDS, QUIET_SECONDS
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +104,7 @@ async def test_a_deadline_needs_no_event() -> None:
 
 
 async def test_a_gateway_that_does_not_read_is_cut_off_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "MAX_OUTBOX_MESSAGES", 3)
+    monkeypatch.setattr(loop_module, "MAX_UNREAD_BYTES", 1000)
     async with running() as loop:
         slow, blocked = loop.open_gateway()
         loop.post(GatewayAttached(slow, "slow"))
@@ -114,6 +116,16 @@ async def test_a_gateway_that_does_not_read_is_cut_off_and_the_loop_goes_on(monk
         with pytest.raises(OutboxClosedError) as caught:
             await blocked.take()
         assert caught.value.overflowed
+
+
+async def test_a_gateway_may_stand_still_for_as_long_as_pings_wait_for_it() -> None:
+    """Eight workers with 64 sequences each, at 10 ms a step."""
+    loop = Loop(Core(CoreSettings(("host:1",), Policy(4, 0), QueueBounds(10, 1000))), time.monotonic)
+    _, outbox = loop.open_gateway()
+    numbers = tuple(range(64))
+    steps = int((QUIET_SECONDS + ANSWER_SECONDS) / 0.01)
+    assert all(outbox.put(TokenBatch(numbers, numbers, ())) for _ in range(8 * steps))
+    assert not outbox.put(TokenBatch(numbers, numbers, (), ((1, bytes(MAX_UNREAD_BYTES)),)))
 
 
 async def test_drain_returns_at_once_when_nothing_runs_and_then_refuses() -> None:

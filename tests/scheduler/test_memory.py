@@ -13,8 +13,9 @@ from recorded import record
 import scheduler
 from scheduler import calibration, traffic
 from scheduler.events import TimePassed
+from scheduler.lifecycle import State
 from scheduler.plan_log.recorder import Recorder
-from scheduler.sequence import Sequence, State
+from scheduler.sequence import Sequence
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info

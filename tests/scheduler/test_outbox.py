@@ -37,6 +37,17 @@ async def test_an_overflow_is_told_once_and_ends_it() -> None:
     assert caught.value.overflowed
 
 
+async def test_the_bound_is_on_what_messages_weigh_and_what_is_taken_weighs_no_more() -> None:
+    outbox: Outbox[int] = Outbox(10, lambda message: message)
+    assert outbox.put(4)
+    assert outbox.put(6)
+    assert await outbox.take() == 4
+    assert outbox.put(4)
+    assert await outbox.take_all() == [6, 4]
+    assert outbox.put(10)
+    assert not outbox.put(1)
+
+
 async def test_a_close_wakes_the_taker() -> None:
     outbox: Outbox[int] = Outbox(2)
     taker = asyncio.create_task(outbox.take())

@@ -11,7 +11,8 @@ import pytest
 
 from scheduler import leadership, peers
 from scheduler.admission import QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.leadership import Leadership
 from scheduler.loop import Loop
 from scheduler.peers import ABSENT_SECONDS, Peers

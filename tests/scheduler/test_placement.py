@@ -8,6 +8,7 @@ from pools import POLICY, dealt, pool_of, put, wait, wait_for, worker
 from sequences import sequence_of
 
 from scheduler.events import BlockCounts
+from scheduler.lifecycle import State
 from scheduler.placement import (
     COMPUTED_WEIGHT,
     SEQUENCE_WEIGHT,
@@ -18,7 +19,7 @@ from scheduler.policy import Policy
 from scheduler.pool import Pool
 from scheduler.prefix_index import chain_keys
 from scheduler.progress import LATE_SECONDS, LATE_SECONDS_UNKNOWN, LATE_STEPS
-from scheduler.sequence import MAX_LOSSES, Sequence, State
+from scheduler.sequence import MAX_LOSSES, Sequence
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.worker import Worker
@@ -395,7 +396,7 @@ def learn(worker: Worker, seconds: float) -> None:
         worker.step_times.observe(tokens, 0, seconds)
 
 
-def test_who_owes_a_report_for_many_steps_is_late() -> None:
+def test_who_is_silent_for_many_steps_is_late() -> None:
     pool = pool_of(worker(1), worker(2))
     assert not late(pool.workers[2], 1000.0)
     hung = silent(pool, 1)

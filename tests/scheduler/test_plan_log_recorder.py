@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from recorded import FOREVER, dumped, record, reread
 
 from scheduler.admission import QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.events import (
     BlockCounts,
     GatewayAttached,
@@ -32,7 +33,7 @@ from scheduler.plan_log.round import KeptStep
 from scheduler.policy import Policy
 from scheduler.simulator.mesh import VirtualMesh, submission
 from scheduler.simulator.small import worker_info
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from tercet.errors import EngineFaultError, SwitchedOffError
 
 SETTINGS = CoreSettings(("host:1",), Policy(4, 0), QueueBounds(10, 1000))
@@ -114,7 +115,7 @@ def test_rounds_that_hold_much_are_fewer() -> None:
 
 def test_plans_of_tenants_count() -> None:
     recorder = started(100)
-    plans = tuple(TenantPlan(f"t{index}") for index in range(VALUES_PER_ROUND))
+    plans = tuple(NamedPlan(f"t{index}") for index in range(VALUES_PER_ROUND))
     for number in range(100):
         recorder.note(float(number), [TenantsChanged(1, number, plans)], [])
     file = reread(dumped(recorder))

@@ -13,7 +13,7 @@ from recorded import reread
 from served import populated, served
 
 from scheduler.admission import QueueBounds
-from scheduler.core import CoreSettings
+from scheduler.core_settings import CoreSettings
 from scheduler.events import Submitted
 from scheduler.loop import Loop
 from scheduler.plan_log.recorder import recorded_core

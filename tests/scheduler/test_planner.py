@@ -48,9 +48,9 @@ def prefill(key: int, left: int, tokens: int = 100, *, joined: bool = True, fork
     return Row(key, left, tokens, 200, 200 - tokens, -(-tokens // 4) * (1 + forks), joined, forks)
 
 
-def candidate(key: int, tokens: int, max_length: int, urgency: float = 99.0, **changes: Any) -> Candidate:
-    """A newcomer; less urgent than all that run unless `urgency` says otherwise."""
-    return Candidate(key, (urgency, key), tokens, max_length, **changes)
+def candidate(key: int, tokens: int, max_length: int, place: float = 99.0, **changes: Any) -> Candidate:
+    """A newcomer; behind all that run unless `place` says otherwise."""
+    return Candidate(key, (place, key), tokens, max_length, **changes)
 
 
 def columns(*rows: Row, lone: bool | None = None) -> Running:
@@ -79,7 +79,7 @@ def in_turn(rows: Sequence[Row], waiting: Sequence[Candidate]) -> list[int]:
     """The keys of all as they are served: newcomers as given, others before the first of these that is less urgent."""
     keys = [each.sequence_id for each in waiting]
     for row in sorted(rows, key=lambda row: row.key, reverse=True):
-        behind = [index for index, each in enumerate(waiting) if each.urgency > (float(row.key), row.key)]
+        behind = [index for index, each in enumerate(waiting) if each.place > (float(row.key), row.key)]
         follower = keys.index(waiting[behind[0]].sequence_id) if behind else len(keys)
         # Those that are less urgent were put in before it, and come behind it.
         before = [keys.index(other.key) for other in rows if other.key > row.key]
@@ -111,7 +111,7 @@ def test_a_prompt_that_fits_starts_and_joins_and_decodes_in_the_same_plan() -> N
     assert decision.num_steps == 8
 
 
-def test_newcomers_are_served_as_they_are_given_whatever_their_urgency() -> None:
+def test_newcomers_are_served_as_they_are_given_whatever_their_places() -> None:
     waiting = [candidate(5, 10, 20, 9.0), candidate(4, 10, 20, 1.0), candidate(6, 10, 20, 3.0)]
     decision = make_plan(columns(prefill(2, 10), prefill(12, 10)), waiting, credits_for(PLENTY, 2), LIMITS, POLICY)
     # One prefill is more urgent than the first of them, the other than none.
@@ -160,7 +160,7 @@ def test_beside_a_first_token_that_is_owed_others_of_its_class_wait_a_step() -> 
     assert plan(owed).rest_waits
     assert chunks(owed, rest_waited=True) == ((9, 10), (2, 30))
     # As long as it gets none they have what it leaves.
-    assert chunks(owed._replace(urgency=(99.0, 9), tokens=38)) == ((2, 30), (9, 10))
+    assert chunks(owed._replace(place=(99.0, 9), tokens=38)) == ((2, 30), (9, 10))
 
 
 def test_while_one_to_whom_something_is_owed_is_likely_to_come_the_others_compute_half_of_what_they_have_to() -> None:
@@ -195,7 +195,7 @@ def test_a_prompt_that_does_not_fit_takes_what_is_left_and_keeps_the_plan_short(
     assert decision.num_steps == 1
 
 
-def test_prefills_and_newcomers_are_served_by_urgency() -> None:
+def test_prefills_and_newcomers_are_served_by_their_places() -> None:
     running = columns(prefill(3, 40), prefill(2, 40), decoder(1))
     decision = make_plan(running, [candidate(4, 10, 20)], credits_for(PLENTY, 3), LIMITS, POLICY)
     # 64 tokens, one set aside for each of three: 61 + the one of each that gets a chunk.
@@ -248,8 +248,8 @@ def test_without_a_fixed_cap_prefill_takes_what_the_forecast_leaves() -> None:
 def test_what_is_passed_does_not_make_the_step_long_for_who_passes() -> None:
     wide = Limits(max_num_seqs=8, max_num_batched_tokens=2048, block_size=4)
 
-    def chunks(*rows: Row, newcomer: int, forecast: Forecast, urgency: float = -1.0) -> tuple[tuple[int, int], ...]:
-        waiting = [Candidate(9, (urgency, 9), newcomer, newcomer + 50)]
+    def chunks(*rows: Row, newcomer: int, forecast: Forecast, place: float = -1.0) -> tuple[tuple[int, int], ...]:
+        waiting = [Candidate(9, (place, 9), newcomer, newcomer + 50)]
         return make_plan(columns(*rows), waiting, credits_for(PLENTY, 1), wide, POLICY, forecast).chunks
 
     known = Forecast(mixed_tokens=500)
@@ -259,7 +259,7 @@ def test_what_is_passed_does_not_make_the_step_long_for_who_passes() -> None:
     assert chunks(prefill(2, 9000), newcomer=600, forecast=known) == ((9, 600),)
     # The newcomer has no token to wait for yet, or passes nobody.
     assert chunks(prefill(2, 9000), newcomer=3000, forecast=known) == ((9, 2047), (2, 1))
-    assert chunks(prefill(2, 1000), newcomer=100, forecast=known, urgency=5.0) == ((2, 1000), (9, 100))
+    assert chunks(prefill(2, 1000), newcomer=100, forecast=known, place=5.0) == ((2, 1000), (9, 100))
 
 
 def test_a_lost_join_is_sent_again_with_the_chunk() -> None:
@@ -414,11 +414,11 @@ def test_every_decision_keeps_the_rules(data: st.DataObject) -> None:
             100 + index,
             tokens,
             tokens + data.draw(st.integers(1, 30)),
-            urgency,
+            place,
             members=1 if kept else data.draw(st.integers(1, 3)),
             kept=kept,
         )
-        for index, (urgency, tokens, kept) in enumerate(
+        for index, (place, tokens, kept) in enumerate(
             data.draw(st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 50), st.booleans()), max_size=4))
         )
     ]

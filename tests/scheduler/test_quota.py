@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.usage import (
     OUTPUTS_KNOWN,
     Demand,
@@ -26,7 +26,7 @@ RATE = LIMIT / MINUTE_S
 
 
 def usage_of(**limits: Any) -> Usage:
-    return fresh_usage(TenantPlan("a", **limits), 0.0)
+    return fresh_usage(NamedPlan("a", **limits), 0.0)
 
 
 def refusal_of(usage: Usage, demand: Demand, now: float = 0.0) -> errors.TenantQuotaError:
@@ -306,7 +306,7 @@ def test_a_limit_that_was_lowered_waits_for_several_to_end() -> None:
     usage = usage_of(max_concurrent=4)
     for _ in range(4):
         usage.accept(Demand(1, 1, 1), "rag", 0.0)
-    usage.adopt(TenantPlan("a", max_concurrent=1), 0.0)
+    usage.adopt(NamedPlan("a", max_concurrent=1), 0.0)
     assert refusal_of(usage, Demand(1, 1, 1), 0.0).retry_after_s == 4 * UNKNOWN_RETRY_SECONDS
     usage.ended(None, 2, 6.0, 6.0)
     # Three run for six seconds each: one ends every two.
@@ -339,14 +339,14 @@ def test_several_limits_are_all_kept() -> None:
     usage = usage_of(requests_per_minute=60, tokens_per_minute=6000, max_concurrent=1)
     usage.accept(Demand(10, 10, 1), "rag", 0.0)
     assert refusal_of(usage, Demand(10, 10, 1)).metadata["quota"] == "max_concurrent"
-    usage.plan = TenantPlan("a")
+    usage.plan = NamedPlan("a")
     usage.check(Demand(10, 10, 1), "rag", 0.0)
 
 
 def test_a_limit_that_changes_leaves_its_bucket_as_full_as_it_was() -> None:
     usage = usage_of(tokens_per_minute=100, requests_per_minute=2)
     reservation = usage.accept(Demand(25, 25, 1), "rag", 0.0)
-    usage.adopt(TenantPlan("a", tokens_per_minute=200, requests_per_minute=4), 0.0)
+    usage.adopt(NamedPlan("a", tokens_per_minute=200, requests_per_minute=4), 0.0)
     assert usage.tokens is not None
     assert usage.requests is not None
     assert (usage.tokens.level_at(0.0), usage.requests.level_at(0.0)) == (100.0, 2.0)
@@ -356,10 +356,10 @@ def test_a_limit_that_changes_leaves_its_bucket_as_full_as_it_was() -> None:
     assert usage.tokens.at_risk == 0
     # To and fro fills nothing, and neither does the same limit named again.
     for limit in (3, 100, 100, 200):
-        usage.adopt(TenantPlan("a", tokens_per_minute=limit, requests_per_minute=limit), 0.0)
+        usage.adopt(NamedPlan("a", tokens_per_minute=limit, requests_per_minute=limit), 0.0)
     assert usage.tokens.level_at(0.0) == pytest.approx(140.0)
     assert usage.requests.level_at(0.0) == pytest.approx(100.0)
-    usage.adopt(TenantPlan("a"), 2.0)
+    usage.adopt(NamedPlan("a"), 2.0)
     assert usage.tokens is None
     assert usage.accept(Demand(50, 50, 1), "rag", 2.0) is None
 

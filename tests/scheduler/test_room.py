@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from pools import POLICY, dealt, decode, pool_of, put, wait_for, worker
 
+from scheduler.lifecycle import State
 from scheduler.placement import deal
 from scheduler.pool import Pool
 from scheduler.room import Room
-from scheduler.sequence import Sequence, State
-from scheduler.tenant import TenantPlan
+from scheduler.sequence import Sequence
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 
 INTERACTIVE, RAG, BATCH = (CLASSES[name] for name in ("interactive", "rag", "batch"))
@@ -148,10 +149,10 @@ def test_who_has_waited_for_its_patience_or_came_long_before_makes_no_room() -> 
     assert not makes_room(RAG, 95.9)
 
 
-FLOOD, QUIET = TenantPlan("flood"), TenantPlan("quiet")
+FLOOD, QUIET = NamedPlan("flood"), NamedPlan("quiet")
 
 
-def start(pool: Pool, key: int, length: int, tenant: TenantPlan, at: float) -> Sequence:
+def start(pool: Pool, key: int, length: int, tenant: NamedPlan, at: float) -> Sequence:
     """One arrives, is the next, and starts."""
     sequence = wait_for(pool, key, [1] * length, tenant=tenant, at=at)
     assert dealt(pool, at)[1] == [key]

@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 from sequences import sequence_of
 
-from scheduler.sequence import TRANSITIONS, IllegalTransitionError, Request, Sequence, State
+from scheduler.lifecycle import TRANSITIONS, IllegalTransitionError, State
+from scheduler.sequence import Request, Sequence
 from scheduler.simulator.small import submission
 from scheduler.traffic_class import CLASSES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch
 from scheduler.events import EndReason, TenantsChanged
 from scheduler.service import merged, message_to_proto, tenants_from_proto
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
+from tercet import errors
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
-from tercet.tenants.plan import TenantPlan as StoredPlan
+from tercet.tenants.plan import TenantPlan
 
 ids = st.integers(1, 5)
 
@@ -73,13 +75,6 @@ def test_batches_that_follow_each_other_are_one_message() -> None:
     assert [end.sequence_id for end in proto.ends] == [2]
 
 
-def test_the_scheduler_knows_every_limit_of_a_plan() -> None:
-    limits = {each.name: (each.type, each.default) for each in fields(StoredPlan)}
-    known = {each.name: (each.type, each.default) for each in fields(TenantPlan)}
-    assert {name: known.get(name) for name in limits} == limits
-    assert known.keys() - limits.keys() == {"tenant", "uid"}
-
-
 def test_what_a_gateway_says_of_tenants_is_taken_over() -> None:
     said = scheduler_pb2.TenantPlan(
         tenant_id="a",
@@ -96,8 +91,29 @@ def test_what_a_gateway_says_of_tenants_is_taken_over() -> None:
     )
     silent = scheduler_pb2.TenantPlan(tenant_id="b")
     event = tenants_from_proto(5, scheduler_pb2.TenantUpdate(revision=9, tenants=[said, silent]))
-    plan = TenantPlan("a", ("rag", "batch"), "batch", 2.5, 3, 2**40, 4, 0.5, 100, -7, "u1")
-    assert event == TenantsChanged(5, 9, (plan, TenantPlan("b", min_priority=0)))
+    plan = NamedPlan(
+        "a",
+        classes=("rag", "batch"),
+        default_class="batch",
+        weight=2.5,
+        requests_per_minute=3,
+        tokens_per_minute=2**40,
+        max_concurrent=4,
+        kv_share=0.5,
+        max_context=100,
+        min_priority=-7,
+        uid="u1",
+    )
+    assert all(getattr(plan, limit.name) != limit.default for limit in fields(TenantPlan))
+    assert event == TenantsChanged(5, 9, (plan, NamedPlan("b", min_priority=0)))
+
+
+@pytest.mark.parametrize("said", [{"classes": ["no name"]}, {"min_priority": 101}, {"tokens_per_minute": 2**53 + 1}])
+def test_a_plan_that_no_store_can_hold_is_an_error_of_its_gateway(said: dict[str, Any]) -> None:
+    update = scheduler_pb2.TenantUpdate(tenants=[scheduler_pb2.TenantPlan(tenant_id="a", **said)])
+    with pytest.raises(errors.InvalidFieldError, match="tenant 'a': ") as caught:
+        tenants_from_proto(1, update)
+    assert caught.value.metadata["field"] == "tenants"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from sequences import sequence_of
 from scheduler.sequence import Request, Sequence
 from scheduler.service_order import Begun, place_among
 from scheduler.simulator.small import submission
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
 
 INTERACTIVE, RAG = CLASSES["interactive"], CLASSES["rag"]
@@ -18,7 +18,7 @@ INTERACTIVE, RAG = CLASSES["interactive"], CLASSES["rag"]
 def newcomer(arrival: int, priority: int = 0, tenant: str = "a") -> Sequence:
     """A chat of that tenant, whose number says when it came."""
     asked = submission(arrival, [1], priority=priority)
-    request = Request(1, asked, float(arrival), None, tenant=TenantPlan(tenant), traffic_class=INTERACTIVE)
+    request = Request(1, asked, float(arrival), None, tenant=NamedPlan(tenant), traffic_class=INTERACTIVE)
     return sequence_of(request, arrival, [1], 9, claim=INTERACTIVE.claim(float(arrival), arrival))
 
 

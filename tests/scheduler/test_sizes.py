@@ -16,7 +16,7 @@ from scheduler.events import Submission, WorkerInfo
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.text import VOCAB
 from scheduler.sizes import check_sizes, check_vocabulary, fit_to_plan
-from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.tenant import ANYONE, NamedPlan
 from scheduler.usage import fresh_usage
 from tercet import errors
 
@@ -129,7 +129,7 @@ def test_gateways_are_told_for_how_long_a_sequence_there_is_room() -> None:
 
 def test_a_plan_may_want_shorter_contexts() -> None:
     pool = find_pool(submission(1), fleet_of(worker_info()))
-    plan = TenantPlan("a", max_context=20)
+    plan = NamedPlan("a", max_context=20)
     check_sizes(submission(1, (1,) * 12, 8), pool, plan)
     for prompt, field in ((12, "stop.max_tokens"), (20, "prompt_token_ids")):
         with pytest.raises(errors.PromptTooLongError, match="plan's max_context of 20") as caught:
@@ -141,7 +141,7 @@ def test_a_plan_may_want_shorter_contexts() -> None:
 def test_a_plan_may_want_less_of_the_pool() -> None:
     # Two workers of 20 blocks of 4 tokens; a quarter are 10 blocks.
     pool = find_pool(submission(1), fleet_of(worker_info(num_blocks=20), worker_info(num_blocks=20)))
-    plan = TenantPlan("a", kv_share=0.25)
+    plan = NamedPlan("a", kv_share=0.25)
     check_sizes(submission(1, (1,) * 20, 20), pool, plan)
     check_sizes(submission(1, (1,) * 20, 4, n=5), pool, plan)
     for asked in (submission(1, (1,) * 20, 21), submission(1, (1,) * 20, 4, n=6)):
@@ -158,7 +158,7 @@ def test_what_a_client_left_open_is_what_its_plan_allows() -> None:
 
     def granted(open_ended: bool = True, n: int = 1, **limits: Any) -> int:
         asked = submission(1, (1,) * 20, 60, n=n, max_tokens_open=open_ended)
-        return fit_to_plan(asked, pool, TenantPlan("a", **limits)).max_tokens
+        return fit_to_plan(asked, pool, NamedPlan("a", **limits)).max_tokens
 
     assert granted() == 60
     assert granted(max_context=50) == 30
@@ -182,7 +182,7 @@ def test_what_a_client_left_open_is_what_its_plan_allows() -> None:
 def test_what_is_granted_fits(prompt: int, n: int, context: int, share: float, tokens: int) -> None:
     """Whatever the plan, an open request is refused only where one of a single token would be."""
     pool = find_pool(submission(1), fleet_of(worker_info(num_blocks=24), worker_info(num_blocks=16)))
-    plan = TenantPlan("a", max_context=context, kv_share=share, tokens_per_minute=tokens)
+    plan = NamedPlan("a", max_context=context, kv_share=share, tokens_per_minute=tokens)
     room = 96 - prompt
     granted = fit_to_plan(submission(1, (1,) * prompt, room, n=n, max_tokens_open=True), pool, plan)
 

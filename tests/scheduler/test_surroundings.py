@@ -10,7 +10,7 @@ from sequences import sequence_of
 from scheduler.sequence import Request
 from scheduler.simulator.small import submission
 from scheduler.surroundings import Surroundings, surroundings
-from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.tenant import ANYONE, NamedPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 from scheduler.waiting import WaitingQueue
 
@@ -24,14 +24,14 @@ class Bench:
         self.queue = WaitingQueue()
         self._last = 0
 
-    def add(self, traffic_class: TrafficClass, length: int, at: float, tenant: TenantPlan = ANYONE) -> None:
+    def add(self, traffic_class: TrafficClass, length: int, at: float, tenant: NamedPlan = ANYONE) -> None:
         self._last += 1
         request = Request(1, submission(self._last, [1] * length), at, None, tenant, traffic_class)
         claim = traffic_class.claim(at, self._last)
         self.queue.add(sequence_of(request, self._last, [1] * length, length + 100, claim=claim))
 
     def around(
-        self, traffic_class: TrafficClass, now: float, tenant: TenantPlan = ANYONE, own_inflow: float = 0.0,
+        self, traffic_class: TrafficClass, now: float, tenant: NamedPlan = ANYONE, own_inflow: float = 0.0,
         seats: Mapping[str, int] | None = None, priority: int = 0, **inflows: float,
     ) -> Surroundings:  # fmt: skip
         urgency = now + traffic_class.claim_s + 10.0 * priority, self._last + 1
@@ -54,9 +54,9 @@ def test_its_own_class_is_ahead() -> None:
 def test_who_is_more_urgent_passes_its_own_line() -> None:
     bench = Bench()
     for at in (0.0, 20.0, 24.9):
-        bench.add(CHAT, 100, at, TenantPlan("a"))
-    bench.add(CHAT, 500, 0.0, TenantPlan("b"))
-    asked = [bench.around(CHAT, 25.0, TenantPlan("a"), priority=priority) for priority in (1, 0, -1, -3)]
+        bench.add(CHAT, 100, at, NamedPlan("a"))
+    bench.add(CHAT, 500, 0.0, NamedPlan("b"))
+    asked = [bench.around(CHAT, 25.0, NamedPlan("a"), priority=priority) for priority in (1, 0, -1, -3)]
     assert [each.own_tokens for each in asked] == [300, 300, 100, 0]
     assert [each.own_sequences for each in asked] == [3, 3, 1, 0]
     # And with it what others are served until its turn.
@@ -88,7 +88,7 @@ def test_of_a_class_that_is_full_only_what_has_a_seat_is_ahead() -> None:
 
 
 def test_what_waits_of_its_class_and_of_its_tenant_is_told_apart() -> None:
-    bench, small, large = Bench(), TenantPlan("small"), TenantPlan("large")
+    bench, small, large = Bench(), NamedPlan("small"), NamedPlan("large")
     bench.add(CHAT, 100, 0.0, small)
     for _ in range(3):
         bench.add(CHAT, 30, 0.0, large)
@@ -115,7 +115,7 @@ def test_what_comes_soon_enough_passes() -> None:
 
 
 def test_other_tenants_pass_one_that_floods_up_to_their_shares() -> None:
-    bench, flood, light = Bench(), TenantPlan("flood"), TenantPlan("light", weight=2.0)
+    bench, flood, light = Bench(), NamedPlan("flood"), NamedPlan("light", weight=2.0)
     bench.add(CHAT, 100, 0.0, light)
     for _ in range(10):
         bench.add(CHAT, 100, 0.0, flood)
@@ -130,7 +130,7 @@ def test_other_tenants_pass_one_that_floods_up_to_their_shares() -> None:
 
 
 def test_whoever_asks_for_less_than_his_part_passes_and_the_others_steps_are_short_for_him() -> None:
-    bench, small, flood = Bench(), TenantPlan("small"), TenantPlan("flood")
+    bench, small, flood = Bench(), NamedPlan("small"), NamedPlan("flood")
     bench.queue.set_owed(1000.0)
     bench.add(CHAT, 10, 0.0, small)
     bench.add(CHAT, 400, 0.0, flood)

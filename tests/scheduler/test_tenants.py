@@ -10,7 +10,7 @@ from scheduler.admission import make_request
 from scheduler.events import TenantsChanged
 from scheduler.sequence import Request
 from scheduler.simulator.mesh import submission
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.tenants import Tenants
 from scheduler.traffic_class import DEFAULT_CLASS
 from scheduler.usage import Demand
@@ -19,7 +19,7 @@ GATEWAYS = st.integers(1, 3)
 
 
 def told(gateway: int, revision: int, *names: str) -> TenantsChanged:
-    return TenantsChanged(gateway, revision, tuple(map(TenantPlan, names)))
+    return TenantsChanged(gateway, revision, tuple(map(NamedPlan, names)))
 
 
 def test_a_store_that_was_put_back_holds_when_the_last_gateway_has_seen_it() -> None:
@@ -50,7 +50,7 @@ def test_a_gateway_that_leaves_takes_its_newer_revision_along() -> None:
     assert tenants.plans.keys() == {"d"}
 
 
-def let_in(tenants: Tenants, plan: TenantPlan) -> Request:
+def let_in(tenants: Tenants, plan: NamedPlan) -> Request:
     request = make_request(1, submission(1, [1]), plan, DEFAULT_CLASS, 1, 0.0)
     tenants.let_in(request, Demand(1, 1, 1), 0.0)
     return request
@@ -60,7 +60,7 @@ def let_in(tenants: Tenants, plan: TenantPlan) -> Request:
 def test_who_takes_the_name_of_a_tenant_that_was_removed_inherits_nothing(seen: bool) -> None:
     """Nor while something of the other is under way; whether or not a gateway has `seen` that there was none."""
     tenants = Tenants()
-    old, new = (TenantPlan("a", requests_per_minute=2, max_concurrent=1, uid=uid) for uid in ("u1", "u2"))
+    old, new = (NamedPlan("a", requests_per_minute=2, max_concurrent=1, uid=uid) for uid in ("u1", "u2"))
     tenants.learn(TenantsChanged(1, 1, (old,)), 0.0)
     running = let_in(tenants, old)
     if seen:
@@ -79,7 +79,7 @@ def test_who_takes_the_name_of_a_tenant_that_was_removed_inherits_nothing(seen: 
 
 
 def test_what_a_tenant_that_was_removed_has_under_way_is_settled_with_it() -> None:
-    tenants, plan = Tenants(), TenantPlan("a", requests_per_minute=2)
+    tenants, plan = Tenants(), NamedPlan("a", requests_per_minute=2)
     tenants.learn(TenantsChanged(1, 1, (plan,)), 0.0)
     first, second = let_in(tenants, plan), let_in(tenants, plan)
     tenants.request_ended(first, 1.0)
@@ -95,7 +95,7 @@ def test_what_a_tenant_that_was_removed_has_under_way_is_settled_with_it() -> No
 
 
 def test_what_a_tenant_used_is_kept_while_there_is_one() -> None:
-    for plan, named in ((TenantPlan("a", requests_per_minute=2), True), (TenantPlan(""), False)):
+    for plan, named in ((NamedPlan("a", requests_per_minute=2), True), (NamedPlan(""), False)):
         tenants = Tenants()
         if named:
             tenants.learn(TenantsChanged(1, 1, (plan,)), 0.0)

@@ -14,7 +14,7 @@ from scheduler.events import TenantsChanged
 from scheduler.sequence import Request
 from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
-from scheduler.tenant import ANYONE, TenantPlan
+from scheduler.tenant import ANYONE, NamedPlan
 from scheduler.traffic import RECENT_SPANS, SPAN_SECONDS, Counts, Kept, Traffic
 from scheduler.traffic_class import CLASSES, Target, TrafficClass
 from scheduler.traffic_messages import traffic_to_proto
@@ -27,7 +27,7 @@ CHAT = TrafficClass("chat", 0, 0.0, ttft=Target(1.0), gap=Target(0.1))
 def request_of(
     arrived_at: float = 10.0,
     traffic_class: TrafficClass = CHAT,
-    tenant: TenantPlan = ANYONE,
+    tenant: NamedPlan = ANYONE,
     *,
     generated: tuple[int, ...] = (),
     cached: int = 0,
@@ -146,7 +146,7 @@ def test_what_is_recent_passes() -> None:
 
 
 def test_tenants_that_are_gone_are_one() -> None:
-    acme, globex = TenantPlan("acme"), TenantPlan("globex")
+    acme, globex = NamedPlan("acme"), NamedPlan("globex")
     traffic = Traffic()
     for tenant in (acme, globex, globex):
         served(traffic, 0.5, 0.05, tenant=tenant)
@@ -236,7 +236,7 @@ def test_the_load_is_what_waits_and_what_runs() -> None:
 
 def test_tenants_are_told_of_from_the_busiest_on() -> None:
     mesh, gateway = prepared()
-    plans = tuple(TenantPlan(name) for name in ("acme", "globex", "initech"))
+    plans = tuple(NamedPlan(name) for name in ("acme", "globex", "initech"))
     mesh.post(TenantsChanged(gateway.number, 1, plans))
     for key, tenant in enumerate(["acme", "globex", "globex", "initech", "initech", "initech"]):
         mesh.submit(gateway, submission(key, (1, 2), 40, tenant=tenant))

@@ -11,12 +11,13 @@ import pytest
 from served import EPOCH, populated, served
 
 from scheduler.admission import QueueBounds
-from scheduler.core import Core, CoreSettings
+from scheduler.core import Core
+from scheduler.core_settings import CoreSettings
 from scheduler.events import Submitted, TenantsChanged
 from scheduler.loop import Loop
 from scheduler.policy import Policy
 from scheduler.simulator.small import submission
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from tercet import rpc
 from tercet.errors import PermissionDeniedError
 from tercet.mesh.v1 import scheduler_pb2
@@ -43,7 +44,7 @@ async def serving(clock: Clock) -> AsyncIterator[Any]:
     """A stub of a scheduler that has been asked by three tenants."""
     loop = Loop(Core(CoreSettings(("host:1",), Policy(4, 0), QueueBounds(100, 1_000_000))), clock)
     gateway = populated(loop, max_num_seqs=2)
-    plans = (TenantPlan("acme"), TenantPlan("globex", max_concurrent=1), TenantPlan("idle"))
+    plans = (NamedPlan("acme"), NamedPlan("globex", max_concurrent=1), NamedPlan("idle"))
     loop.post(TenantsChanged(gateway, 1, plans))
     asked = [("acme", "rag")] * 5 + [("globex", "")] * 3 + [("nobody", ""), ("acme", "none")]
     for key, (tenant, traffic_class) in enumerate(asked):

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import sequence_of
 
-from scheduler.sequence import Request, Sequence, State
+from scheduler.lifecycle import State
+from scheduler.sequence import Request, Sequence
 from scheduler.simulator.small import submission
-from scheduler.tenant import TenantPlan
+from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, DEFAULT_CLASS
 from scheduler.waiting import NOBODY, TENANTS_REMEMBERED, Line, WaitingQueue
 
@@ -24,7 +25,7 @@ def make(
         submission(arrival, [1] * length),
         0.0,
         None,
-        tenant=TenantPlan(tenant, weight=weight),
+        tenant=NamedPlan(tenant, weight=weight),
         traffic_class=CLASSES.get(traffic_class, DEFAULT_CLASS),
     )
     return sequence_of(request, arrival, [1] * length, length + 8, **changes)
@@ -78,7 +79,7 @@ def test_counts_are_of_requests_sequences_and_tokens_by_class(
             submission(key, n=n),
             0.0,
             None,
-            tenant=TenantPlan(tenant),
+            tenant=NamedPlan(tenant),
             traffic_class=CLASSES[traffic_class],
         )
         # Outputs that had to give way come back one by one.

@@ -43,7 +43,8 @@ class FakeGateway(
         self.started = threading.Event()
         self.chat = True
         self.swap_blocks = 0
-        self.draining = False
+        self.live = True
+        self.draining = self.late = self.hung = False
         self.traffic = operations_pb2.Traffic(epoch=1)
         self.traffic_error: errors.RequestError | None = None
         self.plan_log: list[bytes] = []
@@ -146,7 +147,7 @@ class FakeGateway(
     async def GetFleet(self, request, context):
         worker = operations_pb2.WorkerStatus(
             address="127.0.0.1:1",
-            live=True,
+            live=self.live,
             model="fake",
             device="cpu",
             blocks_total=10,
@@ -155,6 +156,8 @@ class FakeGateway(
             swap_blocks_total=self.swap_blocks,
             swap_blocks_used=self.swap_blocks // 2,
             draining=self.draining,
+            late=self.late,
+            hung=self.hung,
         )
         return operations_pb2.Fleet(requests_finished=len(self.requests), preemptions=5, swaps=3, workers=[worker])
 

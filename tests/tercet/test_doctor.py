@@ -1,3 +1,4 @@
+import json
 import socket
 import sys
 
@@ -89,6 +90,40 @@ def test_the_model_must_be_there(tmp_path):
     assert "2 MB" in doctor.check_model(str(tmp_path / "m.gguf")).fact
 
 
+def _worker(flags):
+    return doctor.check_worker(doctor.run_python, load_config(None, None, flags))
+
+
+def test_a_worker_that_would_start_says_what_its_cache_would_be():
+    found = _worker({"worker.kv_cache_memory": "8MiB", "worker.block_size": "32"})
+    assert (found.verdict, found.fact) == ("ok", "KV cache 8 MiB = 11 blocks of 32 tokens, 720.0 KiB each")
+
+
+def test_what_refuses_a_start_is_found_before_it(tmp_path):
+    settings = _worker({"worker.quantization": "fp8"})
+    assert (settings.verdict, "worker.quantization" in settings.remedy) == ("fail", True)
+    memory = _worker({"worker.memory_fraction": "0.00001"})
+    assert (memory.verdict, "not enough memory" in memory.remedy) == ("fail", True)
+
+
+def test_a_folder_must_have_its_weights(tmp_path):
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **shape, "max_position_embeddings": 256}))
+    flags = {"model.model": str(tmp_path), "worker.kv_cache_memory": "1MiB"}
+    found = _worker(flags)
+    assert (found.verdict, "model.safetensors" in found.remedy) == ("fail", True)
+    assert _worker({**flags, "model.load_format": "dummy"}).verdict == "ok"
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert _worker(flags).verdict == "ok"
+
+
+def test_without_what_a_worker_needs_it_is_not_asked_about():
+    config = load_config(None, None, {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0})
+    assert "worker" not in [finding.subject for finding in doctor.examine(config, _fails)]
+
+
 def test_the_ledger_must_be_writable(tmp_path):
     def look(where, **env):
         return doctor.check_ledger(load_config(None, None, {"ledger.database": where}).ledger, env)
@@ -141,7 +176,7 @@ def test_only_a_failure_fails():
 def test_examine_covers_every_subject():
     config = load_config(None, None, {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0})
     findings = list(doctor.examine(config, _answers("0 ")))
-    subjects = ["python", "torch", "compiler", "extension", "cuda", "model", "ledger"]
+    subjects = ["python", "torch", "compiler", "extension", "cuda", "model", "worker", "ledger"]
     subjects += ["gateway port", "scheduler port"]
     assert [finding.subject for finding in findings] == [*subjects, "worker port"]
     assert all(finding.remedy for finding in findings if finding.verdict != "ok")

@@ -30,6 +30,15 @@ def test_fleet_shows_swaps_and_who_drains(gateway):
     assert (state["swaps"], state["workers"][0]["swap_blocks_used"], state["workers"][0]["draining"]) == (3, 4, True)
 
 
+def test_fleet_shows_who_does_not_move(gateway):
+    gateway.late, gateway.draining = True, True
+    assert "0 tokens in 0 steps, draining, late" in run("fleet", "--address", gateway.address).stdout
+    gateway.live, gateway.late, gateway.hung = False, False, True
+    assert "worker 127.0.0.1:1: hung" in run("fleet", "--address", gateway.address).stdout
+    gateway.hung = False
+    assert "worker 127.0.0.1:1: not connected" in run("fleet", "--address", gateway.address).stdout
+
+
 def test_tokenize_prints_ids(gateway):
     assert json.loads(run("tokenize", "ab cde", "--address", gateway.address).stdout) == [2, 3]
     assert json.loads(run("tokenize", "-", "--chat", "--address", gateway.address, stdin="abcd").stdout) == [4]

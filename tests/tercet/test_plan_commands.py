@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from scheduler.admission import QueueBounds
-from scheduler.core import CoreSettings
+from scheduler.core_settings import CoreSettings
 from scheduler.events import GatewayAttached, Submitted, TimePassed, WorkerAttached
 from scheduler.plan_log.recorder import recorded_core
 from scheduler.policy import Policy

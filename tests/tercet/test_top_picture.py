@@ -151,6 +151,13 @@ def test_workers_that_are_not_there_or_about_to_go() -> None:
     assert "9 swapped" in "\n".join(lines)
 
 
+def test_workers_that_do_not_move() -> None:
+    workers = (worker("host:1", live=False, hung=True), worker("host:2", late=True))
+    lines = drawn(Picture("gate:1", moment(workers=workers)))
+    assert "host:1 hung" in lines
+    assert row(lines, "host:2").endswith(", late")
+
+
 def test_a_lost_mesh_is_shown_with_what_was_seen_last() -> None:
     nothing = drawn(Picture("gate:1", problem="GATEWAY_LOST: no gateway answers at gate:1"))
     assert nothing == ["tercet gate:1  GATEWAY_LOST: no gateway answers at gate:1"]
