@@ -25,10 +25,14 @@ def due_after(traffic_class: TrafficClass) -> float:
     return traffic_class.patience_s if traffic_class.ttft is None else DUE * traffic_class.ttft.seconds
 
 
+def due_at(request: Request) -> float:
+    """When it is due."""
+    return request.arrived_at + (due_after(request.traffic_class) if request.due_s is None else request.due_s)
+
+
 def due(queue: ClassQueue, now: float) -> bool:
     """Whether somebody first in his line is due."""
-    wait = due_after(queue.traffic_class)
-    return any(now >= line.sequences[0].request.arrived_at + wait for line in queue.waiting.values())
+    return any(now >= due_at(line.sequences[0].request) for line in queue.waiting.values())
 
 
 def aged(request: Request, now: float) -> bool:
@@ -46,7 +50,6 @@ class _Class:
         "_num_due",
         "_promise",
         "_skip",
-        "_wait",
         "arrived_at",
         "awaited",
         "name",
@@ -63,7 +66,6 @@ class _Class:
         self.awaited = queue.awaits(now)
         self._skip = skip
         self._now = now
-        self._wait = due_after(traffic_class)
         self._promise = 0.0 if traffic_class.ttft is None else traffic_class.ttft.seconds
         self.promised = traffic_class.ttft is not None
         self.rank = traffic_class.rank
@@ -87,7 +89,9 @@ class _Class:
     def due(self) -> bool:
         """Its promise to the next one is at stake; or, where it promises nothing, somebody first in his line has waited
         for its patience, though another tenant may have the turn that it gets for that."""
-        return self._now >= self.arrived_at + self._wait if self.promised else self._num_due > 0
+        if not self.promised:
+            return self._num_due > 0
+        return self.next is not None and self._is_due(self.next)
 
     @property
     def tenant_served(self) -> float:
@@ -121,7 +125,7 @@ class _Class:
         self._look()
 
     def _is_due(self, sequence: Sequence) -> bool:
-        return self._now >= sequence.request.arrived_at + self._wait
+        return self._now >= due_at(sequence.request)
 
     def _first(self, line: Line, place: int) -> int:
         """From that place on, the first that is not skipped."""

@@ -119,7 +119,7 @@ def _follow(
     """Lets what is ahead pass, then the newcomer, which starts after `bound_s` seconds at the soonest."""
     mean = tokens / sequences if sequences else 1.0
     regime = Regime.PREFILL if lane.pending or sequences else Regime.IDLE
-    queue_s, room, steps = 0.0, 0.0, 1.0
+    queue_s, room, steps, place_s = 0.0, 0.0, 1.0, 0.0
     victims = _who_yields(lane, newcomer, sequences, tokens)
     for move in range(MAX_MOVES):
         cap = lane.cap(sequences * mean)
@@ -133,6 +133,7 @@ def _follow(
             until_due = (newcomer.due_s - lane.step_s - queue_s) / lane.step_seconds(min(cap, lane.pending))
             if until_due <= 0.0:
                 # They go with the step in which they are told.
+                place_s = min(LONGEST_SECONDS, queue_s + min(places, 1e9) * lane.step_seconds(min(cap, lane.pending)))
                 started, seconds = lane.run(1.0, sequences, mean)
                 sequences -= started
                 queue_s += seconds
@@ -161,7 +162,7 @@ def _follow(
         # Those who come later fill up the steps that it takes.
         lane.behind += inflow * (lane.step_s + queue_s)
     own_s = max(_own_seconds(lane, room), LEAST_SECONDS)
-    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer))
+    return FirstToken(regime, lane.step_s, queue_s, own_s, _alone_seconds(lane, newcomer), place_s)
 
 
 def _soonest_seconds(lane: Lane, newcomer: Newcomer) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from tercet import errors
+from tercet.retry import bounded_retry
 
 from .bounds import Bound, bound_of_class, bound_of_tenant
 from .calibration import ForecastError, ForecastErrors, Ratios
@@ -19,7 +20,7 @@ from .fair_order import due_after
 from .forecast import forecast
 from .inflow import Inflow
 from .newcomer import Newcomer
-from .outlook import Kind, Outlook
+from .outlook import FirstToken, Kind, Outlook
 from .output_length import LeaveRate, LeaveRates, OutputLengths
 from .placement import CachedTokens
 from .planner_view import yielders
@@ -115,9 +116,31 @@ class Foresight:
         first_token = forecast(workers, newcomer, around, bounds, policy, now)
         if first_token is None:
             return None
-        name, target = traffic_class.name, traffic_class.ttft
+        outlook, problem = self._judge(pool, request, first_token, now)
+        if problem is not None and self._to_be_tried(request, outlook, now):
+            problem = None
+        if problem is not None and first_token.place_s:
+            # Room need not be made for it as late as that.
+            sooner = forecast(workers, replace(newcomer, due_s=0.0), around, bounds, policy, now)
+            assert sooner is not None
+            hasty, still = self._judge(pool, request, sooner, now)
+            if still is None or self._to_be_tried(request, hasty, now):
+                request.due_s, outlook, problem = 0.0, hasty, None
+            elif problem.retry_after_s is not None:
+                # Until the next one is let in to see; and meanwhile others show whether it is still so.
+                tried_s = min(self._tried_at(request, each) for each in (outlook, hasty)) - now
+                problem.retry_after_s = bounded_retry(min(problem.retry_after_s, tried_s, PROBE_SECONDS))
+        request.outlook, request.forecast_s = outlook, outlook.seconds
+        return problem
+
+    def _judge(
+        self, pool: Pool, request: Request, first_token: FirstToken, now: float
+    ) -> tuple[Outlook, errors.RequestError | None]:
+        """What is expected of a request by that forecast, and what refuses it."""
+        traffic_class = request.traffic_class
+        target = traffic_class.ttft
         far = first_token.seconds > FAR_PART * traffic_class.claim_s
-        kind = Kind(name, first_token.regime, _in_line(pool, request), far)
+        kind = Kind(traffic_class.name, first_token.regime, _in_line(pool, request), far)
         ratios = self.ratios.setdefault(kind, Ratios())
         ratios.fade(now)
         deadline_s = request.submission.deadline_s
@@ -131,8 +154,7 @@ class Foresight:
             chance=None if target is None else chance_within(target.seconds, first_token, ratios),
             limit_s=target_s if hopeless is None else deadline_s,
         )
-        request.outlook, request.forecast_s = outlook, outlook.seconds
-        return None if self._to_be_tried(request, outlook, now) else hopeless or unlikely
+        return outlook, hopeless or unlikely
 
     def queued(self, request: Request, now: float) -> None:
         """A request was accepted."""
@@ -216,17 +238,20 @@ class Foresight:
         request.booked = self.spare[whose] - before
 
     def _to_be_tried(self, request: Request, outlook: Outlook, now: float) -> bool:
-        """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long. Not if
-        there is nothing to be learned, since it is late for sure."""
+        """Whether the next of its kind is let in whatever is forecast: nothing was learned of them for long."""
+        return now >= self._tried_at(request, outlook)
+
+    def _tried_at(self, request: Request, outlook: Outlook) -> float:
+        """From when on it is. Never if there is nothing to be learned, since it is late for sure."""
         if outlook.limit_s is not None and outlook.first_token.soonest_s > outlook.limit_s:
-            return False
+            return inf
         target, owed = request.traffic_class.ttft, -self.spare.get(request.whose, 0.0)
         long_s = PROBE_SECONDS if target is None else max(PROBE_SECONDS, PROBE_TARGETS * target.seconds)
         doublings = min(self.tries_missed.get(outlook.kind, 0), MOST_TRIES_MISSED) + min(
             max(owed, 0.0), MOST_MISSES_OWED
         )
         wait_s: float = long_s * 2.0**doublings
-        return now >= self.learned_at.get(outlook.kind, -inf) + wait_s
+        return self.learned_at.get(outlook.kind, -inf) + wait_s
 
     def _learn(self, outlook: Outlook, actual_s: float, now: float) -> None:
         self.ratios.setdefault(outlook.kind, Ratios()).add(actual_s / outlook.first_token.seconds, now)

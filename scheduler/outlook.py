@@ -26,6 +26,8 @@ class FirstToken:
     prefill_s: float
     # What it would take on a worker that has nothing else to do.
     alone_s: float
+    # Others make room for it: until a place is free without that. 0: nobody does.
+    place_s: float = 0.0
     # It comes no sooner: all slots are taken by those whose ends are known. 0: nothing is that sure.
     soonest_s: float = 0.0
 

@@ -36,6 +36,8 @@ class Request:
     # Seconds from arrival to the first token as forecast at admission; None: nothing was known.
     forecast_s: float | None = None
     outlook: Outlook | None = None
+    # Seconds of waiting after which its promise is at stake; None: as its class has it.
+    due_s: float | None = None
     # What its tenant's misses to spare (promise.py) are more by for it, less below 0; None: it does not count there.
     booked: float | None = None
     # Tokens that were taken from its tenant's quota; None: it has none.

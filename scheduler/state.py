@@ -12,7 +12,7 @@ from typing import Any
 
 from .actions import Action, DropWorker, GatewayMessage, Log, PoolUpdate, ToGateway
 from .alarms import Alarms
-from .fair_order import due_after
+from .fair_order import due_at
 from .fleet import Fleet
 from .fleet_view import FleetView, views_of
 from .foresight import Foresight
@@ -121,7 +121,7 @@ class MeshState:
         if request.traffic_class.max_queue_s:
             self.ages.add(request.arrived_at + request.traffic_class.max_queue_s, request)
         if request.traffic_class.ttft is not None:
-            self.promises.add(request.arrived_at + due_after(request.traffic_class), request)
+            self.promises.add(due_at(request), request)
 
     def next_alarm(self) -> float | None:
         """The next moment at which time may end a request, or make a promise urgent."""

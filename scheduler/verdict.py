@@ -62,6 +62,9 @@ def misses_target(
     # What is ahead takes a second a second to pass; once it is gone, it does not get better.
     late = ratios.quantile(needed)
     retry_s = min(late * first_token.seconds - limit_s, late * (first_token.step_s + first_token.queue_s))
+    if first_token.place_s:
+        # Room is made for whoever comes then as late as for this one. What helps is a place that is free.
+        retry_s = first_token.place_s
     return errors.SloUnreachableError(
         f"the first token is forecast in {expected_s:.3g} s, within {limit_s:.3g} s with a chance of {chance:.1%} where"
         f" {needed:.1%} is needed; class {traffic_class.name} promises {target.seconds:g} s",

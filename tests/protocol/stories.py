@@ -108,7 +108,7 @@ GATEWAY_STORIES: Mapping[str, gateway_world.Story] = {
     ),
     "a message is lost": gateway_world.Story((Ask(), Ask()), slips=1),
     "one is lost, and a client leaves": gateway_world.Story((Ask(),), slips=1, cancels=1),
-    "the gateway forgets a request": gateway_world.Story((Ask(), Ask()), lapses=1),
+    "the gateway forgets a request": gateway_world.Story((Ask(4, unread=1),), lapses=1),
     "it does, and the stream breaks": gateway_world.Story((Ask(3),), lapses=1, cuts=1),
     "a message comes twice": gateway_world.Story((Ask(4, unread=1),), echoes=1, cancels=1, compares=1),
     "one about an output does": gateway_world.Story(
