@@ -5,8 +5,8 @@ it. In every state the core's books and the workers' pools balance and each text
 alone; in every state of rest each request has had one end, each cancel its answer, no worker has a sequence or a block
 in use, and both sides count the same blocks. test_mutations.py has faults that are found by this.
 
-HYPOTHESIS_PROFILE=long sees five hundred times as many states, most stories to their ends. By default the first ones of
-each are seen, which the faults are known to need, and random walks go to the ends.
+HYPOTHESIS_PROFILE=long sees five hundred times as many states, most stories to their ends. By default random walks go
+there instead.
 """
 
 from __future__ import annotations
