@@ -53,6 +53,8 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
     worker.pace.step_ran()
     worker.ledger.report(event.blocks)
     num_tokens = len(event.token_ids)
+    if event.prompt_logprobs:
+        _pass_on_prompts(mesh, worker, event)
     chunks = _note_progress(mesh, worker, event, now) if event.prefills else []
     num_tokens += sum(tokens for _, tokens in chunks)
     if event.step_us:
@@ -96,26 +98,25 @@ def step_reported(mesh: MeshState, event: StepReported, now: float) -> None:
         # Nobody here knows them, so nobody else will ever end them.
         mesh.log("orphans_found", address=worker.address, sequence_ids=orphans)
         mesh.actions.append(ToWorker(worker.link, Release(tuple(orphans), ReleaseCause.CANCEL)))
-    prompts = _prompt_logprobs(worker, event, columns) if event.prompt_logprobs else {}
     if event.ended:
         _note_ends(mesh, pool, worker, event, columns, now)
     elif worker.window.plans_ahead < PLANS_AHEAD:
         mesh.touch(pool)
     for gateway, (sequence_ids, token_ids, ends) in columns.items():
-        logprobs, of_prompts = _logprobs_of(event, sequence_ids), tuple(prompts.get(gateway, ()))
-        mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends), logprobs, of_prompts))
+        logprobs = _logprobs_of(event, sequence_ids)
+        mesh.send(gateway, TokenBatch(tuple(sequence_ids), tuple(token_ids), tuple(ends), logprobs))
 
 
-def _prompt_logprobs(worker: Worker, event: StepReported, columns: Columns) -> dict[int, list[tuple[int, bytes]]]:
-    """By gateway. Also to those that get nothing else of the step: most of a prompt comes before the first token."""
+def _pass_on_prompts(mesh: MeshState, worker: Worker, event: StepReported) -> None:
+    """Sends what came of prompts, ahead of all that the step ended. It is the request's, whatever becomes of the output
+    that it was computed for."""
     found: dict[int, list[tuple[int, bytes]]] = {}
     for item in event.prompt_logprobs:
         sequence = worker.sequences.get(item[0])
-        if sequence is not None and sequence.state is not State.CANCELLING:
-            gateway = sequence.request.gateway
-            columns.setdefault(gateway, ([], [], []))
-            found.setdefault(gateway, []).append(item)
-    return found
+        if sequence is not None:
+            found.setdefault(sequence.request.gateway, []).append(item)
+    for gateway, items in found.items():
+        mesh.send(gateway, TokenBatch((), (), (), (), tuple(items)))
 
 
 def _logprobs_of(event: StepReported, sequence_ids: list[int]) -> tuple[tuple[int, bytes], ...]:

@@ -30,6 +30,8 @@ class Call:
     refused: str | None = None
     outputs: list[Output] = field(default_factory=list)
     sequence_ids: tuple[int, ...] = ()
+    # Of its prompt, as they came; some may have come twice.
+    prompt_logprobs: list[bytes] = field(default_factory=list)
     cancels_sent: int = 0
     # Since when its reader is behind, on the clock of the mesh; None: it is not.
     paused_at: float | None = None
@@ -104,6 +106,11 @@ class VirtualGateway:
             call.cancels_done.append(message)
         else:
             assert isinstance(message, TokenBatch)
+            for sequence_id, part in message.prompt_logprobs:
+                self._live(sequence_id)
+                call, _ = self._outputs[sequence_id]
+                assert not any(output.tokens for output in call.outputs), "logprobs of a prompt behind a token"
+                call.prompt_logprobs.append(part)
             for sequence_id, token in zip(message.sequence_ids, message.token_ids, strict=True):
                 output = self._live(sequence_id)
                 output.tokens.append(token)

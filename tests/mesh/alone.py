@@ -12,6 +12,7 @@ from worker.executor import Executor
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import Attach, Chunk, EndReason, Event, NewSequence, Plan, Sampling, StepResult
+from worker.ops.attention import AttentionBatch
 
 from .models import CPU, MAX_MODEL_LEN, model_of, poison
 
@@ -27,6 +28,26 @@ class Lone:
     max_tokens: int
     stops: frozenset[int]
     sampling: Sampling
+
+
+@functools.lru_cache(maxsize=1_000)
+def prompt_logprobs_alone(model_name: str, prompt: tuple[int, ...], num_top: int) -> list[tuple[float, list[float]]]:
+    """Of each token of a prompt but the first its logprob, and those of the likeliest."""
+    model = model_of(model_name)
+    kv_cache = KVCache(model.config, 1, MAX_MODEL_LEN, torch.float32, CPU, enable_prefix_caching=False)
+    token_ids, num_tokens = torch.tensor(prompt), len(prompt)
+    batch = AttentionBatch(
+        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        block_tables=torch.zeros(1, 1, dtype=torch.int32),
+        slots=torch.arange(num_tokens),
+        total_context=num_tokens,
+    )
+    positions = torch.arange(num_tokens)
+    logits = model.forward(token_ids, positions, kv_cache.layers, batch, positions)
+    found = logits.double().log_softmax(dim=1)[:-1]
+    own = found.gather(1, token_ids[1:, None])[:, 0]
+    return list(zip(own.tolist(), found.topk(num_top, dim=1).values.tolist(), strict=True))
 
 
 @functools.lru_cache(maxsize=20_000)

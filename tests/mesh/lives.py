@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from gateway.mesh_messages import to_prompt_part
+from gateway.prompt_logprobs import PromptLogprobs
 from scheduler.admission import AdmissionMode
 from scheduler.events import EndReason, Sampling, TenantsChanged
 from scheduler.sequence import MAX_LOSSES
@@ -14,7 +18,8 @@ from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import WORKER_GRACE_S
 from scheduler.simulator.small import submission
 from scheduler.traffic_class import CLASSES, TrafficClass
-from tests.mesh.alone import Lone, run_alone
+from tercet.mesh.v1.sequence_pb2 import PromptLogprobs as PromptLogprobsProto
+from tests.mesh.alone import Lone, prompt_logprobs_alone, run_alone
 from tests.mesh.models import model_of
 from tests.mesh.penalties import draw_penalties, penalties_to_bytes
 from tests.mesh.real_mesh import RealMesh
@@ -153,6 +158,7 @@ def _random_ask(
             seed=rng.choice([0, 1, 7, 2**64 - 2]),
             penalties=b"" if penalties is None else penalties_to_bytes(penalties),
             num_logprobs=words.choice([None, None, None, 0, 3]),
+            num_prompt_logprobs=words.choice([None, None, None, 0, 3]),
         ),
         penalties=penalties,
         salt=rng.choice([b"", b"", b"tenant"]),
@@ -307,6 +313,8 @@ class Player:
             assert call.refused in self._refusals[call.submission.request_key], call.refused
             assert not any(output.tokens or output.ends for output in call.outputs)
             return
+        if ask.sampling.num_prompt_logprobs is not None:
+            self._judge_prompt(call, ask, ask.sampling.num_prompt_logprobs)
         for index, output in enumerate(call.outputs):
             tokens, reason = run_alone(self._lone(ask, index))
             got = tuple(output.tokens)
@@ -332,6 +340,25 @@ class Player:
                 allowed = self._failures if end.reason is EndReason.FAILED else late
                 assert end.failure.reason in allowed, end.failure
                 self.seen[end.failure.reason] += 1
+
+    def _judge_prompt(self, call: Call, ask: Ask, num_top: int) -> None:
+        """What came of the prompt is what it would be alone; all of it, if a token came."""
+        prompt = PromptLogprobs(len(ask.prompt) - 1)
+        for data in call.prompt_logprobs:
+            prompt.push(to_prompt_part(PromptLogprobsProto.FromString(data)))
+        if any(output.tokens for output in call.outputs):
+            assert prompt.complete
+        want = prompt_logprobs_alone(self.life.workers[0].model, ask.prompt, num_top)
+        place = 1
+        while (part := prompt.take()) is not None:
+            self.seen["logprobs of a prompt"] += 1
+            assert part.first == place
+            for found in part:
+                logprob, top_logprobs = want[place - 1]
+                assert math.isclose(found.logprob, logprob, abs_tol=1e-3)
+                assert len(found.top_ids) == num_top
+                assert all(map(partial(math.isclose, abs_tol=1e-3), found.top_logprobs, top_logprobs))
+                place += 1
 
     def _lone(self, ask: Ask, index: int) -> Lone:
         asked = ask.sampling

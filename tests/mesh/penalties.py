@@ -19,6 +19,9 @@ def draw_penalties(rng: random.Random, prompt: tuple[int, ...], max_tokens: int,
         bias=tuple((token_id, rng.choice([-4.0, 2.0])) for token_id in dict.fromkeys(some[: rng.choice([0, 0, 2])])),
         allowed_ids=rng.choice([None, None, tuple(range(0, vocab_size, 2))]),
         min_tokens=rng.choice([0, rng.randint(0, max_tokens)]),
+        bad=tuple(
+            tuple(rng.randrange(vocab_size) for _ in range(rng.choice([1, 2]))) for _ in range(rng.choice([0, 0, 5]))
+        ),
     )
 
 
@@ -33,4 +36,6 @@ def penalties_to_bytes(penalties: Penalties) -> bytes:
         biases=[bias for _, bias in penalties.bias],
         allowed_ids=penalties.allowed_ids,
         min_tokens=penalties.min_tokens,
+        bad_ids=[token_id for each in penalties.bad for token_id in each],
+        bad_lengths=map(len, penalties.bad),
     ).SerializeToString()
