@@ -88,6 +88,13 @@ class AsyncGeneration:
         self._pause.cancel()
         self._call.cancel()
 
+    def __del__(self) -> None:
+        # gRPC lets a call of an event loop run on that nobody has. The loop itself may be gone.
+        call = getattr(self, "_call", None)
+        if call is not None and not call.done():
+            with contextlib.suppress(RuntimeError):
+                call.cancel()
+
     async def __aenter__(self) -> AsyncGeneration:
         return self
 
@@ -162,7 +169,7 @@ class AsyncClient:
         self._connection = Connection(address, api_key, tls, timeout_s, retry)
         self._channel: grpc.aio.Channel | None = None
         self._stubs: Stubs | None = None
-        # What the end of the scope ends. Whoever drops one of them has it ended, too: gRPC sees to that.
+        # What the end of the scope ends. Whoever drops one of them has it ended, too.
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
 
     async def __aenter__(self) -> AsyncClient:
