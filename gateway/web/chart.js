@@ -25,6 +25,7 @@ export class Chart {
   #when;
   #lines = new Map();
   #labels;
+  #ends;
   #grid;
   #cursor;
   #width = 400;
@@ -43,7 +44,11 @@ export class Chart {
     this.#grid = drawing("path", { class: "grid" });
     this.#cursor = drawing("path", { class: "cursor" });
     this.#labels = [0, 1, 2].map(() => drawing("text", { class: "scale", "text-anchor": "end" }));
-    this.#svg.append(this.#grid, ...this.#labels, this.#cursor);
+    this.#ends = [
+      drawing("text", { class: "scale", x: LEFT }, `${duration(WINDOW_S)} ago`),
+      drawing("text", { class: "scale", "text-anchor": "end" }, "now"),
+    ];
+    this.#svg.append(this.#grid, ...this.#labels, ...this.#ends, this.#cursor);
     this.#legend = element("ul", { class: "legend" });
     root.append(
       element("figcaption", {}, element("span", {}, title), this.#when),
@@ -92,6 +97,8 @@ export class Chart {
       "d",
       values.map((value) => `M${LEFT} ${this.#y(value, top)}H${this.#width - RIGHT}`).join(""),
     );
+    this.#ends.forEach((end) => end.setAttribute("y", HEIGHT - 4));
+    this.#ends[1].setAttribute("x", this.#width - RIGHT);
     values.forEach((value, index) => {
       const label = this.#labels[index];
       label.setAttribute("x", LEFT - 8);
@@ -193,11 +200,11 @@ function stack(series) {
   return heights;
 }
 
-// The next of 1, 2, 5, 10, ...: the scale does not follow each little change.
-export function niceTop(value) {
-  if (value <= 1) {
-    return 1;
+// The next of 2, 4, 6, 8, 10, 20, ...: the scale does not follow each little change, and half of it is whole.
+function niceTop(value) {
+  if (value <= 2) {
+    return 2;
   }
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((each) => value <= each * power * (1 + 1e-9));
+  return power * [1, 2, 4, 6, 8, 10].find((each) => value <= each * power * (1 + 1e-9));
 }

@@ -7,7 +7,7 @@ import { readSettings } from "./settings.js";
 import { Turn } from "./turn.js";
 
 const EXAMPLES = [
-  "Name three rivers, and what flows through each.",
+  "Name three rivers, and where each of them begins.",
   "Explain in two sentences what a scheduler does.",
   "Write a Python function that reverses a list.",
 ];

@@ -116,6 +116,19 @@ async def test_charts_move(mesh: Page, scheduler: WatchedScheduler) -> None:
     assert points[-1] < points[0]
 
 
+async def test_what_was_a_moment_ago_is_told_to_the_pointer(mesh: Page, scheduler: WatchedScheduler) -> None:
+    scheduler.traffic = traffic(11, a_class("interactive", 7))
+    await mesh.until_shown("#chart-waiting .value", "7")
+    box = await mesh.run("return document.querySelector('#chart-waiting svg').getBoundingClientRect().toJSON()")
+    first = {"type": "mouseMoved", "x": box["x"] + 50, "y": box["y"] + 50}
+    await mesh.command("Input.dispatchMouseEvent", first)
+    await mesh.until_shown("#chart-waiting .when", "ago")
+    assert await mesh.shown("#chart-waiting .value") == "4"
+    await mesh.command("Input.dispatchMouseEvent", {**first, "y": 1})
+    await mesh.until("return document.querySelector('#chart-waiting .when').innerText === ''")
+    assert await mesh.shown("#chart-waiting .value") == "7"
+
+
 async def test_a_class_that_comes_and_one_that_goes(mesh: Page, scheduler: WatchedScheduler) -> None:
     scheduler.traffic = traffic(20, a_class("batch"), a_class("rag", 1), a_class("", INVALID_FIELD=1))
     await mesh.until_shown("#chart-waiting .legend", "rag")

