@@ -8,7 +8,7 @@ from torch import Tensor
 from bench.kernel_timing import DTYPE, GPU, Roofs, Row, memory_row, microseconds, num_sets, randn, timed
 from worker.model.config import RopeConfig
 from worker.model.rope import cos_sin_table
-from worker.ops.activation import silu_mul, silu_mul_reference
+from worker.ops.activation import gate_mul, gate_mul_reference
 from worker.ops.block_copy import BlockTensors, copy_blocks, copy_blocks_reference
 from worker.ops.heads import place_heads
 from worker.ops.linear import Linear, linear_reference
@@ -83,8 +83,8 @@ def bench_activation(roofs: Roofs) -> list[Row]:
     for num_tokens in (1, 32, 256, 8192):
         num_bytes = 3 * num_tokens * INTERMEDIATE * 2
         inputs = [randn(num_tokens, 2 * INTERMEDIATE) for _ in range(num_sets(num_bytes))]
-        us = microseconds([lambda x=x: silu_mul(x) for x in inputs])  # type: ignore[misc]
-        torch_us = microseconds([lambda x=x: silu_mul_reference(x) for x in inputs])  # type: ignore[misc]
+        us = microseconds([lambda x=x: gate_mul(x) for x in inputs])  # type: ignore[misc]
+        torch_us = microseconds([lambda x=x: gate_mul_reference(x) for x in inputs])  # type: ignore[misc]
         rows.append(memory_row("silu_mul", f"T={num_tokens} I={INTERMEDIATE}", num_bytes, us, roofs, torch=torch_us))
     return rows
 

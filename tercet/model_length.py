@@ -9,8 +9,21 @@ from typing import Any
 from tercet.model_fields import Fields
 
 # What a config.json of that model_type means that leaves max_position_embeddings out.
-_DEFAULTS: Mapping[str, int] = MappingProxyType({"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768})
+_DEFAULTS: Mapping[str, int] = MappingProxyType(
+    {
+        "llama": 2048,
+        "mistral": 131072,
+        "qwen2": 32768,
+        "qwen3": 32768,
+        "gemma2": 8192,
+        "gemma3": 131072,
+        "gemma3_text": 131072,
+        "phi3": 4096,
+    }
+)
 _ARCHITECTURE_SUFFIX = "ForCausalLM"
+# What transformers calls the two kinds of layers.
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 
 
 def hf_length(fields: Fields) -> int:
@@ -37,16 +50,24 @@ def hf_original_length(fields: Fields) -> int:
 def hf_rope(fields: Fields) -> tuple[Any, Fields]:
     """The type of rotary embedding and its fields: `rope_parameters` (transformers 5) or `rope_scaling` (4).
 
-    Raises ModelError if it is not one object for all layers.
+    Where layers with a window have an embedding of their own, that of the others. Raises ModelError if it is neither
+    one object for all layers nor one for each of these two kinds.
     """
     name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
     values: Any = fields.get(name)
     if values is None:
         values = {}
+    if isinstance(values, dict) and set(values) == {FULL_ATTENTION, SLIDING_ATTENTION}:
+        values, name = values[FULL_ATTENTION], f"{FULL_ATTENTION} in {name}"
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        raise fields.error(name, values, "one object for all layers, with rope_type, rope_theta and the type's factors")
+        raise fields.error(
+            name, values, "one object for all layers, with rope_type, rope_theta and the type's factors, or one each "
+            f"for {FULL_ATTENTION} and {SLIDING_ATTENTION}",
+        )  # fmt: skip
     rope = Fields(values, f"{name} of {fields.origin}")
-    return rope.get("rope_type") or rope.get("type") or "default", rope
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    # Names that Phi-3 had for it before it had one.
+    return ("longrope" if kind == "su" else kind), rope
 
 
 def gguf_length(fields: Fields) -> int:

@@ -197,9 +197,12 @@ def paged_attention(
     block_tables: int,
     table_width: int,
     scale: float,
+    window: int,
+    softcap: float,
     /,
 ) -> None:
-    """Raises ValueError, before any work, on lengths that contradict each other or a block that is not there."""
+    """A `window` or `softcap` of 0 is none. Raises ValueError, before any work, on lengths that contradict each other or
+    a block that is not there."""
 
 def write_kv(
     is_bf16: bool,
@@ -270,4 +273,7 @@ def apply_rope(
 ) -> None:
     """Raises IndexError, before any write, on a position outside the table."""
 
-def silu_mul(is_bf16: bool, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, /) -> None: ...
+def gate_mul(
+    is_bf16: bool, activation: int, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, /
+) -> None:  # fmt: skip
+    """`activation`: cpp/include/tercet/activation.h."""

@@ -16,7 +16,9 @@ def rms_norm(
 ) -> None:  # fmt: skip
     """cpp/cuda/norm.h. A `residual` of 0 is none."""
 
-def silu_mul(dtype: int, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, stream: int, /) -> None:
+def gate_mul(
+    dtype: int, activation: int, gate_up: int, row_stride: int, out: int, num_rows: int, dim: int, stream: int, /
+) -> None:  # fmt: skip
     """cpp/cuda/activation.h."""
 
 MAX_QUANTIZED_DIM: int
@@ -65,21 +67,21 @@ class StepAttention:
     def __init__(
         self, dtype: int, cache_dtype: int, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int,
         num_blocks: int, query_starts: int, context_lens: int, block_tables: int, num_sequences: int, num_tokens: int,
-        table_width: int, total_context: int, num_chunked: int, num_multiprocessors: int, /,
+        table_width: int, total_context: int, num_chunked: int, num_multiprocessors: int, window: int, /,
     ) -> None:  # fmt: skip
         """`total_context`: at least the tokens of all contexts together, `num_chunked`: at least the sequences with
-        more than one token; -1 if that is not known."""
+        more than one token; -1 if that is not known. A `window` of 0 is none."""
 
     @property
     def workspace_words(self) -> int:
-        """32-bit words that `prepare` needs; 0 if the shape is served by the plain kernel."""
+        """32-bit words that `prepare` needs, a multiple of four; 0 if the shape is served by the plain kernel."""
     def prepare(self, workspace: int, stream: int, /) -> None:
         """Once, before the first `attend`: the 16-byte aligned memory is used until the last is done."""
     def attend(
         self, q: int, q_token_stride: int, q_head_stride: int, k_cache: int, v_cache: int, out: int, scale: float,
-        k_scale: float, v_scale: float, stream: int, /,
+        k_scale: float, v_scale: float, softcap: float, stream: int, /,
     ) -> None:  # fmt: skip
-        """One layer. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte aligned."""
+        """One layer. A `softcap` of 0 is none. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte aligned."""
 
 class SkinnyLinear:
     """cpp/cuda/linear_skinny.h. Keeps addresses, not tensors. RuntimeError where the GPU is not a Hopper."""

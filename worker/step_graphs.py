@@ -90,7 +90,7 @@ class StepGraphs:
         k_cache, _ = self._kv_cache.layers[0]
         return attention_workspace(
             self._model.dtype, self._model.config.num_heads, k_cache, shape.num_rows, shape.num_tokens,
-            self._rows.table_width, shape.total_context, None,
+            self._rows.table_width, shape.total_context, None, self._model.config.windows,
         )  # fmt: skip
 
     @torch.inference_mode()

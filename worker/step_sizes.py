@@ -38,9 +38,11 @@ def mixed_sizes(max_rows: int) -> list[tuple[int, int]]:
 
 
 def graph_bytes(model: ModelConfig, dtype: torch.dtype, max_num_seqs: int, num_cache_tokens: int) -> int:
-    """What captured steps take, about: the memory of the largest, which all share, and their kernels."""
+    """What captured steps take, about: the memory of the largest, which all share, and their kernels.
+
+    Layers with another window have memory of their own for what is merged."""
     num_graphs = len(run_sizes(max_num_seqs)) + len(mixed_sizes(max_num_seqs))
     num_chunks = max_context(max_num_seqs, model.max_model_len, num_cache_tokens) // CHUNK_TOKENS + max_num_seqs
-    merged = num_chunks * model.num_heads * (model.head_dim + 2) * 4
+    merged = num_chunks * model.num_heads * (model.head_dim + 2) * 4 * len(set(model.windows))
     largest = workspace_bytes(model, dtype, max(MAX_TOKENS, max_num_seqs), max_num_seqs)
     return largest + merged + num_graphs * model.num_layers * _LAYER_BYTES

@@ -17,7 +17,8 @@ class StepAttention {
     if (has_kernels_) sizes_ = attention_sizes(shape, rows, bounds, num_multiprocessors);
   }
 
-  int64_t workspace_words() const { return sizes_.plan_words + sizes_.state_words; }
+  // So many that what follows them is aligned.
+  int64_t workspace_words() const { return (sizes_.plan_words + sizes_.state_words + 3) / 4 * 4; }
 
   void prepare(int* workspace, Stream stream) {
     plan_ = workspace;
@@ -52,9 +53,9 @@ void bind_attention(py::module_& m) {
       .def(py::init([](int dtype, int cache_dtype, int head_dim, int num_heads, int num_kv_heads, int block_size,
                        int64_t num_blocks, uintptr_t query_starts, uintptr_t context_lens, uintptr_t block_tables,
                        int num_sequences, int num_tokens, int table_width, int64_t total_context, int num_chunked,
-                       int num_multiprocessors) {
+                       int num_multiprocessors, int window) {
         return StepAttention(
-            {Dtype{dtype}, Dtype{cache_dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks},
+            {Dtype{dtype}, Dtype{cache_dtype}, head_dim, num_heads, num_kv_heads, block_size, num_blocks, window},
             {address<const int>(query_starts), address<const int>(context_lens), address<const int>(block_tables),
              num_sequences, num_tokens, table_width},
             {total_context, num_chunked}, num_multiprocessors);
@@ -62,13 +63,13 @@ void bind_attention(py::module_& m) {
       .def_property_readonly("workspace_words", &StepAttention::workspace_words)
       .def("prepare", [](StepAttention& self, uintptr_t workspace,
                          uintptr_t stream) { self.prepare(address<int>(workspace), stream_of(stream)); })
-      .def("attend",
-           [](StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k_cache,
-              uintptr_t v_cache, uintptr_t out, float scale, float k_scale, float v_scale, uintptr_t stream) {
-             self.attend({address(q), q_token_stride, q_head_stride, address(k_cache), address(v_cache), address(out),
-                          scale, k_scale, v_scale},
-                         stream_of(stream));
-           });
+      .def("attend", [](StepAttention& self, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride,
+                        uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, float scale, float k_scale, float v_scale,
+                        float softcap, uintptr_t stream) {
+        self.attend({address(q), q_token_stride, q_head_stride, address(k_cache), address(v_cache), address(out), scale,
+                     k_scale, v_scale, softcap},
+                    stream_of(stream));
+      });
 }
 
 }  // namespace tercet::cuda

@@ -19,9 +19,10 @@ void bind_elementwise(py::module_& m) {
               residual_inner_stride, address(weight), address(out), num_outer, num_inner, dim, eps},
              stream_of(stream));
   });
-  m.def("silu_mul", [](int dtype, uintptr_t gate_up, int64_t row_stride, uintptr_t out, int64_t num_rows, int dim,
-                       uintptr_t stream) {
-    silu_mul(Dtype{dtype}, address(gate_up), row_stride, address(out), num_rows, dim, stream_of(stream));
+  m.def("gate_mul", [](int dtype, int activation, uintptr_t gate_up, int64_t row_stride, uintptr_t out,
+                       int64_t num_rows, int dim, uintptr_t stream) {
+    gate_mul(Dtype{dtype}, Activation{activation}, address(gate_up), row_stride, address(out), num_rows, dim,
+             stream_of(stream));
   });
   m.attr("MAX_QUANTIZED_DIM") = kMaxQuantizedDim;
   m.def("quantize_rows", [](uintptr_t x, int64_t x_stride, uintptr_t values, uintptr_t scales, int64_t num_rows,

@@ -69,18 +69,35 @@ void bind_kernels(py::module_& m) {
         linear({&self, pointer(x), x_stride, num_rows, pointer(out), dtype(out_is_bf16)}, active_isa());
       });
 
-  m.def("paged_attention",
-        [](bool is_bf16, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride, uintptr_t k_cache,
-           uintptr_t v_cache, uintptr_t out, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
-           int64_t head_dim, int64_t num_blocks, int64_t block_size, int64_t num_sequences, uintptr_t query_starts,
-           uintptr_t context_lens, uintptr_t block_tables, int64_t table_width, float scale) {
-          py::gil_scoped_release release;
-          paged_attention({dtype(is_bf16), pointer(q), q_token_stride, q_head_stride, pointer(k_cache),
-                           pointer(v_cache), pointer(out), num_tokens, num_heads, num_kv_heads, head_dim, num_blocks,
-                           block_size, num_sequences, pointer_to<int32_t>(query_starts),
-                           pointer_to<int32_t>(context_lens), pointer_to<int32_t>(block_tables), table_width, scale},
-                          active_isa());
-        });
+  m.def("paged_attention", [](bool is_bf16, uintptr_t q, int64_t q_token_stride, int64_t q_head_stride,
+                              uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, int64_t num_tokens,
+                              int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t num_blocks,
+                              int64_t block_size, int64_t num_sequences, uintptr_t query_starts, uintptr_t context_lens,
+                              uintptr_t block_tables, int64_t table_width, float scale, int64_t window, float softcap) {
+    py::gil_scoped_release release;
+    paged_attention({dtype(is_bf16),
+                     pointer(q),
+                     q_token_stride,
+                     q_head_stride,
+                     pointer(k_cache),
+                     pointer(v_cache),
+                     pointer(out),
+                     num_tokens,
+                     num_heads,
+                     num_kv_heads,
+                     head_dim,
+                     num_blocks,
+                     block_size,
+                     num_sequences,
+                     pointer_to<int32_t>(query_starts),
+                     pointer_to<int32_t>(context_lens),
+                     pointer_to<int32_t>(block_tables),
+                     table_width,
+                     scale,
+                     window,
+                     softcap},
+                    active_isa());
+  });
 
   m.def("write_kv",
         [](bool is_bf16, uintptr_t k, int64_t k_token_stride, int64_t k_head_stride, uintptr_t v,
@@ -119,11 +136,12 @@ void bind_kernels(py::module_& m) {
                      active_isa());
         });
 
-  m.def("silu_mul",
-        [](bool is_bf16, uintptr_t gate_up, int64_t row_stride, uintptr_t out, int64_t num_rows, int64_t dim) {
-          py::gil_scoped_release release;
-          silu_mul({dtype(is_bf16), pointer(gate_up), row_stride, pointer(out), num_rows, dim}, active_isa());
-        });
+  m.def("gate_mul", [](bool is_bf16, int activation, uintptr_t gate_up, int64_t row_stride, uintptr_t out,
+                       int64_t num_rows, int64_t dim) {
+    py::gil_scoped_release release;
+    gate_mul({dtype(is_bf16), Activation{activation}, pointer(gate_up), row_stride, pointer(out), num_rows, dim},
+             active_isa());
+  });
 }
 
 }  // namespace tercet

@@ -30,6 +30,7 @@ struct AttentionShape {
   int num_kv_heads;
   int block_size;
   std::int64_t num_blocks;
+  int window;  // tokens that a token sees, itself included; 0: all
 };
 
 struct AttentionTensors {
@@ -41,6 +42,7 @@ struct AttentionTensors {
   void* out;
   float scale;
   float k_scale, v_scale;  // what the cache's numbers are to be multiplied by
+  float softcap;           // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
 // What the host knows of a step's lengths: upper bounds, negative where it knows none.

@@ -58,17 +58,28 @@ struct State {
   }
 };
 
-// One tile of tokens, of which num_tokens count.
-template <typename T, typename S, int D, int N>
-__device__ void attend(const uint32_t (&q)[D / 16][N][2], uint32_t k_tile, uint32_t v_tile, int num_tokens,
-                       float scale_log2, State<D, N>& state) {
+// One tile of tokens, of which those from `first` on count, up to num_tokens. What lies before is the sequence's own,
+// and so are numbers that a weight of 0 takes out.
+template <typename T, typename S, int D, int N, bool kLimited>
+__device__ void attend(const uint32_t (&q)[D / 16][N][2], uint32_t k_tile, uint32_t v_tile, int first, int num_tokens,
+                       float scale_log2, float cap_log2, State<D, N>& state) {
   using Op = Operands<T, S, D>;
   using Tile = KvTile<S, D>;
   constexpr int kSteps = Tile::kTokens / 16;
   float scores[kSteps][N][4] = {};  // of tokens lane / 4 and 8 more, and two heads of each
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) Op::template add_scores<N>(scores[t], q, Tile::first_keys(k_tile), t * 16);
-  if (num_tokens < Tile::kTokens) {
+  if (kLimited && cap_log2 > 0.0f) {
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[t][n][i] = tanh_of_power(scores[t][n][i] * cap_log2);
+      }
+    }
+  }
+  if (num_tokens < Tile::kTokens || (kLimited && first > 0)) {
     const int token = threadIdx.x % kWarp / 4;
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
@@ -76,7 +87,8 @@ __device__ void attend(const uint32_t (&q)[D / 16][N][2], uint32_t k_tile, uint3
       for (int n = 0; n < N; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          if (t * 16 + i / 2 * 8 + token >= num_tokens) scores[t][n][i] = -INFINITY;
+          const int at = t * 16 + i / 2 * 8 + token;
+          if (at >= num_tokens || (kLimited && at < first)) scores[t][n][i] = -INFINITY;
         }
       }
     }
@@ -181,9 +193,11 @@ __device__ void write_result(const DecodeArguments& args, int64_t row, int head_
 }
 
 // After every warp has put its rows from `first` on: writes an item's results, or the chunk's states for merge_chunks.
-template <typename T, int D>
+template <typename T, int D, bool kLimited>
 __device__ void write_rows(const DecodeArguments& args, const Item& item, int first, const Merge<D>& merge) {
   constexpr int kColumns = D / 4;
+  const bool is_whole =
+      kLimited ? reach_of(args.window, item.unit.context).num_chunks == 1 : item.unit.context <= kChunk;
   const int num_rows = min(Merge<D>::kRows, item.num_heads - first);
   for (int at = threadIdx.x; at < num_rows * kColumns; at += kThreads) {
     const int row = at / kColumns, column = at % kColumns * 4, head = item.head + first + row;
@@ -194,7 +208,7 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
     for (int warp = 0; warp < kWarps; ++warp) {
       all.add(merge.maxima[warp][row], *reinterpret_cast<const float4*>(&merge.o[warp][row][column]));
     }
-    if (item.unit.context <= kChunk) {
+    if (is_whole) {
       write_result<T>(args, static_cast<int64_t>(item.unit.token) * args.num_heads + head, D, column, all);
     } else {
       const int64_t to = static_cast<int64_t>(item.unit_index) * args.num_heads + head;
@@ -204,20 +218,19 @@ __device__ void write_rows(const DecodeArguments& args, const Item& item, int fi
   }
 }
 
-template <typename T, typename S, int D, int N>
+template <typename T, typename S, int D, int N, bool kLimited>
 __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     decode_kernel(const __grid_constant__ DecodeArguments args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using R = Ring<S, D>;
   constexpr int kTokens = KvTile<S, D>::kTokens;
-  const int warp = threadIdx.x / kWarp;
-  const uint32_t ring = shared_address(shared) + warp * R::kBytes;
+  const uint32_t ring = shared_address(shared) + threadIdx.x / kWarp * R::kBytes;
   auto& merge = *reinterpret_cast<Merge<D>*>(shared + kWarps * R::kBytes);
   if (!args.starts_early) wait_for_kernel_before();
   const Share share = args.plan.shares[blockIdx.x];
   const int begin = share.begin, end = share.end;
   Item item(args, share);
-  Loader<S, D> loader(args, item, end - begin, ring);
+  Loader<S, D, kLimited> loader(args, item, end - begin, ring);
 #pragma unroll 1
   for (int i = 0; i < R::kStages; ++i) {
     if (loader.at_end()) wait_for_kernel_before();
@@ -233,11 +246,13 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     Item next = item;
     if (index + 1 < end) next.step(args);
     State<D, N> state;
-    for (int tile = warp; tile * kTokens < item.num_tokens; tile += kWarps) {
+    const int unseen = kLimited ? unseen_of(args, item.unit) : 0;
+    for (int tile = first_tile<S, D, kLimited>(args, item); tile * kTokens < item.num_tokens; tile += kWarps) {
       wait_copies<R::kStages - 1>();
       __syncwarp();
       const uint32_t k_tile = ring + stage * (2 * R::kTileBytes);
-      attend<T, S, D, N>(q, k_tile, k_tile + R::kTileBytes, item.num_tokens - tile * kTokens, args.scale_log2, state);
+      attend<T, S, D, N, kLimited>(q, k_tile, k_tile + R::kTileBytes, unseen - tile * kTokens,
+                                   item.num_tokens - tile * kTokens, args.scale_log2, args.cap_log2, state);
       __syncwarp();  // this overwrites what was read here
       loader.load();
       stage = stage + 1 == R::kStages ? 0 : stage + 1;
@@ -247,28 +262,29 @@ __global__ void __launch_bounds__(kThreads, decode_blocks(D))
     for (int first = 0; first < item.num_heads; first += Merge<D>::kRows) {
       merge.template put<Operands<T, S, D>, N>(state, first, item.num_heads);
       __syncthreads();
-      write_rows<T, D>(args, item, first, merge);
+      write_rows<T, D, kLimited>(args, item, first, merge);
       __syncthreads();
     }
     item = next;
   }
 }
 
-template <typename T, typename S, int D, int N>
+template <typename T, typename S, int D, int N, bool kLimited>
 void launch(const DecodeArguments& args, const AttentionSizes& sizes, Stream stream) {
   constexpr int kBytes = kWarps * Ring<S, D>::kBytes + static_cast<int>(sizeof(Merge<D>));
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(decode_kernel<T, S, D, N>, kBytes, allowed, "attention_decode");
-  launch_behind(decode_kernel<T, S, D, N>, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream,
-                args, "attention_decode");
+  const auto kernel = decode_kernel<T, S, D, N, kLimited>;
+  allow_shared_bytes(kernel, kBytes, allowed, "attention_decode");
+  launch_behind(kernel, dim3(static_cast<unsigned>(sizes.num_blocks)), kThreads, kBytes, stream, args,
+                "attention_decode");
 }
 
 }  // namespace
 
 void attention_decode(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
                       const AttentionSizes& sizes, int* plan, float* states, bool starts_early, Stream stream) {
-  constexpr float kLog2E = 1.4426950408889634f;
   const int group = group_of(shape);
+  const bool is_limited = shape.window > 0 || tensors.softcap > 0.0f;
   DecodeArguments args{rows,
                        tensors,
                        view_of_plan(sizes, plan),
@@ -281,14 +297,19 @@ void attention_decode(const AttentionShape& shape, const AttentionRows& rows, co
                        parts_of_group(group),
                        log2_of(shape.block_size),
                        static_cast<int>(shape.num_blocks) - 1,
-                       tensors.scale * tensors.k_scale * kLog2E,
-                       starts_early && sizes.one_each};
+                       scale_log2(tensors),
+                       starts_early && sizes.one_each,
+                       shape.window,
+                       cap_log2(tensors)};
   with_heads(shape, [&](auto zero, auto dim) {
     using T = decltype(zero);
     constexpr int D = decltype(dim)::value;
     const auto with_cache = [&](auto stored) {
       using S = decltype(stored);
-      group <= 8 ? launch<T, S, D, 1>(args, sizes, stream) : launch<T, S, D, 2>(args, sizes, stream);
+      const auto launch_for = group <= 8   ? is_limited ? launch<T, S, D, 1, true> : launch<T, S, D, 1, false>
+                              : is_limited ? launch<T, S, D, 2, true>
+                                           : launch<T, S, D, 2, false>;
+      launch_for(args, sizes, stream);
     };
     if (shape.cache_dtype != Dtype::e4m3) return with_cache(T{});
     if constexpr (D == 64 || D == 128) with_cache(E4m3{});

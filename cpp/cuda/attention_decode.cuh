@@ -28,7 +28,14 @@ struct DecodeArguments {
   int last_block;   // N - 1
   float scale_log2;
   bool starts_early;
+  int window;
+  float cap_log2;
 };
+
+// Tokens of a unit's chunk before those that it sees.
+__device__ inline int unseen_of(const DecodeArguments& args, const Unit& unit) {
+  return max(0, reach_of(args.window, unit.context).first_token - unit.chunk * kChunk);
+}
 
 // A part of a unit. Items follow each other: all parts of a unit, then those of the next.
 struct Item {
@@ -65,8 +72,16 @@ struct Item {
   }
 };
 
+// A warp's first tile in an item. Without a limit, which is a window or a cap, a kernel knows nothing of windows.
+template <typename S, int D, bool kLimited>
+__device__ int first_tile(const DecodeArguments& args, const Item& item) {
+  const int warp = threadIdx.x / kWarp;
+  if constexpr (kLimited) return warp + unseen_of(args, item.unit) / KvTile<S, D>::kTokens;
+  return warp;
+}
+
 // A warp's loads: the next tile of its own in the block's items.
-template <typename S, int D>
+template <typename S, int D, bool kLimited>
 class Loader {
  public:
   __device__ Loader(const DecodeArguments& args, const Item& first, int count, uint32_t ring)
@@ -153,7 +168,7 @@ class Loader {
   }
 
   __device__ void open() {
-    tile_ = threadIdx.x / kWarp;
+    tile_ = first_tile<S, D, kLimited>(args_, item_);
     if (count_ <= 0) return;
     chunk_start_ = item_.unit.chunk * kChunk;
     first_block_ = chunk_start_ >> args_.block_shift;

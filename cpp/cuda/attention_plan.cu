@@ -30,6 +30,7 @@ struct PlanArguments {
   int group;
   int rows_of_tile;
   int max_context;
+  int window;
   bool all_decode;
 };
 
@@ -68,7 +69,9 @@ __device__ Amounts scan_block(Amounts mine, Amounts* of_warps) {
   return warp == 0 ? mine : mine + of_warps[warp - 1];
 }
 
-__device__ int num_chunks(int context) { return (context + kChunk - 1) / kChunk; }
+__device__ int weight_of(const Reach& reach, int context) {
+  return context - reach.first_token + kUnitWeight * reach.num_chunks;
+}
 
 // Each block begins with the first item that has its share of the weight before it. Parts of a unit weigh the same.
 __device__ void share_out(const PlanArguments& args, int num_units) {
@@ -117,9 +120,10 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
       if (args.all_decode || span.num_tokens == 1) {
         for (int i = 0; i < span.num_tokens; ++i) {
           const int context = max(0, span.context - span.num_tokens + 1 + i);
-          mine.units += num_chunks(context);
-          mine.weight += context + kUnitWeight * num_chunks(context);
-          mine.merged += context > kChunk;
+          const Reach reach = reach_of(args.window, context);
+          mine.units += reach.num_chunks;
+          mine.weight += weight_of(reach, context);
+          mine.merged += reach.num_chunks > 1;
         }
       } else {
         mine.tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
@@ -137,18 +141,21 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
       if (args.all_decode || span.num_tokens == 1) {
         int unit = before[i].units, weight = before[i].weight, merged = before[i].merged;
         for (int j = 0; j < span.num_tokens; ++j) {
-          const int context = max(0, span.context - span.num_tokens + 1 + j), chunks = num_chunks(context);
-          for (int chunk = lane; chunk < chunks; chunk += kWarp) {
-            const int at = unit + chunk;
+          const int context = max(0, span.context - span.num_tokens + 1 + j);
+          const Reach reach = reach_of(args.window, context);
+          const int chunks = reach.num_chunks;
+          for (int k = lane; k < chunks; k += kWarp) {
+            const int at = unit + k, chunk = reach.first_chunk + k;
+            const int seen_before = max(0, chunk * kChunk - reach.first_token);
             if (at < args.num_units) plan.units[at] = {span.first_token + j, base + i, context, chunk};
-            if (at <= args.num_units) plan.weights[at] = weight + chunk * (kChunk + kUnitWeight);
+            if (at <= args.num_units) plan.weights[at] = weight + seen_before + k * kUnitWeight;
           }
           if (chunks > 1 && lane == 0 && merged < args.num_merged) {
             plan.merged[merged] = {span.first_token + j, unit, min(chunks, args.num_units - unit)};
           }
           merged += chunks > 1;
           unit += chunks;
-          weight += context + kUnitWeight * chunks;
+          weight += weight_of(reach, context);
         }
       } else {
         const int tiles = (span.num_tokens * args.group + args.rows_of_tile - 1) / args.rows_of_tile;
@@ -176,7 +183,9 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(PlanArguments args) {
 AttentionSizes attention_sizes(const AttentionShape& shape, const AttentionRows& rows, const AttentionBounds& bounds,
                                int num_multiprocessors) {
   const std::int64_t max_context = static_cast<std::int64_t>(rows.table_width) * shape.block_size;
-  const std::int64_t chunks = (max_context + kChunk - 1) / kChunk;
+  std::int64_t chunks = (max_context + kChunk - 1) / kChunk;
+  // However a window lies.
+  if (shape.window > 0) chunks = std::min<std::int64_t>(chunks, (shape.window - 1 + kChunk - 1) / kChunk + 1);
   const int parts = parts_of(shape);
   AttentionSizes sizes{};
   sizes.all_decode = bounds.num_chunked < 0 ? rows.num_tokens <= rows.num_sequences : bounds.num_chunked == 0;
@@ -230,6 +239,7 @@ void plan_attention(const AttentionShape& shape, const AttentionRows& rows, cons
                      group_of(shape),
                      tile_rows(shape.head_dim),
                      rows.table_width * shape.block_size,
+                     shape.window,
                      sizes.all_decode};
   launch_behind(plan_kernel, dim3(1), kThreads, 0, stream, args, "plan_attention");
 }

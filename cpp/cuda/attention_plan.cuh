@@ -24,11 +24,21 @@ constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : head_dim
 // And of merging.
 constexpr int kMergeBlocks = 8;
 
+// What a token that has so many tokens of context sees, and the chunks that this lies in.
+struct Reach {
+  int first_token, first_chunk, num_chunks;
+};
+
+__device__ inline Reach reach_of(int window, int context) {
+  const int first_token = window == 0 ? 0 : max(0, context - window), first_chunk = first_token / kChunk;
+  return {first_token, first_chunk, (context + kChunk - 1) / kChunk - first_chunk};
+}
+
 // One token with one chunk of its context.
 struct alignas(16) Unit {
   int token;
   int sequence;
-  int context;  // tokens that the token sees
+  int context;  // tokens up to the token itself
   int chunk;
 };
 
@@ -83,6 +93,18 @@ inline int parts_of_group(int group) { return (group + kPartHeads - 1) / kPartHe
 
 // Parts that a unit has, each a CUDA block's item: KV heads times parts of their groups.
 inline int parts_of(const AttentionShape& shape) { return shape.num_kv_heads * parts_of_group(group_of(shape)); }
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// What scores, or the tanh of them where these are capped, are multiplied by to be exponents of 2.
+inline float scale_log2(const AttentionTensors& tensors) {
+  return (tensors.softcap > 0.0f ? tensors.softcap : tensors.scale * tensors.k_scale) * kLog2E;
+}
+
+// What scores are multiplied by for tanh_of_power, where they are capped; else 0.
+inline float cap_log2(const AttentionTensors& tensors) {
+  return tensors.softcap > 0.0f ? 2.0f * kLog2E * tensors.scale * tensors.k_scale / tensors.softcap : 0.0f;
+}
 
 // Query rows of a tile.
 inline int tile_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }

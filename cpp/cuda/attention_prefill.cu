@@ -83,7 +83,7 @@ struct Context {
   }
 };
 
-template <typename T, int D>
+template <typename T, int D, bool kLimited>
 __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_constant__ PrefillArguments args) {
   using S = Shape<D>;
   constexpr int kRowTiles = S::kRowTiles, kKeyTiles = S::kKeys / 8;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   wait_for_kernel_before();
   let_next_kernel_start();
   if (static_cast<int>(blockIdx.y) >= *args.plan.num_tiles) return;
-  const PrefillTile tile(args, blockIdx.y, blockIdx.x, S::kRows);
+  const PrefillTile<kLimited> tile(args, blockIdx.y, blockIdx.x, S::kRows);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, matrix = lane / 8;
   const int group = args.group, first_row = tile.first_row, last_row = tile.last_row, before = tile.before;
   const Context<T, D> context{static_cast<const T*>(args.tensors.k_cache),
@@ -118,29 +118,34 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
                  q + token * args.tensors.q_token_stride + head * args.tensors.q_head_stride + piece * 8, true);
     }
   }
-  context.load(0, tiles_of(0));
+  const int first_step = tile.first_seen(args, first_row) / S::kKeys;
+  context.load(first_step * S::kKeys, tiles_of(first_step));
   commit_copies();
 
   const int warp_row = warp * 16 * kRowTiles, row = warp_row + lane / 4;
   const uint32_t first_queries = q_tile + Row<2 * D>::offset(warp_row + matrix % 2 * 8 + lane % 8, matrix / 2);
-  // Rows of this lane: [row tile][half] is warp_row + 16 * row tile + 8 * half; it sees the positions below `sees`.
-  int sees[kRowTiles][2];
+  // Rows of this lane: [row tile][half] is warp_row + 16 * row tile + 8 * half; it sees the positions below `sees`, and
+  // those from `from` on.
+  int sees[kRowTiles][2], from[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sees[m][half] = before + min(first_row + row + m * 16 + half * 8, last_row) / group + 1;
+      from[m][half] = tile.first_seen(args, first_row + row + m * 16 + half * 8);
     }
   }
   const int all_see = before + min(first_row + warp_row, last_row) / group + 1;  // of the warp's rows, the least
   const int some_see = before + min(first_row + warp_row + 16 * kRowTiles - 1, last_row) / group + 1;
+  const int some_from = tile.first_seen(args, first_row + warp_row);
+  const int all_from = tile.first_seen(args, first_row + warp_row + 16 * kRowTiles - 1);
 
   float maximum[kRowTiles][2], sum[kRowTiles][2], o[kRowTiles][D / 8][4];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      maximum[m][half] = -INFINITY;
+      maximum[m][half] = kNoMaximum<kLimited>;
       sum[m][half] = 0.0f;
     }
 #pragma unroll
@@ -151,13 +156,13 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   }
 
   const int num_steps = (tile.end + S::kKeys - 1) / S::kKeys;
-  for (int step = 0; step < num_steps; ++step) {
+  for (int step = first_step; step < num_steps; ++step) {
     const int start = step * S::kKeys;
     if (step + 1 < num_steps) context.load(start + S::kKeys, tiles_of(step + 1));
     commit_copies();
     wait_copies<1>();
     __syncthreads();
-    if (start < some_see) {
+    if (start < some_see && (!kLimited || start + S::kKeys > some_from)) {
       const uint32_t first_keys = tiles_of(step) + Row<2 * D>::offset(matrix / 2 * 8 + lane % 8, matrix % 2);
       const uint32_t first_values =
           tiles_of(step) + S::kTileBytes + Row<2 * D>::offset(matrix % 2 * 8 + lane % 8, matrix / 2);
@@ -181,7 +186,17 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
           }
         }
       }
-      if (start + S::kKeys > all_see) {
+      if (kLimited && args.cap_log2 > 0.0f) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+          for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[m][n][i] = tanh_of_power(scores[m][n][i] * args.cap_log2);
+          }
+        }
+      }
+      if (start + S::kKeys > all_see || (kLimited && start < all_from)) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -189,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int position = start + n * 8 + lane % 4 * 2 + i % 2;
-              if (position >= sees[m][i / 2]) scores[m][n][i] = -INFINITY;
+              if (position >= sees[m][i / 2] || (kLimited && position < from[m][i / 2])) scores[m][n][i] = -INFINITY;
             }
           }
         }
@@ -271,20 +286,20 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const __grid_const
   }
 }
 
-template <typename T, int D>
+template <typename T, int D, bool kLimited>
 void launch(const PrefillArguments& args, std::int64_t num_tiles, Stream stream) {
   constexpr int kBytes = Shape<D>::kBytes;
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(prefill_kernel<T, D>, kBytes, allowed, "attention_prefill");
+  const auto kernel = prefill_kernel<T, D, kLimited>;
+  allow_shared_bytes(kernel, kBytes, allowed, "attention_prefill");
   const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_tiles));
-  launch_behind(prefill_kernel<T, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
+  launch_behind(kernel, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
 
 }  // namespace
 
 void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, const AttentionTensors& tensors,
                        const AttentionSizes& sizes, int* plan, Stream stream) {
-  constexpr float kLog2E = 1.4426950408889634f;
   if (sizes.num_tiles == 0) return;
   const PrefillArguments args{rows,
                               tensors,
@@ -295,9 +310,15 @@ void attention_prefill(const AttentionShape& shape, const AttentionRows& rows, c
                               log2_of(shape.block_size),
                               static_cast<int>(shape.num_blocks) - 1,
                               rows.table_width * shape.block_size,
-                              tensors.scale * tensors.k_scale * kLog2E};
+                              scale_log2(tensors),
+                              shape.window,
+                              cap_log2(tensors)};
   if (prefill_on_hopper(shape, args, sizes.num_tile_blocks, stream)) return;
-  with_heads(shape, [&](auto zero, auto dim) { launch<decltype(zero), dim.value>(args, sizes.num_tiles, stream); });
+  with_heads(shape, [&](auto zero, auto dim) {
+    using T = decltype(zero);
+    const auto launch_for = is_limited(args) ? launch<T, dim.value, true> : launch<T, dim.value, false>;
+    launch_for(args, sizes.num_tiles, stream);
+  });
 }
 
 }  // namespace tercet::cuda

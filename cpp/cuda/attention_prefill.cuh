@@ -15,16 +15,26 @@ struct PrefillArguments {
   int last_block;   // N - 1
   int max_context;
   float scale_log2;
+  int window;
+  float cap_log2;
 };
 
+inline bool is_limited(const PrefillArguments& args) { return args.window > 0 || args.cap_log2 > 0.0f; }
+
+// The maximum of a row that has seen nothing. With a window a tile may hold nothing that a row sees, and its factor is
+// to be 1 then, not 2^(inf - inf).
+template <bool kLimited>
+constexpr float kNoMaximum = kLimited ? -1e30f : -INFINITY;
+
 // A tile of the query rows of one sequence's chunk and one KV head; row = token of the chunk * group + head of the
-// group.
+// group. Without a limit, which is a window or a cap, a kernel knows nothing of windows.
+template <bool kLimited>
 struct PrefillTile {
   int kv_head;
   int first_token;  // of the chunk, in the batch
   int before;       // tokens of context before the chunk
   int first_row, last_row;
-  int end;  // tokens that the last row sees; none if the lengths are wrong
+  int end;  // past what the last row sees; 0 if the lengths are wrong
   const int* table;
 
   __device__ PrefillTile(const PrefillArguments& args, int index, int kv_head, int num_rows) : kv_head(kv_head) {
@@ -36,6 +46,12 @@ struct PrefillTile {
     last_row = min(first_row + num_rows, span.num_tokens * args.group) - 1;
     end = max(0, before + last_row / args.group + 1);
     table = args.rows.block_tables + static_cast<int64_t>(tile.sequence) * args.rows.table_width;
+  }
+
+  // The first position that `row`, or the last row, sees.
+  __device__ int first_seen(const PrefillArguments& args, int row) const {
+    if (!kLimited || args.window == 0) return 0;
+    return max(0, before + min(row, last_row) / args.group + 1 - args.window);
   }
 };
 

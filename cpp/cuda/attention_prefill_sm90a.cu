@@ -17,10 +17,12 @@ constexpr int kCopyRegisters = 40;
 constexpr int kMultiplyRegisters = 232;
 
 // What a lane has of its two rows.
+template <bool kLimited>
 struct Softmax {
-  float maximum[2] = {-INFINITY, -INFINITY};
+  float maximum[2] = {kNoMaximum<kLimited>, kNoMaximum<kLimited>};
   float sum[2] = {0.0f, 0.0f};
   int sees[2];  // positions below these
+  int from[2];  // and from these on
 
   // Scores become weights relative to the maximum, which may rise: what was summed before takes the factor.
   __device__ void weigh(float (&scores)[kKeyTiles][4], float scale_log2, float (&factor)[2]) {
@@ -52,15 +54,16 @@ struct Softmax {
     for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (start + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2 >= sees[i / 2]) scores[n][i] = -INFINITY;
+        const int position = start + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+        if (position >= sees[i / 2] || (kLimited && position < from[i / 2])) scores[n][i] = -INFINITY;
       }
     }
   }
 };
 
-template <typename T, typename S, int D>
-__device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, uint32_t q_tile, const Stages& keys,
-                         const Stages& values) {
+template <typename T, typename S, int D, bool kLimited>
+__device__ void multiply(const PrefillArguments& args, const PrefillTile<kLimited>& tile, uint32_t q_tile,
+                         const Stages& keys, const Stages& values) {
   using Factor = FactorOf<T, S>;
   constexpr int kPieces = D / 8, kPanelBytes = kKeys * kPanelRowBytes;
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
@@ -97,9 +100,13 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
   const auto position_of = [&](int row) { return tile.before + min(row, tile.last_row) / args.group; };
   const int all_see = position_of(first_row) + 1, some_see = position_of(first_row + 63) + 1;
   const int row = first_row + thread / kWarp * 16 + lane / 4;
-  Softmax softmax;
-  softmax.sees[0] = position_of(row) + 1;
-  softmax.sees[1] = position_of(row + 8) + 1;
+  const int all_from = tile.first_seen(args, first_row + 63), first_step = first_step_of(args, tile);
+  Softmax<kLimited> softmax;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    softmax.sees[half] = position_of(row + half * 8) + 1;
+    softmax.from[half] = tile.first_seen(args, row + half * 8);
+  }
 
   const uint64_t q_descriptor = tile_descriptor(my_q, 0);
   float scores[kKeyTiles][4], o[D / 8][4] = {}, factor[2];
@@ -127,7 +134,15 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
     commit_products();
   };
   const auto weigh = [&](int step) {
-    if ((step + 1) * kKeys > all_see) softmax.hide(scores, step * kKeys);
+    const int start = (first_step + step) * kKeys;
+    if (kLimited && args.cap_log2 > 0.0f) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[n][i] = tanh_of_power(scores[n][i] * args.cap_log2);
+      }
+    }
+    if (start + kKeys > all_see || (kLimited && start < all_from)) softmax.hide(scores, start);
     softmax.weigh(scores, args.scale_log2, factor);
   };
   const auto pack_weights = [&] {
@@ -141,8 +156,8 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
     }
   };
 
-  const int num_steps = num_steps_of(tile);
-  const int my_steps = max(1, (some_see + kKeys - 1) / kKeys);  // no more than the block's
+  const int num_steps = num_steps_of(args, tile);
+  const int my_steps = max(1, (some_see + kKeys - 1) / kKeys - first_step);  // no more than the block's
   multiply_keys(0);
   wait_products<0>(scores);
   keys.give_back(0);
@@ -191,7 +206,7 @@ __device__ void multiply(const PrefillArguments& args, const PrefillTile& tile, 
   }
 }
 
-template <typename T, typename S, int D>
+template <typename T, typename S, int D, bool kLimited>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillArguments args) {
   using L = Layout<S, D>;
   extern __shared__ unsigned char shared[];
@@ -211,16 +226,16 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   // As a rule a block has one tile.
   const auto for_tiles = [&](auto work) {
     for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
-      const PrefillTile tile(args, index, blockIdx.x, kRows);
+      const PrefillTile<kLimited> tile(args, index, blockIdx.x, kRows);
       if (tile.end <= 0) continue;
       work(tile);
-      keys.served += num_steps_of(tile);
+      keys.served += num_steps_of(args, tile);
       values.served = keys.served;
     }
   };
   if (threadIdx.x / kGroupThreads == kGroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyRegisters));
-    for_tiles([&](const PrefillTile& tile) {
+    for_tiles([&](const PrefillTile<kLimited>& tile) {
       if constexpr (std::is_same_v<S, E4m3>) {
         widen_all<D>(args, tile, base + L::kBytesAt, keys, values);
       } else {
@@ -229,17 +244,18 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     });
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyRegisters));
-    for_tiles([&](const PrefillTile& tile) { multiply<T, S, D>(args, tile, base, keys, values); });
+    for_tiles([&](const PrefillTile<kLimited>& tile) { multiply<T, S, D>(args, tile, base, keys, values); });
   }
 }
 
-template <typename T, typename S, int D>
+template <typename T, typename S, int D, bool kLimited>
 void launch(const PrefillArguments& args, std::int64_t num_blocks, Stream stream) {
   constexpr int kBytes = Layout<S, D>::kBytes;
   static std::atomic<std::uint64_t> allowed{0};
-  allow_shared_bytes(prefill_kernel<T, S, D>, kBytes, allowed, "attention_prefill");
+  const auto kernel = prefill_kernel<T, S, D, kLimited>;
+  allow_shared_bytes(kernel, kBytes, allowed, "attention_prefill");
   const dim3 blocks(args.num_kv_heads, static_cast<unsigned>(num_blocks));
-  launch_behind(prefill_kernel<T, S, D>, blocks, kThreads, kBytes, stream, args, "attention_prefill");
+  launch_behind(kernel, blocks, kThreads, kBytes, stream, args, "attention_prefill");
 }
 
 }  // namespace
@@ -254,8 +270,12 @@ bool prefill_on_hopper(const AttentionShape& shape, const PrefillArguments& args
     using T = decltype(zero);
     constexpr int D = decltype(dim)::value;
     if constexpr (D == 64 || D == 128) {
-      shape.cache_dtype == Dtype::e4m3 ? launch<T, E4m3, D>(args, num_blocks, stream)
-                                       : launch<T, T, D>(args, num_blocks, stream);
+      const auto with_cache = [&](auto stored) {
+        using S = decltype(stored);
+        const auto launch_for = is_limited(args) ? launch<T, S, D, true> : launch<T, S, D, false>;
+        launch_for(args, num_blocks, stream);
+      };
+      shape.cache_dtype == Dtype::e4m3 ? with_cache(E4m3{}) : with_cache(T{});
     }
   });
   return true;

@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) simple_kernel(SimpleArguments a
   const int context = min(args.rows.context_lens[sequence], args.rows.table_width * slots) -
                       (args.rows.query_starts[sequence + 1] - 1 - token);
   if (args.rows.query_starts[sequence + 1] <= token || context <= 0) return;  // padding
+  const int first = args.shape.window == 0 ? 0 : max(0, context - args.shape.window);
+  const float cap = args.tensors.softcap;
   const auto offset_of = [&](int position) {
     const int64_t block =
         min(static_cast<unsigned>(table[position / slots]), static_cast<unsigned>(args.shape.num_blocks - 1));
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) simple_kernel(SimpleArguments a
   __syncwarp();
 
   float maximum = -INFINITY, sum = 0.0f, o[kColumns] = {};
-  for (int start = 0; start < context; start += kWarp) {
+  for (int start = first; start < context; start += kWarp) {
     const int position = start + lane;
     float score = -INFINITY;
     int64_t offset = 0;
@@ -67,6 +69,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) simple_kernel(SimpleArguments a
       const T* key = static_cast<const T*>(args.tensors.k_cache) + offset;
       score = 0.0f;
       for (int d = 0; d < dim; ++d) score = fmaf(query[d], widen(key[d]), score);
+      if (cap > 0.0f) score = cap * tanhf(score / cap);
     }
     const float raised = fmaxf(maximum, warp_max(score)), factor = expf(maximum - raised);
     const float weight = position < context ? expf(score - raised) : 0.0f;

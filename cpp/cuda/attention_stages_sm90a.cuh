@@ -66,13 +66,22 @@ struct Stages {
   }
 };
 
-__device__ inline int num_steps_of(const PrefillTile& tile) { return (tile.end + kKeys - 1) / kKeys; }
+// Tiles of the context before the first that a row of the tile sees, and those from there on.
+template <bool kLimited>
+__device__ int first_step_of(const PrefillArguments& args, const PrefillTile<kLimited>& tile) {
+  return tile.first_seen(args, tile.first_row) / kKeys;
+}
+
+template <bool kLimited>
+__device__ int num_steps_of(const PrefillArguments& args, const PrefillTile<kLimited>& tile) {
+  return (tile.end + kKeys - 1) / kKeys - first_step_of(args, tile);
+}
 
 constexpr int kRun = 64;  // tokens that one look into the block table finds, where blocks are so large
 
 // Elements from a cache's start to the row of `position`.
-template <int D>
-__device__ int64_t offset_of(const PrefillArguments& args, const PrefillTile& tile, int position) {
+template <int D, bool kLimited>
+__device__ int64_t offset_of(const PrefillArguments& args, const PrefillTile<kLimited>& tile, int position) {
   const int64_t block = min(static_cast<unsigned>(__ldg(tile.table + (position >> args.block_shift))),
                             static_cast<unsigned>(args.last_block));
   const int slot = position & ((1 << args.block_shift) - 1);
@@ -81,9 +90,9 @@ __device__ int64_t offset_of(const PrefillArguments& args, const PrefillTile& ti
 
 // Copies a thread's pieces of 16 bytes of tokens [start, start + kKeys) of one cache's KV head: `piece` of every
 // kRowsApart-th row from `row` on, to places kStride apart; zeros from the end on.
-template <typename S, int D, int kRowsApart, int kStride>
-__device__ void gather(const S* cache, const PrefillArguments& args, const PrefillTile& tile, int start, int row,
-                       int piece, uint32_t to) {
+template <typename S, int D, int kRowsApart, int kStride, bool kLimited>
+__device__ void gather(const S* cache, const PrefillArguments& args, const PrefillTile<kLimited>& tile, int start,
+                       int row, int piece, uint32_t to) {
   constexpr int kCopies = kRun / kRowsApart, kElements = 16 / static_cast<int>(sizeof(S));
 #pragma unroll
   for (int run = 0; run < kKeys; run += kRun, to += kCopies * kStride) {
@@ -106,19 +115,21 @@ __device__ void gather(const S* cache, const PrefillArguments& args, const Prefi
 
 // The copying warpgroup's work: all tiles of the context in the order in which they are used, which is the keys of a
 // tile before the values of the one before.
-template <typename T, int D>
-__device__ void gather_all(const PrefillArguments& args, const PrefillTile& tile, const Stages& keys,
+template <typename T, int D, bool kLimited>
+__device__ void gather_all(const PrefillArguments& args, const PrefillTile<kLimited>& tile, const Stages& keys,
                            const Stages& values) {
   constexpr int kPieces = D / 8, kRowsApart = kGroupThreads / kPieces;
   static_assert(kRowsApart % 8 == 0, "a thread's rows have their pieces in the same places");
   const int thread = threadIdx.x % kGroupThreads, row = thread / kPieces, piece = thread % kPieces;
+  const int first_step = first_step_of(args, tile);
   const auto bring = [&](const void* cache, const Stages& stages, int step) {
     stages.wait_free(step);
-    gather<T, D, kRowsApart, kRowsApart * kPanelRowBytes>(static_cast<const T*>(cache), args, tile, step * kKeys, row,
-                                                          piece, stages.tile(step) + panel_offset<kKeys>(row, piece));
+    gather<T, D, kRowsApart, kRowsApart * kPanelRowBytes>(static_cast<const T*>(cache), args, tile,
+                                                          (first_step + step) * kKeys, row, piece,
+                                                          stages.tile(step) + panel_offset<kKeys>(row, piece));
     arrive_with_copies(stages.full(step));
   };
-  const int num_steps = num_steps_of(tile);
+  const int num_steps = num_steps_of(args, tile);
   for (int step = 0; step <= num_steps; ++step) {
     if (step < num_steps) bring(args.tensors.k_cache, keys, step);
     if (step > 0) bring(args.tensors.v_cache, values, step - 1);
@@ -126,15 +137,15 @@ __device__ void gather_all(const PrefillArguments& args, const PrefillTile& tile
 }
 
 // The same for a cache of e4m3, by way of `bytes`.
-template <int D>
-__device__ void widen_all(const PrefillArguments& args, const PrefillTile& tile, uint32_t bytes, const Stages& keys,
-                          const Stages& values) {
+template <int D, bool kLimited>
+__device__ void widen_all(const PrefillArguments& args, const PrefillTile<kLimited>& tile, uint32_t bytes,
+                          const Stages& keys, const Stages& values) {
   constexpr int kPieces = D / 16, kRowsApart = kGroupThreads / kPieces, kCopies = kKeys / kRowsApart;
   constexpr int kTiles = Layout<E4m3, D>::kByteTiles;
   const int thread = threadIdx.x % kGroupThreads;
   // Eight threads have two rows, so that what they write meets different banks.
   const int row = thread / 4 % 2 + thread / (2 * kPieces) * 2, piece = thread % 4 + thread / 8 % (D / 64) * 4;
-  const int num_tiles = 2 * num_steps_of(tile);
+  const int first_step = first_step_of(args, tile), num_tiles = 2 * num_steps_of(args, tile);
   const auto is_keys = [&](int index) { return index == 0 || (index % 2 == 1 && index + 1 < num_tiles); };
   const auto step_of = [&](int index) { return is_keys(index) ? (index + 1) / 2 : (index - 1) / 2; };
   const auto place_of = [&](int index) { return bytes + index % kTiles * (kKeys * D) + thread * 16; };
@@ -142,7 +153,8 @@ __device__ void widen_all(const PrefillArguments& args, const PrefillTile& tile,
     if (index < num_tiles) {
       const void* cache = is_keys(index) ? args.tensors.k_cache : args.tensors.v_cache;
       gather<E4m3, D, kRowsApart, kGroupThreads * 16>(static_cast<const E4m3*>(cache), args, tile,
-                                                      step_of(index) * kKeys, row, piece, place_of(index));
+                                                      (first_step + step_of(index)) * kKeys, row, piece,
+                                                      place_of(index));
     }
     commit_copies();
   };

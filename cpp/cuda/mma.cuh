@@ -165,4 +165,7 @@ __device__ inline float power_of_2(float x) {
   return y;
 }
 
+// tanh(x) within some last bits of 1, where `x` comes as 2 x log2 e.
+__device__ inline float tanh_of_power(float x) { return 1.0f - __fdividef(2.0f, 1.0f + power_of_2(x)); }
+
 }  // namespace tercet::cuda

@@ -38,7 +38,7 @@ struct Rescale {
   const void* bias;
 };
 
-// Of what silu_mul (activation.h) gives for gate_up [T, 2D] in the place of x, rounded to bfloat16 first, and before
+// Of what gate_mul (activation.h) gives with silu for gate_up [T, 2D] in the place of x, rounded to bfloat16 first, and before
 // that `rescale`d.
 void silu_mul_quantized(const QuantizeRows& args, const Rescale& scales, Stream stream);
 

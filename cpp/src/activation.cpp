@@ -4,8 +4,8 @@
 
 namespace tercet {
 
-void silu_mul(const SiluMulCall& call, Isa isa) {
-  const auto run = kernels(isa).silu_mul;
+void gate_mul(const GateMulCall& call, Isa isa) {
+  const auto run = kernels(isa).gate_mul;
   parallel(call.num_rows * call.dim >= kMinElementsToShare, call.num_rows, row_grain(call.dim),
            [&](Range rows) { run(call, rows); });
 }

@@ -22,7 +22,8 @@ constexpr int64_t kPiecesPerThread = 4;
 // A tile with its segments, which are numbered through all tiles: `first_unit` is the tile's first.
 struct Work {
   AttentionTile tile;
-  int64_t num_keys;
+  int64_t first_key;  // where its first segment begins
+  int64_t end;        // past its last key
   int64_t first_unit;
   int64_t num_units;
   int64_t cut_at;  // where the states of its segments are kept, if it is cut; else -1
@@ -73,9 +74,10 @@ std::vector<Work> plan_work(const AttentionCall& call) {
       for (int64_t token = begin; token < end; token += tile_tokens) {
         const int64_t num_tokens = std::min(tile_tokens, end - token);
         const AttentionTile tile = {b, g, token, num_tokens, first_position + token - begin};
-        const int64_t num_keys = tile.first_position + num_tokens;
-        const int64_t units = (num_keys + kSegmentKeys - 1) / kSegmentKeys;
-        works.push_back({tile, num_keys, num_units, units, -1});
+        const int64_t first_key = first_seen(call, tile.first_position) / kSegmentKeys * kSegmentKeys;
+        const int64_t end_of_keys = tile.first_position + num_tokens;
+        const int64_t units = (end_of_keys - first_key + kSegmentKeys - 1) / kSegmentKeys;
+        works.push_back({tile, first_key, end_of_keys, num_units, units, -1});
         num_units += units;
       }
     }
@@ -84,8 +86,8 @@ std::vector<Work> plan_work(const AttentionCall& call) {
 }
 
 Range segment_of(const Work& work, int64_t unit) {
-  const int64_t begin = (unit - work.first_unit) * kSegmentKeys;
-  return {begin, std::min(begin + kSegmentKeys, work.num_keys)};
+  const int64_t begin = work.first_key + (unit - work.first_unit) * kSegmentKeys;
+  return {begin, std::min(begin + kSegmentKeys, work.end)};
 }
 
 int64_t cost_of(const Work& work, int64_t ratio, Range segment) {
@@ -139,7 +141,7 @@ class AttentionRun {
         works_(plan_work(call)) {
     int64_t total = 0;
     for (const Work& work : works_) {
-      total += cost_of(work, ratio_, {0, work.num_keys});
+      total += cost_of(work, ratio_, {work.first_key, work.end});
       max_rows_ = std::max(max_rows_, num_rows(work));
     }
     bounds_ = divide(works_, ratio_, total, total < kMinCostToShare ? 1 : int64_t{num_threads()} * kPiecesPerThread);

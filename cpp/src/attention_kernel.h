@@ -39,19 +39,44 @@ void score_rows(const T* queries, const float* turned, float* scores, int64_t di
   }
 }
 
-// Turns the first num_keys scores of a row, which fill kVectors vectors but for the last, into weights
+// What a row sees of a chunk: keys begin..end of it.
+struct Seen {
+  int begin;
+  int end;
+};
+
+// cap * tanh(x / cap), within some last bits of cap.
+inline Simd::F softcapped(Simd::F x, float cap) {
+  const Simd::F power = exponential(Simd::mul(x, Simd::set1(2.0f / cap)));
+  const Simd::F rest = Simd::div(Simd::set1(2.0f), Simd::add(power, Simd::set1(1.0f)));
+  return Simd::mul(Simd::set1(cap), Simd::sub(Simd::set1(1.0f), rest));
+}
+
+// Puts `filler` in the place of the first `num_keys` keys of a row's vectors.
+template <int kVectors>
+inline void replace_first(Simd::F (&x)[kVectors], int num_keys, Simd::F filler) {
+  for (int v = 0; v < kVectors && v * 16 < num_keys; ++v)
+    x[v] = Simd::head(filler, std::min(num_keys - v * 16, 16), x[v]);
+}
+
+// Turns the scores of the keys that a row sees, of which the last lies in the last of kVectors vectors, into weights
 // e^(score - largest), updating the row's state, and returns what its earlier sums must be multiplied by.
 template <int kVectors>
-float soften_row(float* scores, int num_keys, float scale, float* largest, float* sum) {
+float soften_row(float* scores, Seen seen, const AttentionCall& call, float* largest, float* sum) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  const int num_last = num_keys - (kVectors - 1) * 16;
+  const int num_last = seen.end - (kVectors - 1) * 16;
   Simd::F x[kVectors];
-  for (int v = 0; v < kVectors; ++v) x[v] = Simd::mul(Simd::load(scores + v * 16), Simd::set1(scale));
+  for (int v = 0; v < kVectors; ++v) x[v] = Simd::mul(Simd::load(scores + v * 16), Simd::set1(call.scale));
+  if (call.softcap > 0) {
+    for (int v = 0; v < kVectors; ++v) x[v] = softcapped(x[v], call.softcap);
+  }
+  replace_first(x, seen.begin, Simd::set1(kNone));
   x[kVectors - 1] = Simd::head(x[kVectors - 1], num_last, Simd::set1(kNone));
   Simd::F top = x[0];
   for (int v = 1; v < kVectors; ++v) top = Simd::max(top, x[v]);
   const float next = std::max(*largest, Simd::largest(top));
   for (int v = 0; v < kVectors; ++v) x[v] = exponential(Simd::sub(x[v], Simd::set1(next)));
+  replace_first(x, seen.begin, Simd::zero());
   x[kVectors - 1] = Simd::head(x[kVectors - 1], num_last, Simd::zero());
   Simd::F total = x[0];
   for (int v = 1; v < kVectors; ++v) total = Simd::add(total, x[v]);
@@ -102,23 +127,30 @@ void add_values(const float* weights, const float* corrections, const Values& va
   }
 }
 
-// As add_values for rows begin..end, of which row r sees num_seen(r) keys, no fewer than the row before.
-template <typename Values, typename NumSeen>
+// As add_values for rows begin..end, of which row r sees seen(r), no less far than the row before. What some of a
+// tile's rows do not see they get one row at a time: with a weight of zero, a NaN or an infinity there would still come
+// through.
+template <typename Values, typename SeenBy>
 void add_values_seen(const float* weights, const float* corrections, const Values& values, float* out, int64_t padded,
-                     Range rows, const NumSeen& num_seen) {
+                     Range rows, const SeenBy& seen) {
+  const auto add_to_row = [&](int64_t row, const float* correction, int begin, int end) {
+    add_values<1>(weights + row * kChunkKeys, correction, values, out + row * padded, padded, {begin, end});
+  };
   for (int64_t row = rows.begin; row < rows.end; row += Simd::kTileRows) {
     const int count = static_cast<int>(std::min<int64_t>(Simd::kTileRows, rows.end - row));
-    const int64_t common = num_seen(row);
+    const Seen first = seen(row);
+    if (seen(row + count - 1).begin != first.begin) {
+      for (int64_t one = row; one < row + count; ++one) {
+        add_to_row(one, corrections + one, seen(one).begin, seen(one).end);
+      }
+      continue;
+    }
     with_count<Simd::kTileRows>(count, [&](auto rows_in_tile) {
       add_values<rows_in_tile.value>(weights + row * kChunkKeys, corrections + row, values, out + row * padded, padded,
-                                     {0, common});
+                                     {first.begin, first.end});
     });
-    // Later tokens' further keys one row at a time: with a weight of zero for them in the other rows, a NaN or an
-    // infinity among a later token's values would still come through.
     for (int64_t more = row; more < row + count; ++more) {
-      if (num_seen(more) == common) continue;
-      add_values<1>(weights + more * kChunkKeys, nullptr, values, out + more * padded, padded,
-                    {common, num_seen(more)});
+      if (seen(more).end != first.end) add_to_row(more, nullptr, first.end, seen(more).end);
     }
   }
 }
@@ -153,36 +185,41 @@ void attend_of(const AttentionCall& call, const AttentionTile& tile, Range segme
     find_rows(call, tile, first_key, num_keys, rows);
     return num_keys;
   };
-  const int64_t num_first = find(segment.begin, buffers[0]);
-  if (segment.begin == 0) prefetch_rows(buffers[0], {0, num_first}, dim);
-  for (int64_t first_key = segment.begin; first_key < segment.end; first_key += kChunkKeys) {
+  // Of the tile's first segment, chunks that its first token's window has left behind are left out.
+  const int64_t first_of_tile = first_seen(call, tile.first_position) / kChunkKeys * kChunkKeys;
+  const int64_t begin = std::max(segment.begin, first_of_tile);
+  const int64_t num_first = find(begin, buffers[0]);
+  if (begin == first_of_tile) prefetch_rows(buffers[0], {0, num_first}, dim);
+  for (int64_t first_key = begin; first_key < segment.end; first_key += kChunkKeys) {
     const int64_t num_keys = std::min(kChunkKeys, segment.end - first_key);
-    // How many of the chunk's keys a row sees: none before its own position's chunk, then more with each token.
-    const auto num_seen = [&](int64_t row) {
-      return std::clamp<int64_t>(tile.first_position + row / ratio + 1 - first_key, 0, num_keys);
+    // What of the chunk's keys a row sees: nothing before its own position's chunk, nor behind its window.
+    const auto seen = [&](int64_t row) -> Seen {
+      const int64_t position = tile.first_position + row / ratio;
+      return {static_cast<int>(std::clamp<int64_t>(first_seen(call, position) - first_key, 0, num_keys)),
+              static_cast<int>(std::clamp<int64_t>(position + 1 - first_key, 0, num_keys))};
     };
-    int64_t first_row = 0;
-    while (first_row < num_rows && num_seen(first_row) == 0) first_row += ratio;
-    const ChunkRows<T>& rows = buffers[(first_key - segment.begin) / kChunkKeys % 2];
+    int64_t first_row = 0, end_row = num_rows;
+    while (first_row < num_rows && seen(first_row).end == 0) first_row += ratio;
+    while (end_row > first_row && seen(end_row - 1).begin == num_keys) end_row -= ratio;
+    const Range some_see = {first_row, end_row};
+    const ChunkRows<T>& rows = buffers[(first_key - begin) / kChunkKeys % 2];
     ChunkRows<T>& next = buffers[&rows == &buffers[0]];
     const int64_t num_next = find(first_key + kChunkKeys, next);
     turn_keys(rows, num_keys, dim, turned, next, num_next);
-    score_rows(queries, turned, scores, dim, {first_row, num_rows}, static_cast<int>((num_keys + 15) / 16));
-    for (int64_t row = first_row; row < num_rows; ++row) {
-      const int count = static_cast<int>(num_seen(row));
-      with_count<kChunkKeys / 16>((count + 15) / 16, [&](auto num_vectors) {
-        corrections[row] = soften_row<num_vectors.value>(scores + row * kChunkKeys, count, call.scale,
-                                                         &state.largest[row], &state.sum[row]);
+    score_rows(queries, turned, scores, dim, some_see, static_cast<int>((num_keys + 15) / 16));
+    for (int64_t row = first_row; row < end_row; ++row) {
+      const Seen of_row = seen(row);
+      with_count<kChunkKeys / 16>((of_row.end + 15) / 16, [&](auto num_vectors) {
+        corrections[row] = soften_row<num_vectors.value>(scores + row * kChunkKeys, of_row, call, &state.largest[row],
+                                                         &state.sum[row]);
       });
     }
     // One tile of rows, as in decoding, reads each value once: straight from the cache.
     if (num_rows <= Simd::kTileRows && dim == padded) {
-      add_values_seen(scores, corrections, CachedValues<T>{rows}, state.values, padded, {first_row, num_rows},
-                      num_seen);
+      add_values_seen(scores, corrections, CachedValues<T>{rows}, state.values, padded, some_see, seen);
     } else {
       widen_values(rows, num_keys, dim, wide);
-      add_values_seen(scores, corrections, WideValues{wide, padded}, state.values, padded, {first_row, num_rows},
-                      num_seen);
+      add_values_seen(scores, corrections, WideValues{wide, padded}, state.values, padded, some_see, seen);
     }
   }
 }

@@ -1,4 +1,4 @@
-// RMSNorm, rotary embedding and SiLU over a share of rows. Included by kernels_*.cpp alone.
+// RMSNorm, rotary embedding and gates over a share of rows. Included by kernels_*.cpp alone.
 #pragma once
 
 #include <cmath>
@@ -114,25 +114,44 @@ void rope_share(const RopeCall& call, Range tokens) {
   }
 }
 
-template <typename T>
-void silu_mul_of(const SiluMulCall& call, Range rows) {
+// What the sigmoid is of by which an activation multiplies x. GELU by tanh is x * sigmoid(2 * the argument of tanh).
+template <Activation kActivation>
+inline Simd::F sigmoid_argument(Simd::F x) {
+  if constexpr (kActivation == Activation::silu) return x;
+  constexpr float kTwice = 2 * 0.7978845608f;  // of the root of 2 / pi
+  const Simd::F factor = Simd::fma(Simd::mul(x, x), Simd::set1(kTwice * 0.044715f), Simd::set1(kTwice));
+  return Simd::mul(x, factor);
+}
+
+template <typename T, Activation kActivation>
+void gate_mul_of(const GateMulCall& call, Range rows) {
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* gate = static_cast<const T*>(call.gate_up) + row * call.row_stride;
     const T* up = gate + call.dim;
     T* out = static_cast<T*>(call.out) + row * call.dim;
     each_vector(call.dim, [&](int64_t d, auto n) {
       const Simd::F x = load(gate + d, n);
-      const Simd::F denominator = Simd::add(Simd::set1(1.0f), exponential(Simd::sub(Simd::zero(), x)));
+      const Simd::F negative = Simd::sub(Simd::zero(), sigmoid_argument<kActivation>(x));
+      const Simd::F denominator = Simd::add(Simd::set1(1.0f), exponential(negative));
       store(out + d, Simd::mul(Simd::div(x, denominator), load(up + d, n)), n);
     });
   }
 }
 
-void silu_mul_share(const SiluMulCall& call, Range rows) {
-  if (call.dtype == Dtype::f32) {
-    silu_mul_of<float>(call, rows);
+template <typename T>
+void gate_mul_of(const GateMulCall& call, Range rows) {
+  if (call.activation == Activation::silu) {
+    gate_mul_of<T, Activation::silu>(call, rows);
   } else {
-    silu_mul_of<bf16>(call, rows);
+    gate_mul_of<T, Activation::gelu_tanh>(call, rows);
+  }
+}
+
+void gate_mul_share(const GateMulCall& call, Range rows) {
+  if (call.dtype == Dtype::f32) {
+    gate_mul_of<float>(call, rows);
+  } else {
+    gate_mul_of<bf16>(call, rows);
   }
 }
 

@@ -7,6 +7,6 @@
 
 namespace tercet {
 
-const Kernels kernels_avx512 = {linear_share, attend, finish, rms_norm_share, rope_share, silu_mul_share};
+const Kernels kernels_avx512 = {linear_share, attend, finish, rms_norm_share, rope_share, gate_mul_share};
 
 }  // namespace tercet

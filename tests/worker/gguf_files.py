@@ -25,16 +25,26 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
+_GEMMA_NAMES = {
+    **_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
     """``model.layers.3.self_attn.q_proj.weight`` → ``blk.3.attn_q.weight``."""
+    names = _GEMMA_NAMES if architecture.startswith("gemma") else _NAMES
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{_NAMES[part]}.{kind}"
-    return f"{_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{names[part]}.{kind}"
+    return f"{names[stem]}.{kind}"
 
 
 def interleave(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -61,7 +71,7 @@ def write_gguf(
     leave out, `num_kv_heads` states them layer by layer.
     """
     config = reference.config
-    architecture = architecture or {"mistral": "llama"}.get(config.model_type, config.model_type)
+    architecture = architecture or _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -70,7 +80,13 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(num_kv_heads or config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if architecture in ("gemma2", "gemma3", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_token_list([f"<{token}>" for token in range(config.vocab_size)])
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None:
@@ -79,15 +95,17 @@ def write_gguf(
     if edit is not None:
         edit(writer)
     for name, tensor in reference.state_dict().items():
-        if (name == "lm_head.weight" and config.tie_word_embeddings) or gguf_name(name) in drop:
+        if (name == "lm_head.weight" and config.tie_word_embeddings) or gguf_name(name, architecture) in drop:
             continue
         values = tensor.numpy()
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
         if architecture == "llama" and "q_proj" in name:
             values = interleave(values, config.num_attention_heads)
         if architecture == "llama" and "k_proj" in name:
             values = interleave(values, config.num_key_value_heads)
         stored = kind if values.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), quants.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(gguf_name(name, architecture), quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -33,6 +33,9 @@ _CLASSES: dict[str, tuple[type[Any], type[Any]]] = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -59,6 +62,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3-biases-tied": ("qwen3", {"head_dim": 24, "attention_bias": True, "tie_word_embeddings": True}),
+    "mistral-window": ("mistral", {"sliding_window": 20}),
+    "qwen2-window": ("qwen2", {"sliding_window": 33, "use_sliding_window": True, "max_window_layers": 1}),
+    "gemma2": ("gemma2", {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}),
+    "gemma2-uncapped": (
+        "gemma2",
+        {
+            "sliding_window": 64,
+            "head_dim": 16,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 32,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window-tied": ("phi3", {"sliding_window": 31, "tie_word_embeddings": True}),
 }
 
 

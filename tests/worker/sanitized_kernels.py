@@ -55,7 +55,7 @@ class Written:
 
 def attention(
     device: Device, dtype: int, cache_dtype: int, heads: tuple[int, int], dim: int, block_size: int,
-    chunks: Sequence[tuple[int, int]],
+    chunks: Sequence[tuple[int, int]], window: int = 0, softcap: float = 0.0,
 ) -> None:  # fmt: skip
     """Two layers of a step of sequences, each given as (tokens of the step, tokens of the context)."""
     num_heads, num_kv_heads = heads
@@ -74,12 +74,12 @@ def attention(
     step = _kernels.StepAttention(
         dtype, cache_dtype, dim, num_heads, num_kv_heads, block_size, num_blocks, device.put(starts, np.int32),
         device.put([context for _, context in chunks], np.int32), device.put(tables), num_sequences, num_tokens,
-        tables.shape[1], *bounds, device.num_multiprocessors,
+        tables.shape[1], *bounds, device.num_multiprocessors, window,
     )  # fmt: skip
     step.prepare(device.room(4 * step.workspace_words), STREAM)
     for _ in range(2):
         out = written.room(num_tokens * num_heads, dim * BYTES[dtype])
-        step.attend(q, num_heads * dim, dim, k, v, out, dim**-0.5, 1.0, 1.0, STREAM)
+        step.attend(q, num_heads * dim, dim, k, v, out, dim**-0.5, 1.0, 1.0, softcap, STREAM)
     written.check()
 
 
@@ -118,6 +118,16 @@ def attention_plain(device: Device) -> None:
     attention(device, F32, F32, (6, 2), 80, 16, [(3, 50), (1, 70)])
 
 
+def attention_window(device: Device) -> None:
+    """A window and a cap, in every kernel of attention."""
+    lengths = [(1, n) for n in (1, 130, 700, 1100)]
+    attention(device, BF16, BF16, (8, 2), 128, 64, lengths, 600, 30.0)
+    attention(device, BF16, BF16, (20, 1), 256, 8, lengths, 100)
+    attention(device, BF16, E4M3, (8, 2), 128, 64, lengths, 513)
+    for dtype, cache_dtype, dim in ((BF16, BF16, 256), (BF16, BF16, 128), (F16, E4M3, 64), (F32, F32, 80)):
+        attention(device, dtype, cache_dtype, (4, 2), dim, 16, [(70, 70), (1, 40), (33, 400)], 150, 20.0)
+
+
 def attention_wild(device: Device) -> None:
     """Lengths, starts, blocks and bounds that cannot be: what is read and written stays inside the tensors."""
     tokens, blocks, heads, kv_heads = 72, 40, 6, 2
@@ -130,13 +140,14 @@ def attention_wild(device: Device) -> None:
         out = device.room(tokens * heads * dim * BYTES[dtype])
         width = 1300 // block_size + 1
         tables = np.resize(np.array([-5, 10**9, 3, -(2**31), blocks, 0], np.int32), (3, width))
-        for lens, firsts, most in itertools.product(lengths, starts, bounds):
+        for lens, firsts, most, window in itertools.product(lengths, starts, bounds, (0, 200)):
             step = _kernels.StepAttention(
                 dtype, cache_dtype, dim, heads, kv_heads, block_size, blocks, device.put(firsts, np.int32),
                 device.put(lens, np.int32), device.put(tables), 3, tokens, width, *most, device.num_multiprocessors,
+                window,
             )  # fmt: skip
             step.prepare(device.room(4 * step.workspace_words), STREAM)
-            step.attend(q, heads * dim, dim, k, v, out, dim**-0.5, 1.0, 1.0, STREAM)
+            step.attend(q, heads * dim, dim, k, v, out, dim**-0.5, 1.0, 1.0, 0.0, STREAM)
         device.take(out, 1)
 
 
@@ -170,7 +181,8 @@ def activation(device: Device) -> None:
     for dtype, dim in ((BF16, 1536), (F32, 13)):
         written = Written(device)
         out = written.room(3, dim * BYTES[dtype])
-        _kernels.silu_mul(dtype, device.put(numbers(dtype, 3, 2 * dim)), 2 * dim, out, 3, dim, STREAM)
+        for gate in (0, 1):
+            _kernels.gate_mul(dtype, gate, device.put(numbers(dtype, 3, 2 * dim)), 2 * dim, out, 3, dim, STREAM)
         written.check()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.worker.cuda import DTYPES, assert_close, needs_cuda, needs_two_gpus, poison
 from worker.model.config import RopeConfig
 from worker.model.rope import cos_sin_table
-from worker.ops.activation import silu_mul, silu_mul_reference
+from worker.ops.activation import Activation, gate_mul, gate_mul_reference
 from worker.ops.attention import write_kv
 from worker.ops.dtypes import FP8
 from worker.ops.heads import place_heads
@@ -61,17 +61,19 @@ def test_rms_norm_of_strided_heads(dtype: torch.dtype, offset: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 8, 576, 8192, 14336])
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 300])
-def test_silu_mul(dtype: torch.dtype, dim: int, num_rows: int) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_mul(dtype: torch.dtype, dim: int, num_rows: int, activation: Activation) -> None:
     gate_up = random(num_rows, 2 * dim, dtype=dtype) * 4
     poison(num_rows, dim, dtype=dtype)
-    assert_close(silu_mul(gate_up), silu_mul_reference(gate_up.double()))
+    assert_close(gate_mul(gate_up, activation), gate_mul_reference(gate_up.double(), activation))
     wide = random(num_rows, 2 * dim + 3, dtype=dtype)
-    assert_close(silu_mul(wide[:, 1:-2]), silu_mul_reference(wide[:, 1:-2].double()))
+    assert_close(gate_mul(wide[:, 1:-2], activation), gate_mul_reference(wide[:, 1:-2].double(), activation))
 
 
-def test_silu_mul_at_the_ends() -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_mul_at_the_ends(activation: Activation) -> None:
     gate = torch.tensor([[-1e4, -200.0, -0.0, 200.0, 1e4, float("nan")]], device="cuda")
-    got = silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    got = gate_mul(torch.cat((gate, torch.ones_like(gate)), dim=1), activation)
     assert got[0, :2].abs().max() == 0
     assert got[0, 3:5].tolist() == [200.0, 1e4]
     assert got[0, 5].isnan()

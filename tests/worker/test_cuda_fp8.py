@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.worker.cuda import needs_cuda, poison
 from worker.model.config import ModelConfig
 from worker.model.decoder import Model
-from worker.ops.activation import silu_mul
+from worker.ops.activation import gate_mul
 from worker.ops.attention import AttentionBatch
 from worker.ops.linear_fp8 import MAX_RAW_ROWS, Fp8Linear, fp8_linear_reference, fp8_problem
 from worker.ops.norm import rms_norm
@@ -23,7 +23,7 @@ from worker.ops.quantize import (
     rescaled,
     rescaled_reference,
     rms_norm_quantized,
-    silu_mul_quantized,
+    gate_mul_quantized,
 )
 from worker.weights.loader import random_model
 
@@ -108,9 +108,9 @@ def test_behind_a_norm(num_rows: int, dim: int) -> None:
 def test_behind_a_gate(num_rows: int, dim: int) -> None:
     gate_up = random(num_rows, 2 * dim)
     poison_rows(num_rows, dim)
-    assert_same(silu_mul_quantized(gate_up), quantize_rows_reference(silu_mul(gate_up)))
+    assert_same(gate_mul_quantized(gate_up), quantize_rows_reference(gate_mul(gate_up)))
     wide = random(num_rows, 2 * dim + 16)
-    assert_same(silu_mul_quantized(wide[:, 8:-8]), quantize_rows_reference(silu_mul(wide[:, 8:-8])))
+    assert_same(gate_mul_quantized(wide[:, 8:-8]), quantize_rows_reference(gate_mul(wide[:, 8:-8])))
 
 
 @pytest.mark.parametrize("num_outputs", [16, 960, 6144, 28672, 36])
@@ -122,8 +122,8 @@ def test_raw_products(num_rows: int, num_outputs: int, with_bias: bool) -> None:
     bias = torch.randn(num_outputs, device="cuda").bfloat16() if with_bias else None
     want = rescaled_reference(RawProduct(sums, of_rows, of_outputs, bias))
     if num_rows:
-        got = silu_mul_quantized(RawProduct(sums.clone(), of_rows, of_outputs, bias))
-        assert_same(got, quantize_rows_reference(silu_mul(want)))
+        got = gate_mul_quantized(RawProduct(sums.clone(), of_rows, of_outputs, bias))
+        assert_same(got, quantize_rows_reference(gate_mul(want)))
     assert torch.equal(rescaled(RawProduct(sums, of_rows, of_outputs, bias)), want)
     assert torch.equal(sums, want)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from tercet.model_fields import Fields
 from worker.model.config import RopeConfig
@@ -85,8 +86,8 @@ def test_the_first_position_turns_nothing_and_the_second_by_one_radian() -> None
 
 
 def test_divisors_divide_the_frequencies() -> None:
-    plain = inverse_frequencies(RopeConfig(), 8)
-    divided = inverse_frequencies(RopeConfig(divisors=(1.0, 2.0, 4.0, 8.0)), 8)
+    plain = inverse_frequencies(RopeConfig(), 8, 100)
+    divided = inverse_frequencies(RopeConfig(divisors=(1.0, 2.0, 4.0, 8.0)), 8, 100)
     torch.testing.assert_close(divided * torch.tensor([1.0, 2.0, 4.0, 8.0]), plain)
 
 
@@ -94,3 +95,20 @@ def test_yarn_does_not_scale_what_it_does_not_stretch() -> None:
     assert yarn_attention_factor(1.0) == 1.0
     assert yarn_attention_factor(0.5) == 1.0
     assert yarn_attention_factor(math.e**10) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("length", [512, 513, 4096])
+def test_longrope_equals_the_reference_of_a_text_of_the_served_length(length: int) -> None:
+    factors = {
+        name: [1.0 + step * i for i in range(32)] for name, step in (("short_factor", 0.01), ("long_factor", 0.7))
+    }
+    values = {
+        "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 512, "rope_scaling": {"rope_type": "longrope", **factors},
+    }  # fmt: skip
+    reference = Phi3RotaryEmbedding(Phi3Config(**values, pad_token_id=None))
+    cos, sin = reference(torch.zeros(1), torch.arange(length)[None])
+    more = {"architectures": ["Phi3ForCausalLM"], "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
+    rope = parse_hf_config(Fields({**values, **more}, "config.json")).rope
+    table = cos_sin_table(rope, HEAD_DIM, length, CPU)
+    torch.testing.assert_close(table, torch.cat((cos[0, :, :32], sin[0, :, :32]), dim=-1), rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.ops.activation import silu_mul
+from worker.ops.activation import gate_mul
 from worker.ops.dtypes import FP8
 from worker.ops.norm import rms_norm
 from worker.ops.quantize import (
@@ -17,7 +17,7 @@ from worker.ops.quantize import (
     quantize_rows,
     rescaled,
     rms_norm_quantized,
-    silu_mul_quantized,
+    gate_mul_quantized,
 )
 
 # Every finite float8_e4m3fn, ascending.
@@ -72,7 +72,7 @@ def test_behind_another_operation_it_is_that_one_first() -> None:
     assert same(rms_norm_quantized(x, weight, 1e-5, residual), want)
     assert torch.equal(residual, summed)
     gate_up = torch.randn(7, 96).bfloat16()
-    assert same(silu_mul_quantized(gate_up), quantize_rows(silu_mul(gate_up)))
+    assert same(gate_mul_quantized(gate_up), quantize_rows(gate_mul(gate_up)))
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -82,8 +82,8 @@ def test_a_raw_product_gets_what_it_lacks(with_bias: bool) -> None:
     want = sums.double() * of_rows * of_outputs + (0 if bias is None else bias.double())
     got = rescaled(RawProduct(sums.clone(), of_rows, of_outputs, bias))
     torch.testing.assert_close(got, want.bfloat16(), atol=1e-2, rtol=2**-7)
-    quantized = silu_mul_quantized(RawProduct(sums.clone(), of_rows, of_outputs, bias))
-    assert same(quantized, quantize_rows(silu_mul(got)))
+    quantized = gate_mul_quantized(RawProduct(sums.clone(), of_rows, of_outputs, bias))
+    assert same(quantized, quantize_rows(gate_mul(got)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -92,4 +92,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit each other"):
         rms_norm_quantized(torch.ones(3, 8), torch.ones(7), 1e-5)
     with pytest.raises(ValueError, match=r"gate_up must be \[T, 2I\]"):
-        silu_mul_quantized(torch.ones(3, 7))
+        gate_mul_quantized(torch.ones(3, 7))

@@ -9,10 +9,11 @@ from typing import Literal
 
 from tercet.errors import ConfigError, ModelError
 
+from ..ops.activation import Activation
 from ..ops.dtypes import MAX_HEAD_DIM
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
-ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3", "yarn")
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3", "yarn", "longrope")
 
 _HEAD_DIM_MULTIPLE = 8
 
@@ -22,7 +23,8 @@ class RopeConfig:
     """Rotary positions. Fields that a `type` does not use keep their defaults.
 
     `attention_factor` multiplies cos and sin. `divisors`, one per frequency (D / 2), divide the frequencies last; GGUF
-    files carry the llama3 scaling this way.
+    files carry the llama3 scaling this way. With longrope they are those of a served length up to
+    `original_max_position`, and `long_divisors` those of a longer one.
     """
 
     theta: float = 10000.0
@@ -36,6 +38,7 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ class ModelConfig:
     """A decoder of one of the supported families.
 
     `max_position` is the model's own limit in tokens, `max_model_len` the served one, never above it.
-    `sliding_window`, in tokens, is set where some layer really has one; `served` keeps `max_model_len` within it, so
-    that the window never cuts anything off.
+    In a layer of `sliding_layers`, one flag per layer or none at all, a token sees itself and the `sliding_window` - 1
+    tokens before it, at positions of `local_rope` if that is set.
     """
 
     family: str
@@ -65,9 +68,23 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()
+    local_rope: RopeConfig | None = None
+    activation: Activation = "silu"
+    # Norms behind attention and MLP, before what they give is added to the residual.
+    post_norms: bool = False
+    # q, k and v are one tensor of the checkpoint, gate and up another.
+    fused_projections: bool = False
+    embedding_scale: float = 1.0
+    # What scores are divided by the root of, in place of D.
+    query_scalar: float | None = None
+    # x becomes cap * tanh(x / cap): scores before softmax, logits before sampling.
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         """Raises ModelError for shapes that no layer can have or that the kernels do not support."""
+        assert len(self.sliding_layers) in (0, self.num_layers)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"model: {self.num_heads} query heads cannot be shared evenly by {self.num_kv_heads} KV heads; the "
@@ -78,22 +95,30 @@ class ModelConfig:
                 f"model: a head size of {self.head_dim} is not supported; supported are multiples of "
                 f"{_HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}"
             )
-        if self.rope.divisors and len(self.rope.divisors) != self.head_dim // 2:
-            raise ModelError(
-                f"model: {len(self.rope.divisors)} rope frequency factors do not fit a head size of {self.head_dim}, "
-                f"which needs {self.head_dim // 2}"
-            )
+        for divisors in (self.rope.divisors, self.rope.long_divisors):
+            if divisors and len(divisors) != self.head_dim // 2:
+                raise ModelError(
+                    f"model: {len(divisors)} rope frequency factors do not fit a head size of {self.head_dim}, "
+                    f"which needs {self.head_dim // 2}"
+                )
 
     @property
     def attention_scale(self) -> float:
         """The factor of the scores before softmax."""
-        return 1.0 / math.sqrt(self.head_dim)
+        return 1.0 / math.sqrt(self.query_scalar or self.head_dim)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer how many tokens its queries see, their own included; None where that cuts nothing off."""
+        if self.sliding_window is None or self.sliding_window >= self.max_model_len or not self.sliding_layers:
+            return (None,) * self.num_layers
+        return tuple(self.sliding_window if slides else None for slides in self.sliding_layers)
 
 
 def served(config: ModelConfig, max_model_len: int) -> ModelConfig:
     """`config` with the served length of the setting ``model.max_model_len``; 0 takes the model's own limit.
 
-    Raises ConfigError if the model cannot reach the length, ModelError if a sliding window would come into force in it.
+    Raises ConfigError if the model cannot reach the length.
     """
     length = max_model_len or config.max_position
     if length > config.max_position:
@@ -101,11 +126,5 @@ def served(config: ModelConfig, max_model_len: int) -> ModelConfig:
             "model.max_model_len",
             f"is {length}, but the model was made for at most {config.max_position} tokens; "
             f"lower it to {config.max_position}, or to 0 for the model's own limit",
-        )
-    if config.sliding_window is not None and config.sliding_window < length:
-        raise ModelError(
-            f"sliding_window: the model attends to the last {config.sliding_window} tokens only, and sliding windows "
-            f"shorter than the served length ({length}) are not supported; set model.max_model_len to at most "
-            f"{config.sliding_window}"
         )
     return dataclasses.replace(config, max_model_len=length)

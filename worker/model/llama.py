@@ -5,6 +5,7 @@ from .family import BiasRule, Family
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
+    gguf="llama",
     qkv_bias=BiasRule.FLAG,
     output_bias=BiasRule.FLAG,
     mlp_bias=BiasRule.FLAG,

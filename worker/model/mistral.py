@@ -5,6 +5,7 @@ from .family import Family, WindowRule
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
+    gguf=None,
     default_sliding_window=4096,
     window=WindowRule.IF_SET,
 )

@@ -5,6 +5,7 @@ from .family import BiasRule, Family, WindowRule
 QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
+    gguf="qwen3",
     default_head_dim=128,
     default_sliding_window=4096,
     qkv_bias=BiasRule.FLAG,

@@ -8,25 +8,29 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .config import RopeConfig, RopeType
+from .config import RopeConfig
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
     """[P, D] float32 with P = `length` positions: cos of the D / 2 angles, then their sin."""
-    frequencies = inverse_frequencies(rope, head_dim)
+    frequencies = inverse_frequencies(rope, head_dim, length)
     positions = torch.arange(length, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)  # [P, D/2]
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
     return table.to(device)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """[D/2] float32, radians per position, highest first.
+def inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> Tensor:
+    """[D/2] float32, radians per position, highest first, of a model that serves `length` tokens.
 
     In float32 from the start: models were trained with the rounding of it, and at a position of 100,000 a last-bit
     difference of a frequency is a visible angle.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    if rope.type == "longrope":
+        # By the served length, not by that of each text: keys that are cached must not turn later.
+        divisors = rope.long_divisors if length > rope.original_max_position else rope.divisors
+        return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * rope.theta**exponents)
     scaled = _SCALINGS[rope.type](rope, 1.0 / rope.theta**exponents)
     if rope.divisors:
         scaled = scaled / torch.tensor(rope.divisors, dtype=torch.float32)
@@ -36,6 +40,11 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
     """What YaRN multiplies cos and sin by when positions are stretched by `factor`."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def longrope_attention_factor(factor: float, original: int) -> float:
+    """What longrope multiplies cos and sin by when `original` positions become `factor` times as many."""
+    return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 and original > 1 else 1.0
 
 
 def _default(_rope: RopeConfig, frequencies: Tensor) -> Tensor:
@@ -72,7 +81,7 @@ def _yarn(rope: RopeConfig, frequencies: Tensor) -> Tensor:
     return frequencies * (1 - stretched) + frequencies / rope.factor * stretched
 
 
-_SCALINGS: Mapping[RopeType, Callable[[RopeConfig, Tensor], Tensor]] = {
+_SCALINGS: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

@@ -42,15 +42,19 @@ def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     products = {
-        "self_attn.q_proj": ((queries, hidden), config.qkv_bias),
-        "self_attn.k_proj": ((keys, hidden), config.qkv_bias),
-        "self_attn.v_proj": ((keys, hidden), config.qkv_bias),
         "self_attn.o_proj": ((hidden, queries), config.output_bias),
-        "mlp.gate_proj": ((inner, hidden), config.mlp_bias),
-        "mlp.up_proj": ((inner, hidden), config.mlp_bias),
         "mlp.down_proj": ((hidden, inner), config.mlp_bias),
     }
-    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    if config.fused_projections:
+        products["self_attn.qkv_proj"] = ((queries + 2 * keys, hidden), config.qkv_bias)
+        products["mlp.gate_up_proj"] = ((2 * inner, hidden), config.mlp_bias)
+    else:
+        products["self_attn.q_proj"] = ((queries, hidden), config.qkv_bias)
+        for part in ("self_attn.k_proj", "self_attn.v_proj"):
+            products[part] = ((keys, hidden), config.qkv_bias)
+        for part in ("mlp.gate_proj", "mlp.up_proj"):
+            products[part] = ((inner, hidden), config.mlp_bias)
+    shapes: dict[str, Shape] = {f"{norm}.weight": (hidden,) for norm in layer_norms(config).values()}
     for name, (shape, has_bias) in products.items():
         shapes[f"{name}.weight"] = shape
         if has_bias:
@@ -60,10 +64,22 @@ def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def layer_norms(config: ModelConfig) -> dict[str, str]:
+    """The names of a layer's norms of hidden states, by their place in it."""
+    if not config.post_norms:
+        return {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
+    return {
+        "attention": "input_layernorm",
+        "post_attention": "post_attention_layernorm",
+        "mlp": "pre_feedforward_layernorm",
+        "post_mlp": "post_feedforward_layernorm",
+    }
+
+
 def weight_bytes(
     config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None, quantization: Quantization = "none"
 ) -> int:
-    """Bytes that a loaded model takes: all weights, and the float32 table of rotary positions.
+    """Bytes that a loaded model takes: all weights, and the float32 tables of rotary positions.
 
     On CPU (the default) a tied head is a packed copy of the embedding and counts again.
     """
@@ -74,7 +90,8 @@ def weight_bytes(
     embedding = config.vocab_size * config.hidden_size
     tables = 1 if config.tie_word_embeddings and not on_cpu else 2
     rest = (config.hidden_size + tables * embedding) * dtype.itemsize
-    return layer * config.num_layers + rest + config.max_model_len * config.head_dim * torch.float32.itemsize
+    positions = config.max_model_len * (1 if config.local_rope is None else 2)
+    return layer * config.num_layers + rest + positions * config.head_dim * torch.float32.itemsize
 
 
 def product_shapes(config: ModelConfig) -> tuple[Shape, ...]:

@@ -62,8 +62,8 @@ class AttentionBatch:
     workspace: Tensor | None = None
     # For `_core.paged_attention`, which is called once a layer: num_sequences to table_width.
     core_arguments: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
-    # On a GPU, by dtype, H and the cache's dtype and shape: what the layers share. Made by the first.
-    planned: dict[tuple[torch.dtype, int, torch.dtype, torch.Size], StepAttention] = field(
+    # On a GPU, by dtype, H, the cache's dtype and shape, and window: what the layers share. Made by the first.
+    planned: dict[tuple[torch.dtype, int, torch.dtype, torch.Size, int], StepAttention] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -99,16 +99,21 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, num_dims: int, length:
 
 
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, kv_scales: KvScales = UNSCALED
-) -> Tensor:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, kv_scales: KvScales = UNSCALED,
+    *, window: int | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     """Causal attention of q [T, H, D] over k_cache, v_cache [N, G, S, D] -> [T, H, D].
+
+    A query sees the last `window` of the positions up to its own, or all. Scores become softcap * tanh(score / softcap)
+    where `softcap` is set; both are above 0.
 
     The caches are of q's dtype, or both float8_e4m3fn and to be multiplied by `kv_scales`, for which there are kernels
     on Hopper alone. Decode steps and prefill chunks mix freely. Positions at or past a sequence's context are never
     read. On the CPU in bfloat16 or float32 a token's result is bitwise the same alone and in any batch, for every
     chunking of its prefill and every number of threads; on a GPU it is the same alone and in any batch, and for every
     chunking but in chunks of one token, which are computed as decode steps are. Raises ValueError on shapes, dtypes,
-    scales or devices that do not fit each other, on the CPU also on such lengths and blocks.
+    scales or devices that do not fit each other, on a window or cap that is not above 0, on the CPU also on such
+    lengths and blocks.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, cache_dim = k_cache.shape
@@ -124,6 +129,8 @@ def paged_attention(
             f"q {q.dtype} {list(q.shape)}, k_cache {k_cache.dtype} {list(k_cache.shape)}, v_cache {v_cache.dtype} "
             f"{list(v_cache.shape)} and {slots.shape[0]} slots do not fit each other"
         )
+    if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
+        raise ValueError(f"window {window} and softcap {softcap} must be above 0")
     is_fp8 = k_cache.dtype is FP8
     on_gpu = (
         on_kernels(q)
@@ -135,15 +142,15 @@ def paged_attention(
     on_cpu = on_core(q) and k_cache.is_cpu and v_cache.is_cpu and slots.is_cpu and not is_fp8
     if not (on_gpu or on_cpu):
         check_one_device(q=q, k_cache=k_cache, v_cache=v_cache, batch=slots)
-        return paged_attention_reference(q, k_cache, v_cache, batch, scale, kv_scales)
+        return paged_attention_reference(q, k_cache, v_cache, batch, scale, kv_scales, window=window, softcap=softcap)
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
     if on_gpu:
-        key = (q.dtype, num_heads, k_cache.dtype, k_cache.shape)
+        key = (q.dtype, num_heads, k_cache.dtype, k_cache.shape, window or 0)
         step = batch.planned.get(key)
         if step is None:
             step = batch.planned[key] = StepAttention(batch, *key)
-        return step.attend(q, k_cache, v_cache, scale, kv_scales)
+        return step.attend(q, k_cache, v_cache, scale, kv_scales, softcap or 0.0)
     token_stride, head_stride, element_stride = q.stride()
     if element_stride != 1:
         q = q.contiguous()
@@ -165,6 +172,8 @@ def paged_attention(
         block_size,
         *batch.core_arguments,
         scale,
+        window or 0,
+        softcap or 0.0,
     )
     return out
 
@@ -245,8 +254,9 @@ def write_kv(
 
 
 def paged_attention_reference(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, kv_scales: KvScales = UNSCALED
-) -> Tensor:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, kv_scales: KvScales = UNSCALED,
+    *, window: int | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     """The twin of `paged_attention`: one softmax over the gathered keys of each sequence, in float32 or wider."""
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
@@ -267,8 +277,11 @@ def paged_attention_reference(
             return keys.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [context, H, D]
 
         positions = torch.arange(context_len - (end - begin), context_len, device=q.device)
-        hidden = torch.arange(context_len, device=q.device)[None, :] > positions[:, None]
+        distances = positions[:, None] - torch.arange(context_len, device=q.device)[None, :]
+        hidden = (distances < 0) if window is None else (distances < 0) | (distances >= window)
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(wide), gather(k_cache, kv_scales[0])) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores, gather(v_cache, kv_scales[1])).to(q.dtype)
     return out

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _core
-from .activation import silu_mul
+from .activation import Activation, gate_mul
 from .dtypes import check_one_device
 from .linear_skinny import MAX_ROWS, SkinnyLinear, takes_weight
 
@@ -102,16 +102,16 @@ class Linear:
         self._packed.linear(x.data_ptr(), row_stride, num_rows, out.data_ptr(), out_dtype is torch.bfloat16)
         return out
 
-    def gated(self, x: Tensor) -> Tensor:
-        """x [T, K] -> silu(the first half of the outputs) * the second, [T, N_out / 2] of x's dtype.
+    def gated(self, x: Tensor, activation: Activation = "silu") -> Tensor:
+        """x [T, K] -> activation(the first half of the outputs) * the second, [T, N_out / 2] of x's dtype.
 
         Where one kernel does both, the outputs are not rounded before. Raises ValueError as a call does, or if N_out
         is odd.
         """
         self._check_input(x)
-        if self._skinny is not None and len(x) <= MAX_ROWS and self.out_features % 2 == 0:
+        if self._skinny is not None and len(x) <= MAX_ROWS and self.out_features % 2 == 0 and activation == "silu":
             return self._skinny.multiply(x, self.dtype, gated=True)
-        return silu_mul(self(x))
+        return gate_mul(self(x), activation)
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype is not self.dtype:

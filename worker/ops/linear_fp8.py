@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .activation import Activation
 from .dtypes import FP8, check_one_device
-from .quantize import QuantizedRows, RawProduct, quantize_rows, rescaled, silu_mul_quantized
+from .quantize import QuantizedRows, RawProduct, gate_mul_quantized, quantize_rows, rescaled
 
 # The library takes products whose sides but for the number of rows are multiples of this.
 SIDE_MULTIPLE = 16
@@ -49,13 +50,13 @@ class Fp8Linear:
         out = product if isinstance(product, Tensor) else rescaled(product)
         return out[:, : self.out_features] if out.shape[1] > self.out_features else out
 
-    def gated(self, x: Tensor | QuantizedRows) -> QuantizedRows:
-        """x [T, K] -> silu(the first half of the outputs) * the second, [T, N_out / 2], quantized.
+    def gated(self, x: Tensor | QuantizedRows, activation: Activation = "silu") -> QuantizedRows:
+        """x [T, K] -> activation(the first half of the outputs) * the second, [T, N_out / 2], quantized.
 
         Raises ValueError as a call does, or if N_out is odd.
         """
         is_padded = self._weight.shape[1] > self.out_features
-        return silu_mul_quantized(self(x) if is_padded else self._multiply(x))
+        return gate_mul_quantized(self(x) if is_padded else self._multiply(x), activation)
 
     def _multiply(self, x: Tensor | QuantizedRows) -> Tensor | RawProduct:
         """[T, N_out, padded], with few rows before it is scaled."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .activation import silu_mul
+from .activation import Activation, gate_mul
 from .dtypes import FP8, KERNELS_BUILT, on_kernels, same_gpu, stream_of
 from .norm import rms_norm
 
@@ -103,13 +103,14 @@ def rms_norm_quantized(x: Tensor, weight: Tensor, eps: float, residual: Tensor |
     return out
 
 
-def silu_mul_quantized(gate_up: Tensor | RawProduct) -> QuantizedRows:
-    """The rows of `silu_mul` for gate_up [T, 2I], or for one that is `rescaled` first, quantized; its errors too."""
+def gate_mul_quantized(gate_up: Tensor | RawProduct, activation: Activation = "silu") -> QuantizedRows:
+    """The rows of `gate_mul` for gate_up [T, 2I], or for one that is `rescaled` first, quantized; its errors too."""
     product = None if isinstance(gate_up, Tensor) else gate_up
     rows = gate_up if isinstance(gate_up, Tensor) else gate_up.sums
     num_rows, width = _shape_of(rows)
-    if width % 2 or not _on_kernel(rows, width // 2) or not (product is None or _takes(product)):
-        return quantize_rows(silu_mul(rows if product is None else rescaled(product)))
+    takes = activation == "silu" and width % 2 == 0 and (product is None or _takes(product))
+    if not (takes and _on_kernel(rows, width // 2)):
+        return quantize_rows(gate_mul(rows if product is None else rescaled(product), activation))
     out = _empty(rows, num_rows, width // 2)
     lacking = (0, 0, 0)
     if product is not None:

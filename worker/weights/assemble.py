@@ -12,7 +12,7 @@ from tercet.config import Quantization
 
 from ..model.config import ModelConfig
 from ..model.decoder import Layer, Model, Projection, Weights
-from ..model.tensors import EMBEDDING, HEAD, NORM, Shape, layer_tensor, tensor_shapes
+from ..model.tensors import EMBEDDING, HEAD, NORM, Shape, layer_norms, layer_tensor, tensor_shapes
 from ..ops.linear import Linear
 from ..ops.linear_fp8 import Fp8Linear
 from .tensor_source import TensorSource, check_tensors
@@ -64,15 +64,21 @@ def _layer(
         weight = reader.tensor(*(f"{name}.weight" for name in names))
         return projection(weight, reader.tensor(*(f"{name}.bias" for name in names)) if bias else None)
 
+    norms = layer_norms(config)
+    qkv, gate_up = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
+    if config.fused_projections:
+        qkv, gate_up = ("self_attn.qkv_proj",), ("mlp.gate_up_proj",)
     return Layer(
-        attention_norm=tensor("input_layernorm"),
-        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias=config.qkv_bias),
+        attention_norm=tensor(norms["attention"]),
+        qkv=linear(*qkv, bias=config.qkv_bias),
         q_norm=tensor("self_attn.q_norm") if config.qk_norm else None,
         k_norm=tensor("self_attn.k_norm") if config.qk_norm else None,
         output=linear("self_attn.o_proj", bias=config.output_bias),
-        mlp_norm=tensor("post_attention_layernorm"),
-        gate_up=linear("mlp.gate_proj", "mlp.up_proj", bias=config.mlp_bias),
+        post_attention_norm=tensor(norms["post_attention"]) if config.post_norms else None,
+        mlp_norm=tensor(norms["mlp"]),
+        gate_up=linear(*gate_up, bias=config.mlp_bias),
         down=linear("mlp.down_proj", bias=config.mlp_bias),
+        post_mlp_norm=tensor(norms["post_mlp"]) if config.post_norms else None,
     )
 
 

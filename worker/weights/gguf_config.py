@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 from tercet.errors import ModelError
 from tercet.model_fields import MAX_LAYERS, Fields
 from tercet.model_length import gguf_length
 
 from ..model.config import ModelConfig, RopeConfig
 from ..model.families import BY_GGUF_ARCHITECTURE
-from ..model.rope import yarn_attention_factor
-from ..model.tensors import EMBEDDING, HEAD, layer_tensor
+from ..model.family import Family, WindowRule
+from ..model.rope import longrope_attention_factor, yarn_attention_factor
+from ..model.tensors import EMBEDDING, HEAD
 from .gguf_file import GgufArray, GgufFile, GgufValue
-from .gguf_tensors import ROPE_FREQUENCIES, read_tensor, stored_name
+from .gguf_tensors import (
+    LONG_FREQUENCIES,
+    ROPE_FREQUENCIES,
+    SHORT_FREQUENCIES,
+    read_tensor,
+    stored_layer_name,
+    stored_name,
+)
 
 _SCALING_TYPES = ("none", "linear", "yarn")
 
@@ -33,27 +43,67 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     head_dim = _head_dim(fields, hidden_size // num_heads)
     stated = fields.count("context_length")
     max_position = gguf_length(fields)
-    window = fields.count("attention.sliding_window", 0, minimum=0)
+    num_layers = fields.count("block_count", maximum=MAX_LAYERS)
+    window, sliding_layers = _windows(fields, family, num_layers)
+    local_theta = family.default_local_theta
+    query_scalar = family.default_query_scalar
+    if query_scalar is not None:
+        query_scalar = hidden_size / num_heads if num_layers == family.gguf_hidden_scalar_layers else float(head_dim)
     return ModelConfig(
         family=family.name,
         vocab_size=_vocab_size(file, every),
         hidden_size=hidden_size,
         intermediate_size=fields.count("feed_forward_length"),
-        num_layers=fields.count("block_count", maximum=MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.count("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-6),
         max_position=max_position,
         max_model_len=max_position,
-        rope=_rope(file, fields, stated),
+        rope=_rope(file, fields, family, stated),
         tie_word_embeddings=stored_name(HEAD) not in file.tensors,
-        qkv_bias=_has_bias(file, "self_attn.q_proj"),
+        qkv_bias=_has_bias(file, "self_attn.qkv_proj" if family.fused_projections else "self_attn.q_proj"),
         output_bias=_has_bias(file, "self_attn.o_proj"),
         mlp_bias=_has_bias(file, "mlp.down_proj"),
         qk_norm=family.qk_norm,
-        sliding_window=window or None,
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        local_rope=None if local_theta is None else RopeConfig(fields.number("rope.freq_base_swa", local_theta)),
+        activation=family.activation,
+        post_norms=family.post_norms,
+        fused_projections=family.fused_projections,
+        embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+        query_scalar=query_scalar,
+        attention_softcap=_softcap(fields, "attn_logit_softcapping", family.softcaps and family.softcaps.attention),
+        logit_softcap=_softcap(fields, "final_logit_softcapping", family.softcaps and family.softcaps.logits),
     )
+
+
+def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The window in tokens, and which layers have it; none and no flags if no layer has one."""
+    name = "attention.sliding_window"
+    default = family.default_sliding_window if family.window is WindowRule.PATTERN else 0
+    window = fields.count(name, default, minimum=0)
+    if window == 0:
+        return None, ()
+    if family.window is WindowRule.IF_USED:
+        # Which of the layers have it GGUF does not say.
+        raise fields.error(name, window, "0, which is none")
+    if family.window is not WindowRule.PATTERN:
+        return window, (True,) * num_layers
+    pattern = fields.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list) and len(pattern) == num_layers:
+        return window, tuple(bool(slides) for slides in pattern)
+    global_every = fields.count("attention.sliding_window_pattern", family.global_every)
+    return window, tuple((layer + 1) % global_every != 0 for layer in range(num_layers))
+
+
+def _softcap(fields: Fields, name: str, default: float | None) -> float | None:
+    """0 says that there is no cap."""
+    if fields.get(name) == 0:
+        return None
+    return default if fields.get(name) is None else fields.number(name)
 
 
 def _keys(file: GgufFile, architecture: str) -> Fields:
@@ -98,11 +148,11 @@ def _head_dim(fields: Fields, default: int) -> int:
 
 def _has_bias(file: GgufFile, part: str) -> bool:
     """GGUF has no flag for biases: they are there or not."""
-    return stored_name(layer_tensor(0, f"{part}.bias")) in file.tensors
+    return stored_layer_name(0, part, "bias") in file.tensors
 
 
-def _rope(file: GgufFile, fields: Fields, stated: int) -> RopeConfig:
-    theta = fields.number("rope.freq_base", 10000.0)
+def _rope(file: GgufFile, fields: Fields, family: Family, stated: int) -> RopeConfig:
+    theta = fields.number("rope.freq_base", family.default_rope_theta)
     divisors: tuple[float, ...] = ()
     if ROPE_FREQUENCIES in file.tensors:
         divisors = tuple(read_tensor(file, ROPE_FREQUENCIES).flatten().tolist())
@@ -113,6 +163,18 @@ def _rope(file: GgufFile, fields: Fields, stated: int) -> RopeConfig:
         kind = "none" if factor == 1.0 else "linear"
     else:
         factor = fields.number("rope.scaling.factor", 1.0)
+    if SHORT_FREQUENCIES in file.tensors and LONG_FREQUENCIES in file.tensors:
+        original = fields.count("rope.scaling.original_context_length", stated)
+        return RopeConfig(
+            theta=theta,
+            type="longrope",
+            original_max_position=original,
+            attention_factor=fields.number(
+                "rope.scaling.attn_factor", longrope_attention_factor(stated / original, original)
+            ),
+            divisors=tuple(read_tensor(file, SHORT_FREQUENCIES).flatten().tolist()),
+            long_divisors=tuple(read_tensor(file, LONG_FREQUENCIES).flatten().tolist()),
+        )
     if kind == "none":
         return RopeConfig(theta=theta, divisors=divisors)
     if kind == "linear":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,10 +13,13 @@ from tercet.errors import ModelError
 
 from ..model.config import ModelConfig
 from ..model.families import FAMILIES
-from ..model.tensors import EMBEDDING, HEAD, NORM, Shape, layer_tensor
+from ..model.tensors import EMBEDDING, HEAD, NORM, Shape, layer_norms, layer_tensor
 from .gguf_file import GgufFile, GgufTensor
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
+LONG_FREQUENCIES, SHORT_FREQUENCIES = "rope_factors_long.weight", "rope_factors_short.weight"
+# These are part of the configuration.
+_FREQUENCIES = (ROPE_FREQUENCIES, LONG_FREQUENCIES, SHORT_FREQUENCIES)
 
 _FLOATS: Mapping[GGMLQuantizationType, torch.dtype] = {
     GGMLQuantizationType.F64: torch.float64,
@@ -32,26 +34,53 @@ _QUANTIZED = frozenset(
 
 _NAMES = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
 _LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_NORM_NAMES = {
+    "attention": "attn_norm",
+    "post_attention": "post_attention_norm",
+    "mlp": "ffn_norm",
+    "post_mlp": "post_ffw_norm",
+}
+# Of these a model has the first or the others.
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
 
 
 def stored_name(name: str) -> str:
-    """The GGUF name, such as ``blk.0.attn_q.weight``, of a tensor; a name that no model knows stays as it is."""
-    if (found := _LAYER_NAME.fullmatch(name)) and found[2] in _LAYER_NAMES:
-        return f"blk.{found[1]}.{_LAYER_NAMES[found[2]]}.{found[3]}"
-    return _NAMES.get(name, name)
+    """The GGUF name of a tensor that belongs to no layer."""
+    return _NAMES[name]
+
+
+def stored_layer_name(layer: int, part: str, kind: str) -> str:
+    """The GGUF name, such as ``blk.0.attn_q.weight``, of a product of a layer, `part` ``self_attn.q_proj``."""
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def _stored_names(config: ModelConfig) -> dict[str, str]:
+    """The GGUF name of every tensor that a model of this shape may have."""
+    names = dict(_NAMES)
+    left_out = [part for fused, parts in _FUSED.items() for part in (parts if config.fused_projections else (fused,))]
+    for layer in range(config.num_layers):
+        for kind in ("weight", "bias"):
+            for part in _LAYER_NAMES:
+                if part not in left_out:
+                    names[layer_tensor(layer, f"{part}.{kind}")] = stored_layer_name(layer, part, kind)
+        for place, norm in layer_norms(config).items():
+            names[layer_tensor(layer, f"{norm}.weight")] = f"blk.{layer}.{_NORM_NAMES[place]}.weight"
+    return names
 
 
 class GgufTensors:
@@ -61,18 +90,17 @@ class GgufTensors:
         self.origin = str(file.path)
         self._file = file
         self._heads: dict[str, int] = {}
-        names = [EMBEDDING, NORM, HEAD]
-        for layer in range(config.num_layers):
-            for kind in ("weight", "bias"):
-                names += [layer_tensor(layer, f"{part}.{kind}") for part in _LAYER_NAMES]
-                if FAMILIES[config.family].gguf_interleaved:
+        self._stored = _stored_names(config)
+        if FAMILIES[config.family].gguf_interleaved:
+            for layer in range(config.num_layers):
+                for kind in ("weight", "bias"):
                     self._heads[layer_tensor(layer, f"self_attn.q_proj.{kind}")] = config.num_heads
                     self._heads[layer_tensor(layer, f"self_attn.k_proj.{kind}")] = config.num_kv_heads
-        known = {stored_name(name): name for name in names}
+        known = {stored: name for name, stored in self._stored.items()}
         self._shapes = {
             known.get(tensor.name, tensor.name): tensor.shape
             for tensor in file.tensors.values()
-            if tensor.name != ROPE_FREQUENCIES  # part of the configuration
+            if tensor.name not in _FREQUENCIES
         }
 
     def shapes(self) -> Mapping[str, Shape]:
@@ -80,12 +108,12 @@ class GgufTensors:
         return self._shapes
 
     def stored_name(self, name: str) -> str:
-        """The GGUF name, such as ``blk.0.attn_q.weight``."""
-        return stored_name(name)
+        """The GGUF name, such as ``blk.0.attn_q.weight``; a name that no model knows stays as it is."""
+        return self._stored.get(name, name)
 
     def read(self, name: str) -> Tensor:
         """The tensor in its own float type, or float32 if it was quantized. Raises ModelError."""
-        tensor = read_tensor(self._file, stored_name(name))
+        tensor = read_tensor(self._file, self._stored[name])
         heads = self._heads.get(name)
         return tensor if heads is None else deinterleave(tensor, heads)
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from tercet.errors import ModelError
 from tercet.model_fields import MAX_LAYERS, Fields
-from tercet.model_length import hf_length, hf_original_length, hf_rope, hf_stated_length
+from tercet.model_length import FULL_ATTENTION, SLIDING_ATTENTION, hf_length
 
-from ..model.config import ROPE_TYPES, ModelConfig, RopeConfig
+from ..model.config import ModelConfig
 from ..model.families import BY_ARCHITECTURE, FAMILIES
 from ..model.family import BiasRule, Family, WindowRule
-from ..model.rope import yarn_attention_factor
+from ..ops.activation import Activation
+from .hf_rope import hf_local_rope, parse_hf_rope
 
 CONFIG_FILE = "config.json"
+
+# Where a file names its activation, and what it may say. Gemma has a hidden_act beside its own field: it is not read.
+_ACTIVATIONS: Mapping[Activation, tuple[str, tuple[str, ...]]] = {
+    "silu": ("hidden_act", ("silu", "swish")),
+    "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")),
+}
 
 
 def read_hf_config(directory: Path) -> ModelConfig:
@@ -36,14 +45,19 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
     family = _family(fields)
     if fields.get("quantization_config") is not None:
         raise fields.error("quantization_config", fields.get("quantization_config"), "unquantized weights only")
-    if fields.get("hidden_act") not in (None, "silu", "swish"):
-        raise fields.error("hidden_act", fields.get("hidden_act"), "silu")
+    if fields.flag("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", True, "causal attention")
+    _check_activation(fields, family)
     num_heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     num_layers = fields.count("num_hidden_layers", maximum=MAX_LAYERS)
     head_dim = fields.count("head_dim", family.default_head_dim or hidden_size // num_heads)
     max_position = hf_length(fields)
     attention_bias = fields.flag("attention_bias")
+    query_scalar = family.default_query_scalar
+    if query_scalar is not None:
+        query_scalar = fields.number("query_pre_attn_scalar", query_scalar)
+    window, sliding_layers = _windows(fields, family, num_layers)
     return ModelConfig(
         family=family.name,
         vocab_size=fields.count("vocab_size"),
@@ -56,13 +70,22 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position=max_position,
         max_model_len=max_position,
-        rope=_rope(fields),
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        rope=parse_hf_rope(fields, family, head_dim),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.default_tied),
         qkv_bias=_has_bias(family.qkv_bias, attention_bias),
         output_bias=_has_bias(family.output_bias, attention_bias),
         mlp_bias=_has_bias(family.mlp_bias, fields.flag("mlp_bias")),
         qk_norm=family.qk_norm,
-        sliding_window=_sliding_window(fields, family, num_layers),
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        local_rope=hf_local_rope(fields, family),
+        activation=family.activation,
+        post_norms=family.post_norms,
+        fused_projections=family.fused_projections,
+        embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+        query_scalar=query_scalar,
+        attention_softcap=_softcap(fields, "attn_logit_softcapping", family.softcaps and family.softcaps.attention),
+        logit_softcap=_softcap(fields, "final_logit_softcapping", family.softcaps and family.softcaps.logits),
     )
 
 
@@ -84,66 +107,46 @@ def _has_bias(rule: BiasRule, flag: bool) -> bool:
     return rule is BiasRule.ALWAYS or (rule is BiasRule.FLAG and flag)
 
 
-def _sliding_window(fields: Fields, family: Family, num_layers: int) -> int | None:
-    """The window in tokens if any layer has one."""
+def _check_activation(fields: Fields, family: Family) -> None:
+    key, names = _ACTIVATIONS[family.activation]
+    if fields.get(key) not in (None, *names):
+        raise fields.error(key, fields.get(key), names[0])
+
+
+def _softcap(fields: Fields, name: str, default: float | None) -> float | None:
+    """null says that there is no cap; only an absent field means the default."""
+    if fields.get(name) is None:
+        return None if name in fields else default
+    return fields.number(name)
+
+
+def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The window in tokens, and which layers have it; none and no flags if no layer has one."""
+    layers = _sliding_layers(fields, family, num_layers)
+    # null says that there is no window; only an absent field means the default.
+    if not any(layers) or ("sliding_window" in fields and fields.get("sliding_window") is None):
+        return None, ()
+    if family.default_sliding_window is None and "sliding_window" not in fields:
+        return None, ()
+    return fields.count("sliding_window", family.default_sliding_window), layers
+
+
+def _sliding_layers(fields: Fields, family: Family, num_layers: int) -> tuple[bool, ...]:
     if family.window is WindowRule.NONE:
-        return None
+        return ()
+    if family.window is WindowRule.IF_SET:
+        return (True,) * num_layers
+    if family.window is WindowRule.IF_USED and not fields.flag("use_sliding_window"):
+        return ()
     layer_types = fields.get("layer_types")
+    if layer_types is not None:
+        kinds = (FULL_ATTENTION, SLIDING_ATTENTION)
+        is_known = isinstance(layer_types, list) and all(kind in kinds for kind in layer_types)
+        if not is_known or len(layer_types) != num_layers:
+            raise fields.error("layer_types", layer_types, f"{num_layers} times one of {', '.join(kinds)}")
+        return tuple(kind == SLIDING_ATTENTION for kind in layer_types)
     if family.window is WindowRule.IF_USED:
-        if not fields.flag("use_sliding_window"):
-            return None
-        if layer_types is None and fields.count("max_window_layers", 28, minimum=0) >= num_layers:
-            return None
-        if isinstance(layer_types, list) and "sliding_attention" not in layer_types:
-            return None
-    # For a Mistral, null says that there is no window; only an absent field means the default.
-    if "sliding_window" in fields and fields.get("sliding_window") is None:
-        return None
-    return fields.count("sliding_window", family.default_sliding_window)
-
-
-def _rope(fields: Fields) -> RopeConfig:
-    kind, rope = hf_rope(fields)
-    if kind not in ROPE_TYPES:
-        raise rope.error("rope_type", kind, ", ".join(ROPE_TYPES))
-    for holder in (fields, rope):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.error("partial_rotary_factor", holder.get("partial_rotary_factor"), "1.0")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, type="linear", factor=rope.number("factor"))
-    original = hf_original_length(fields)
-    if kind == "llama3":
-        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        if low >= high:
-            raise rope.error("high_freq_factor", high, f"numbers above low_freq_factor, which is {low}")
-        return RopeConfig(
-            theta=theta,
-            type="llama3",
-            factor=rope.number("factor"),
-            original_max_position=original,
-            low_freq_factor=low,
-            high_freq_factor=high,
-        )
-    factor = rope.number("factor", hf_stated_length(fields) / original)
-    return RopeConfig(
-        theta=theta,
-        type="yarn",
-        factor=factor,
-        original_max_position=original,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        truncate=rope.flag("truncate", True),
-        attention_factor=_yarn_attention_factor(rope, factor),
-    )
-
-
-def _yarn_attention_factor(rope: Fields, factor: float) -> float:
-    if rope.get("attention_factor") is not None:
-        return rope.number("attention_factor")
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        above = yarn_attention_factor(factor, rope.number("mscale"))
-        return above / yarn_attention_factor(factor, rope.number("mscale_all_dim"))
-    return yarn_attention_factor(factor)
+        first = fields.count("max_window_layers", 28, minimum=0)
+        return tuple(layer >= first for layer in range(num_layers))
+    global_every = fields.count("sliding_window_pattern", family.global_every)
+    return tuple((layer + 1) % global_every != 0 for layer in range(num_layers))

@@ -9,11 +9,13 @@ from tercet.model_source import ModelFormat, ModelSource
 
 from ..model.config import ModelConfig, served
 from ..model.decoder import Model
+from ..model.families import FAMILIES
 from .assemble import Progress, assemble
 from .gguf_config import parse_gguf_config
 from .gguf_file import read_gguf
 from .gguf_tensors import GgufTensors
 from .hf_config import read_hf_config
+from .norms_from_zero import NormsFromZero
 from .random_tensors import RandomTensors
 from .safetensors_files import SafetensorsFiles
 from .tensor_source import TensorSource
@@ -41,8 +43,7 @@ def load_model(
     ModelError for weights that are missing, broken or do not fit.
     """
     config, opened = _open(source, max_model_len)
-    tensors = SafetensorsFiles(source.path) if opened is None else opened
-    return assemble(config, tensors, dtype, device, progress, quantization)
+    return assemble(config, opened or _checkpoint(source, config), dtype, device, progress, quantization)
 
 
 def random_model(
@@ -50,6 +51,11 @@ def random_model(
 ) -> Model:
     """A model of random weights, the same for the same seed, dtype and kind of device, before any `quantization`."""
     return assemble(config, RandomTensors(config, seed, dtype, device), dtype, device, quantization=quantization)
+
+
+def _checkpoint(source: ModelSource, config: ModelConfig) -> TensorSource:
+    files = SafetensorsFiles(source.path)
+    return NormsFromZero(files) if FAMILIES[config.family].norms_from_zero else files
 
 
 def _open(source: ModelSource, max_model_len: int) -> tuple[ModelConfig, TensorSource | None]:

@@ -1,4 +1,4 @@
-// SiLU of the gate times the up projection.
+// An activation of the gate times the up projection.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,12 @@
 
 namespace tercet {
 
-struct SiluMulCall {
+// As worker/ops/activation.py numbers them.
+enum class Activation { silu = 0, gelu_tanh = 1 };
+
+struct GateMulCall {
   Dtype dtype;
+  Activation activation;
   const void* gate_up;  // rows of 2 * dim elements, gate first, `row_stride` elements apart
   int64_t row_stride;
   void* out;  // [num_rows, dim], contiguous
@@ -17,6 +21,6 @@ struct SiluMulCall {
   int64_t dim;
 };
 
-void silu_mul(const SiluMulCall& call, Isa isa);
+void gate_mul(const GateMulCall& call, Isa isa);
 
 }  // namespace tercet

@@ -29,14 +29,17 @@ struct AttentionCall {
   const int32_t* block_tables;  // [B, table_width]
   int64_t table_width;
   float scale;
+  int64_t window;  // positions that a query sees, its own included; 0: all
+  float softcap;   // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
 // Query token i of sequence b, token query_starts[b] + i of the batch, stands at position context_len - query_len + i
-// and sees positions up to its own; the cache is read at these only. The work is dealt out to the pool by its length.
+// and sees positions up to its own, the last `window` of these; what no query of the call sees is not read, but for
+// some keys beside those that one sees. The work is dealt out to the pool by its length.
 //
-// A query's result depends on its own q, keys and values alone, to the bit: keys are taken in chunks that start at
-// multiples of kChunkKeys, and chunks in segments that start at multiples of kSegmentKeys, whatever the batch, the
-// chunking of its prefill and the number of threads.
+// A query's result depends on its own q and the keys and values that it sees alone, to the bit: keys are taken in
+// chunks that start at multiples of kChunkKeys, and chunks in segments that start at multiples of kSegmentKeys,
+// whatever the batch, the chunking of its prefill and the number of threads.
 //
 // Throws std::invalid_argument, before any work, if lengths contradict each other or a table names no block.
 void paged_attention(const AttentionCall& call, Isa isa);
@@ -54,6 +57,11 @@ struct AttentionTile {
 constexpr int64_t kChunkKeys = 64;     // keys per step of the online softmax
 constexpr int64_t kSegmentKeys = 128;  // keys that one thread takes at once
 constexpr int64_t kMaxTileRows = 64;   // unless one token has more heads in a group
+
+// The first position that the query at `position` sees.
+inline int64_t first_seen(const AttentionCall& call, int64_t position) {
+  return call.window == 0 || position < call.window ? 0 : position + 1 - call.window;
+}
 
 // A tile's attention over the keys seen so far: for each row the largest score, the sum of e^(score - largest), and
 // the sum of values so weighted, [rows, padded_head_dim].

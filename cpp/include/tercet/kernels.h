@@ -18,7 +18,7 @@ struct Kernels {
   void (*finish)(const AttentionCall& call, const AttentionTile& tile, AttentionState state);
   void (*rms_norm)(const NormCall& call, Range rows);
   void (*rope)(const RopeCall& call, Range tokens);
-  void (*silu_mul)(const SiluMulCall& call, Range rows);
+  void (*gate_mul)(const GateMulCall& call, Range rows);
 };
 
 // The kernels for `isa`, which must be no more than detect_isa() can find here.
