@@ -201,8 +201,8 @@ def paged_attention(
     softcap: float,
     /,
 ) -> None:
-    """A `window` or `softcap` of 0 is none. Raises ValueError, before any work, on lengths that contradict each other or
-    a block that is not there."""
+    """A `window` or `softcap` of 0 is none. Raises ValueError, before any work, on lengths that contradict each other
+    or a block that is not there."""
 
 def write_kv(
     is_bf16: bool,

@@ -81,7 +81,8 @@ class StepAttention:
         self, q: int, q_token_stride: int, q_head_stride: int, k_cache: int, v_cache: int, out: int, scale: float,
         k_scale: float, v_scale: float, softcap: float, stream: int, /,
     ) -> None:  # fmt: skip
-        """One layer. A `softcap` of 0 is none. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte aligned."""
+        """One layer. A `softcap` of 0 is none. K and V caches are contiguous [N, G, S, D], `out` [T, H, D], all 16-byte
+        aligned."""
 
 class SkinnyLinear:
     """cpp/cuda/linear_skinny.h. Keeps addresses, not tensors. RuntimeError where the GPU is not a Hopper."""

@@ -18,12 +18,12 @@ from worker.ops.norm import rms_norm
 from worker.ops.quantize import (
     QuantizedRows,
     RawProduct,
+    gate_mul_quantized,
     quantize_rows,
     quantize_rows_reference,
     rescaled,
     rescaled_reference,
     rms_norm_quantized,
-    gate_mul_quantized,
 )
 from worker.weights.loader import random_model
 

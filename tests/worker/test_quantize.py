@@ -14,10 +14,10 @@ from worker.ops.norm import rms_norm
 from worker.ops.quantize import (
     QuantizedRows,
     RawProduct,
+    gate_mul_quantized,
     quantize_rows,
     rescaled,
     rms_norm_quantized,
-    gate_mul_quantized,
 )
 
 # Every finite float8_e4m3fn, ascending.

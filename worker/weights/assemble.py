@@ -65,9 +65,9 @@ def _layer(
         return projection(weight, reader.tensor(*(f"{name}.bias" for name in names)) if bias else None)
 
     norms = layer_norms(config)
-    qkv, gate_up = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
+    qkv, gate_up = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["mlp.gate_proj", "mlp.up_proj"]
     if config.fused_projections:
-        qkv, gate_up = ("self_attn.qkv_proj",), ("mlp.gate_up_proj",)
+        qkv, gate_up = ["self_attn.qkv_proj"], ["mlp.gate_up_proj"]
     return Layer(
         attention_norm=tensor(norms["attention"]),
         qkv=linear(*qkv, bias=config.qkv_bias),

@@ -10,7 +10,7 @@ from tercet.model_length import gguf_length
 
 from ..model.config import ModelConfig, RopeConfig
 from ..model.families import BY_GGUF_ARCHITECTURE
-from ..model.family import Family, WindowRule
+from ..model.family import Family, Softcaps, WindowRule
 from ..model.rope import longrope_attention_factor, yarn_attention_factor
 from ..model.tensors import EMBEDDING, HEAD
 from .gguf_file import GgufArray, GgufFile, GgufValue
@@ -45,6 +45,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     max_position = gguf_length(fields)
     num_layers = fields.count("block_count", maximum=MAX_LAYERS)
     window, sliding_layers = _windows(fields, family, num_layers)
+    softcaps = _softcaps(fields, family)
     local_theta = family.default_local_theta
     query_scalar = family.default_query_scalar
     if query_scalar is not None:
@@ -75,8 +76,8 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         fused_projections=family.fused_projections,
         embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
         query_scalar=query_scalar,
-        attention_softcap=_softcap(fields, "attn_logit_softcapping", family.softcaps and family.softcaps.attention),
-        logit_softcap=_softcap(fields, "final_logit_softcapping", family.softcaps and family.softcaps.logits),
+        attention_softcap=softcaps.attention,
+        logit_softcap=softcaps.logits,
     )
 
 
@@ -97,6 +98,15 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | Non
         return window, tuple(bool(slides) for slides in pattern)
     global_every = fields.count("attention.sliding_window_pattern", family.global_every)
     return window, tuple((layer + 1) % global_every != 0 for layer in range(num_layers))
+
+
+def _softcaps(fields: Fields, family: Family) -> Softcaps:
+    if family.softcaps is None:
+        return Softcaps(attention=None, logits=None)
+    return Softcaps(
+        attention=_softcap(fields, "attn_logit_softcapping", family.softcaps.attention),
+        logits=_softcap(fields, "final_logit_softcapping", family.softcaps.logits),
+    )
 
 
 def _softcap(fields: Fields, name: str, default: float | None) -> float | None:

@@ -13,7 +13,7 @@ from tercet.model_length import FULL_ATTENTION, SLIDING_ATTENTION, hf_length
 
 from ..model.config import ModelConfig
 from ..model.families import BY_ARCHITECTURE, FAMILIES
-from ..model.family import BiasRule, Family, WindowRule
+from ..model.family import BiasRule, Family, Softcaps, WindowRule
 from ..ops.activation import Activation
 from .hf_rope import hf_local_rope, parse_hf_rope
 
@@ -58,6 +58,7 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
     if query_scalar is not None:
         query_scalar = fields.number("query_pre_attn_scalar", query_scalar)
     window, sliding_layers = _windows(fields, family, num_layers)
+    softcaps = _softcaps(fields, family)
     return ModelConfig(
         family=family.name,
         vocab_size=fields.count("vocab_size"),
@@ -84,8 +85,8 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
         fused_projections=family.fused_projections,
         embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
         query_scalar=query_scalar,
-        attention_softcap=_softcap(fields, "attn_logit_softcapping", family.softcaps and family.softcaps.attention),
-        logit_softcap=_softcap(fields, "final_logit_softcapping", family.softcaps and family.softcaps.logits),
+        attention_softcap=softcaps.attention,
+        logit_softcap=softcaps.logits,
     )
 
 
@@ -111,6 +112,15 @@ def _check_activation(fields: Fields, family: Family) -> None:
     key, names = _ACTIVATIONS[family.activation]
     if fields.get(key) not in (None, *names):
         raise fields.error(key, fields.get(key), names[0])
+
+
+def _softcaps(fields: Fields, family: Family) -> Softcaps:
+    if family.softcaps is None:
+        return Softcaps(attention=None, logits=None)
+    return Softcaps(
+        attention=_softcap(fields, "attn_logit_softcapping", family.softcaps.attention),
+        logits=_softcap(fields, "final_logit_softcapping", family.softcaps.logits),
+    )
 
 
 def _softcap(fields: Fields, name: str, default: float | None) -> float | None:
