@@ -19,7 +19,7 @@ SCALE = 0.3
 def attend(sequences: Sequences, chunks: list[Chunk], window: int | None, softcap: float | None = None) -> list[Tensor]:
     q, batch = sequences.batch(chunks)
     out = paged_attention(q, sequences.k_cache, sequences.v_cache, batch, SCALE, window=window, softcap=softcap)
-    return list(out.split([end - begin for _, begin, end in chunks]))
+    return list(torch.split(out, [end - begin for _, begin, end in chunks]))
 
 
 def assert_equals_twin(
