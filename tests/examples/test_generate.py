@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +111,13 @@ def test_the_deadline_ends_what_takes_longer(gateway: FakeGateway, command: Comm
 def test_a_key_is_sent(gateway: FakeGateway, command: Command) -> None:
     assert _run(command(gateway.address, "60", "16", "hi"), TERCET_API_KEY="tct_x").stdout == "1: hi\n"
     assert gateway.keys == ["Bearer tct_x"]
+
+
+def test_node_knows_a_gateway_by_its_certificate(tls_gateway: tuple[FakeGateway, Path], node: Command) -> None:
+    fake, ca = tls_gateway
+    done = _run([*node(fake.address, "60", "16", "hi"), "--ca", str(ca)])
+    assert (done.returncode, done.stdout) == (0, "1: hi\n"), done.stderr
+    assert _run(node(fake.address, "60", "16", "hi")).returncode == 1
 
 
 def test_examples_are_short() -> None:

@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tercet.client import DEFAULT_ADDRESS
+from tercet.client import DEFAULT_ADDRESS, Client, Retry
 from tests.e2e.conftest import ROOT, Mesh
 
 pytestmark = pytest.mark.e2e
@@ -37,3 +39,19 @@ def test_program(mesh: Mesh, number: int) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert printed in ("", done.stdout)
     mesh.wait_idle()
+
+
+def test_a_mesh_that_is_full_serves_all_who_ask_again(own_mesh: Callable[..., Mesh]) -> None:
+    """One request runs and one may wait; eight threads share a client."""
+    mesh = own_mesh(TERCET_WORKER_MAX_NUM_SEQS="1", TERCET_SCHEDULER_MAX_QUEUED_REQUESTS="1")
+    mesh.start()
+    # As many attempts as it takes.
+    patient = Retry(attempts=1000, longest_s=60)
+    with Client(mesh.address, retry=patient, timeout_s=120) as client, ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(lambda seed: client.generate("Once", seed=seed, max_tokens=8, ignore_eos=True).answer(), range(16))
+        )
+        refused = sum(sum(each.counts.refused.values()) for each in client.traffic().classes)
+    assert [answer.finished.usage.completion_tokens for answer in answers] == [8] * 16
+    assert [answer.accepted.seed for answer in answers] == list(range(16))
+    assert refused > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from tercet import errors
 from tercet.rpc import Server, abort
+from tercet.tls.server import ServerTls
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
 
@@ -191,8 +193,8 @@ class FakeGateway(
         return pb.Finished(outputs=ends, usage=usage, timings=timings)
 
 
-@pytest.fixture
-def gateway() -> Iterator[FakeGateway]:
+@contextlib.contextmanager
+def serving(tls: ServerTls | None = None) -> Iterator[FakeGateway]:
     """A FakeGateway that listens, on a loop and thread of its own."""
     fake = FakeGateway()
     listening = threading.Event()
@@ -200,7 +202,7 @@ def gateway() -> Iterator[FakeGateway]:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        server = Server()
+        server = Server(tls=tls)
         inference_pb2_grpc.add_InferenceServicer_to_server(fake, server.grpc_server)
         models_pb2_grpc.add_ModelsServicer_to_server(fake, server.grpc_server)
         operations_pb2_grpc.add_OperationsServicer_to_server(fake, server.grpc_server)
@@ -219,3 +221,9 @@ def gateway() -> Iterator[FakeGateway]:
     loop.call_soon_threadsafe(stop.set)
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with serving() as fake:
+        yield fake
