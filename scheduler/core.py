@@ -204,8 +204,11 @@ class Core:
         self._mesh.draining = True
         for requests in list(self._mesh.gateways.values()):
             for request in list(requests.values()):
+                # What a client has seen the beginning of is not to be repeated behind its back.
+                begun = any(sequence.generated for sequence in request.sequences)
                 failure = errors.DrainingError(
-                    "the scheduler stopped before the request ended", retry_after_s=UNKNOWN_RETRY_SECONDS
+                    "the scheduler stopped before the request ended",
+                    retry_after_s=None if begun else UNKNOWN_RETRY_SECONDS,
                 )
                 cancel(self._mesh, request, CancelReason.SHUTDOWN, failure, now)
 

@@ -255,6 +255,8 @@ def test_when_the_drain_expires_everything_gets_a_typed_end() -> None:
     for call in calls:
         assert call.ends[0].failure is not None
         assert call.ends[0].failure.reason == "DRAINING"
+    # The other one had not begun.
+    assert [call.ends[0].failure.retry_after_s is None for call in calls] == [True, False]
 
 
 def test_losing_a_gateway_cancels_only_its_requests() -> None:
