@@ -30,7 +30,7 @@ ON_THEIR_WAY = 512
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What became final since the last one of an output. `token_offset` counts the output's tokens before it, `seq`
-    the deltas of all outputs before it."""
+    the deltas of all outputs before it. `finish` is the output's end, if that is known with its last tokens."""
 
     seq: int
     output_index: int
@@ -39,6 +39,7 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if they were asked for
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    finish: Finish | None = None
 
 
 class Stream:
@@ -236,7 +237,8 @@ class Stream:
         if isinstance(self.error, SlowConsumerError):
             raise self.error
         index = self._ready.popleft()
-        taken = self._outputs[index].take()
+        output = self._outputs[index]
+        taken = output.take()
         self._num_held -= len(taken.token_ids)
         delta = Delta(
             self._num_deltas,
@@ -246,6 +248,7 @@ class Stream:
             taken.token_ids,
             taken.logprobs,
             taken.tool_calls,
+            output.finish,
         )
         self._num_deltas += 1
         return delta

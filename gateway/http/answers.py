@@ -10,6 +10,7 @@ from tercet.errors import RequestError
 
 from ..answer_size import AnswerSize
 from ..generation import Generation, Summary
+from ..output import Finish
 from ..prompt_logprobs import PromptPart
 from ..stream import Delta
 from .delivery import deliver
@@ -69,6 +70,8 @@ class _Pump:
         self._shape = shape
         self._limit_s = limit_s
         self._first = 0
+        # Outputs whose choices have had their end.
+        self._closed: set[int] = set()
 
     async def begin(self, first: int) -> int:
         """Writes what its choices begin with, of which the first has that index. The index behind the last."""
@@ -85,17 +88,27 @@ class _Pump:
 
     async def run(self) -> Summary:
         """Writes all of it."""
-        generation, shape = self.generation, self._shape
+        generation, shape, stream = self.generation, self._shape, self.generation.stream
+        assert stream is not None
         while (delta := await generation.read()) is not None:
             # Before, not behind: once the write has begun, nobody can take the tokens back.
             generation.delivered_tokens += len(delta.token_ids)
             piece = shape.piece(self._first + delta.output_index, delta)
             if piece is not None:
                 await self._write_choice(piece)
+            # The last ones end with the request: a client that has all it wants may leave.
+            if delta.finish is not None and not stream.ended:
+                await self._close(delta.output_index, delta.finish)
         summary = await generation.finish()
         for output_index, finish in enumerate(summary.finishes):
-            await self._write_choice(shape.closing(self._first + output_index, finish))
+            await self._close(output_index, finish)
         return summary
+
+    async def _close(self, output_index: int, finish: Finish) -> None:
+        """Ends a choice, once."""
+        if output_index not in self._closed:
+            self._closed.add(output_index)
+            await self._write_choice(self._shape.closing(self._first + output_index, finish))
 
     async def write(self, writing: Awaitable[None]) -> None:
         """Waits for a write, for as long as a client may read nothing."""

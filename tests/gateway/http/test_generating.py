@@ -11,6 +11,7 @@ import pytest
 from tercet.mesh.v1 import sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
+from ..conftest import sequence_end
 from ..guarded_gateway import until
 
 CHAT = [{"role": "user", "content": "hello, 世界 🙂"}]
@@ -140,6 +141,26 @@ async def test_a_stop_text_is_the_end_of_the_text_if_it_is_included(client, sche
     choices = [each.choices[0] for each in ([each async for each in made] if stream else [made])]
     assert "".join(each.text for each in choices) == "one END"
     assert choices[-1].finish_reason == "stop"
+
+
+async def test_a_choice_ends_when_its_output_does(client, scheduler, model):
+    """Not with the others."""
+    told = asyncio.Event()
+
+    async def play(sequence: Any) -> None:
+        one, other = sequence.outputs
+        await one.tokens(*model.tokenizer.encode("a", add_bos=False), end=sequence_end(sequence_pb2.END_REASON_LENGTH))
+        await told.wait()
+        await other.tokens(*model.tokenizer.encode("b", add_bos=False))
+        await other.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    ends = []
+    async for piece in await client.completions.create(model="bytes", prompt="hello", n=2, max_tokens=1, stream=True):
+        ends += [choice.index for choice in piece.choices if choice.finish_reason == "length"]
+        if ends:
+            told.set()
+    assert ends == [0, 1]
 
 
 async def test_prompts_of_token_ids(client, scheduler):
