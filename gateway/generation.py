@@ -27,6 +27,7 @@ from .answer_size import MAX_ANSWER_BYTES, AnswerSize
 from .books import Books, Ending, Entry
 from .caller import Caller
 from .cancel import CancelCause, Cancels
+from .grammar_check import GrammarCheck
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
 from .output import Finish, Output
@@ -60,6 +61,7 @@ class Means:
     link: Schedulers
     books: Books
     tokenizing: Tokenizing
+    grammars: GrammarCheck
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
 
@@ -144,6 +146,8 @@ class Generation:
         ends = () if request.stop.ignore_eos else model.eos_token_ids
         penalties = await self._penalties()
         check_choice(penalties, max_tokens, {*ends, *request.stop.token_ids}, model.vocab_size)
+        if request.structure is not None:
+            await self._means.grammars.check(request.structure, self.caller.tenant, request.structure_field)
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
@@ -176,6 +180,8 @@ class Generation:
                 traffic_class=request.traffic_class,
                 priority=request.priority,
                 prefix_salt=prefix_salt(request.cache_salt, self.caller.salt_key),
+                grammar=request.structure,
+                grammar_end_ids=model.eos_token_ids,
             ),
             self.stream,
         )

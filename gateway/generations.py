@@ -20,6 +20,7 @@ from .books import Books
 from .caller import Caller
 from .cancel import CancelCause
 from .generation import ACCOUNT_WAIT_S, Generation, Means
+from .grammar_check import GrammarCheck
 from .places import Places
 from .refusal_counts import RefusalKind
 from .schedulers import Schedulers
@@ -44,7 +45,8 @@ class Generations:
     ) -> None:
         self.settings = settings
         self.tokenizing = Tokenizing(settings.max_prompt_bytes)
-        self._means = Means(settings, link, books, self.tokenizing, clock, draw_seed)
+        self.grammars = GrammarCheck()
+        self._means = Means(settings, link, books, self.tokenizing, self.grammars, clock, draw_seed)
         self.draining = False
         self._running: dict[tuple[str, str], Generation] = {}
         self._places = Places(settings.max_concurrent_requests)

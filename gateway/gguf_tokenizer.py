@@ -13,8 +13,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from tercet.errors import ModelError
+from tercet.token_pieces import Spelling
 
-from .tokenizer import Spelling, Tokenizer
+from .tokenizer import Tokenizer
 
 log = structlog.get_logger()
 

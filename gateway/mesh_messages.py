@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tercet.failure import failure_from_proto
+from tercet.grammar.grammar import Grammar, Syntax
 from tercet.ledger.row import Targets
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
@@ -56,7 +57,17 @@ class Submission:
     traffic_class: str
     priority: int
     prefix_salt: bytes
+    grammar: Grammar | None = None
+    # Where the grammar is complete.
+    grammar_end_ids: tuple[int, ...] = ()
 
+
+_SYNTAXES: Mapping[Syntax, sequence_pb2.GrammarSyntax] = {
+    Syntax.JSON_SCHEMA: sequence_pb2.GRAMMAR_SYNTAX_JSON_SCHEMA,
+    Syntax.REGEX: sequence_pb2.GRAMMAR_SYNTAX_REGEX,
+    Syntax.EBNF: sequence_pb2.GRAMMAR_SYNTAX_EBNF,
+    Syntax.STRUCTURAL_TAG: sequence_pb2.GRAMMAR_SYNTAX_STRUCTURAL_TAG,
+}
 
 CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
     CancelCause.CLIENT: sequence_pb2.CANCEL_REASON_CLIENT,
@@ -106,6 +117,7 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
             penalties=_to_penalties(submission),
             num_logprobs=submission.num_logprobs,
             num_prompt_logprobs=submission.num_prompt_logprobs,
+            grammar=_to_grammar(submission),
         ),
         deadline_ms=submission.deadline_ms,
         n=submission.n,
@@ -162,6 +174,18 @@ def _to_penalties(submission: Submission) -> sequence_pb2.Penalties | None:
         min_tokens=penalties.min_tokens,
         bad_ids=[token_id for each in penalties.bad_ids for token_id in each],
         bad_lengths=map(len, penalties.bad_ids),
+    )
+
+
+def _to_grammar(submission: Submission) -> sequence_pb2.Grammar | None:
+    grammar = submission.grammar
+    if grammar is None:
+        return None
+    return sequence_pb2.Grammar(
+        prompt_tokens=len(submission.prompt_token_ids),
+        syntax=_SYNTAXES[grammar.syntax],
+        text=grammar.text,
+        end_ids=submission.grammar_end_ids,
     )
 
 

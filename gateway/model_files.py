@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tercet.errors import ModelError
+from tercet.gguf_metadata import read_gguf_metadata
 from tercet.model_fields import Fields
 from tercet.model_length import gguf_length, hf_length
 from tercet.model_source import ModelFormat, ModelSource
 
 from . import gguf_tokenizer, tokenizer
-from .gguf_metadata import read_gguf_metadata
 from .template import ChatTemplate
 
 

@@ -167,6 +167,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         # Behind the link: what it ends with is written, too.
         await books.stop()
         generations.tokenizing.close()
+        generations.grammars.close()
         if store is not None:
             store.close()
         log.info("gateway_stopped")

@@ -6,7 +6,6 @@ structure. The text of chat messages is data; see `ServedModel.encode_chat`. Kno
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 import threading
@@ -16,21 +15,10 @@ from typing import Any
 import tokenizers
 
 from tercet.errors import ModelError
+from tercet.token_pieces import Spelling, character_of_byte, spelling_of
 
 from .detokenizer import Detokenizer
 from .token_reach import token_reach
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_WORD_MARK = "▁"
-
-
-class Spelling(enum.Enum):
-    """How a vocabulary writes bytes in its tokens."""
-
-    # One printable character per byte, as GPT-2 does.
-    BYTE_LEVEL = "byte_level"
-    # Text with ▁ for a space, and <0xNN> for bytes that no token spells.
-    WORD_MARK = "word_mark"
 
 
 class Tokenizer:
@@ -140,14 +128,7 @@ class Tokenizer:
         token: str | None = self._backend.id_to_token(token_id)
         if token is None:
             return ""
-        if self._spelling is Spelling.WORD_MARK:
-            if match := _BYTE_TOKEN.fullmatch(token):
-                return _text_if_valid(bytes([int(match.group(1), 16)]))
-            return token.replace(_WORD_MARK, " ")
-        try:
-            return _text_if_valid(bytes([_BYTE_OF_CHARACTER[character] for character in token]))
-        except KeyError:
-            return token
+        return self._spelling.piece(token)
 
 
 def longest_of(words: Iterable[str]) -> str:
@@ -197,7 +178,10 @@ def from_hugging_face(
         raise ModelError(f"model: {source} is not a tokenizer the `tokenizers` package can read: {error}") from error
     if backend.decoder is None:
         raise ModelError(f"model: {source} has no decoder; without one its tokens cannot be turned into text")
-    spelling, strip = _decoding(json.loads(backend.decoder.__getstate__()), source)
+    try:
+        spelling, strip = spelling_of(json.loads(backend.decoder.__getstate__()))
+    except ValueError as error:
+        raise ModelError(f"model: {source} has {error}") from error
     backend.no_truncation()
     backend.no_padding()
     special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -228,43 +212,3 @@ def _bos_of(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> int | N
         add = bool(leading) and (bos is None or leading[0] == bos)
         bos = leading[0] if add else bos
     return bos if add else None
-
-
-def _decoding(decoder: Mapping[str, Any], source: str) -> tuple[Spelling, bool]:
-    """How tokens are spelt and whether a leading space is dropped, from the decoder of a tokenizer.json."""
-    parts: list[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
-    types = [str(part.get("type")) for part in parts]
-    unknown = set(types) - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
-    if unknown or not types:
-        raise ModelError(
-            f"model: {source} has a decoder of type {', '.join(sorted(unknown)) or 'none'}; supported are ByteLevel, "
-            "Metaspace, and Replace with ByteFallback"
-        )
-    if "ByteLevel" in types:
-        return Spelling.BYTE_LEVEL, False
-    strip = any(part["type"] == "Strip" and int(part.get("start", 0)) > 0 for part in parts)
-    strip |= any(part["type"] == "Metaspace" and part.get("prepend_scheme") != "never" for part in parts)
-    return Spelling.WORD_MARK, strip
-
-
-def _text_if_valid(piece: bytes) -> str | bytes:
-    try:
-        return piece.decode("utf-8")
-    except UnicodeDecodeError:
-        return piece
-
-
-def character_of_byte() -> list[str]:
-    """GPT-2's alphabet: a printable character for each of the 256 bytes."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    alphabet, shifted = [], 256
-    for byte in range(256):
-        if byte in printable:
-            alphabet.append(chr(byte))
-        else:
-            alphabet.append(chr(shifted))
-            shifted += 1
-    return alphabet
-
-
-_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(character_of_byte())}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tercet.errors import InvalidFieldError, PromptTooLongError
+from tercet.grammar.grammar import Grammar
 from tercet.tenants.plan import MAX_PRIORITY
 from tercet.v1 import inference_pb2 as pb
 
@@ -14,6 +15,7 @@ from .chat import Chat
 from .chat_request import read_chat, written_texts
 from .penalties import Penalties, read_penalties
 from .served_model import Catalogue, ServedModel
+from .structure import FIELD, read_structure
 from .token_logprobs import MAX_LOGPROBS
 from .vocabulary import check_token_ids
 
@@ -90,6 +92,9 @@ class GenerationRequest:
     traffic_class: str
     priority: int
     cache_salt: str
+    # What its texts have to be; `structure_field` is where the client said so.
+    structure: Grammar | None = None
+    structure_field: str = FIELD
 
 
 def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_prompt_bytes: int) -> GenerationRequest:
@@ -97,10 +102,11 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
     _check_request_id(message.request_id)
     _check_service(message)
     model = catalogue.find(message.model)
+    given = _input(message, model, max_prompt_bytes)
     return GenerationRequest(
         request_id=message.request_id,
         model=model,
-        input=_input(message, model, max_prompt_bytes),
+        input=given,
         sampling=_sampling(message.sampling, model),
         penalties=read_penalties(message.sampling, message.stop, model.vocab_size),
         stop=_stop(message.stop, model),
@@ -108,6 +114,7 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         traffic_class=message.traffic_class,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        structure=_structure(message, model, given),
     )
 
 
@@ -160,6 +167,29 @@ def _check_service(message: pb.GenerateRequest) -> None:
         raise InvalidFieldError(
             f"cache_salt has {len(message.cache_salt)} characters; at most {MAX_CACHE_SALT_CHARS} are allowed",
             field="cache_salt",
+        )
+
+
+def _structure(message: pb.GenerateRequest, model: ServedModel, given: Input) -> Grammar | None:
+    if not message.HasField("structured_output"):
+        return None
+    if isinstance(given, ChatInput) and given.chat.tools:
+        raise InvalidFieldError(
+            f"{FIELD} and tools that may be called exclude each other; tool_choice may be none", field=FIELD
+        )
+    check_ends(message, model, FIELD)
+    return read_structure(message.structured_output)
+
+
+def check_ends(message: pb.GenerateRequest, model: ServedModel, field: str) -> None:
+    """Raises InvalidFieldError on `field` if a text that is over cannot be ended."""
+    ends, allowed = set(model.eos_token_ids), message.sampling.allowed_token_ids
+    if message.stop.ignore_eos or not ends:
+        problem = "ignore_eos excludes it" if ends else f"{model.name} has none"
+        raise InvalidFieldError(f"{field} ends with an end token of the model; {problem}", field=field)
+    if allowed and ends.isdisjoint(allowed):
+        raise InvalidFieldError(
+            f"{field} ends with an end token of the model, and allowed_token_ids has none", field=field
         )
 
 

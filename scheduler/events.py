@@ -53,6 +53,8 @@ class Sampling:
     num_logprobs: int | None = None
     # Of the prompt: then a prefix cache is of no use. None: no logprobs.
     num_prompt_logprobs: int | None = None
+    # A tercet.mesh.v1.Grammar as it came, empty for none.
+    grammar: bytes = b""
     # Tokens to generate before a stop id may be chosen, as the penalties have it.
     min_tokens: int = 0
 

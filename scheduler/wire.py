@@ -22,6 +22,7 @@ def enum_value(kind: type[Kind], number: int) -> Kind:
 
 def sampling_to_proto(sampling: Sampling) -> sequence_pb2.Sampling:
     penalties = sequence_pb2.Penalties.FromString(sampling.penalties) if sampling.penalties else None
+    grammar = sequence_pb2.Grammar.FromString(sampling.grammar) if sampling.grammar else None
     return sequence_pb2.Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -31,6 +32,7 @@ def sampling_to_proto(sampling: Sampling) -> sequence_pb2.Sampling:
         penalties=penalties,
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
+        grammar=grammar,
     )
 
 
@@ -44,5 +46,6 @@ def sampling_from_proto(sampling: sequence_pb2.Sampling) -> Sampling:
         penalties=sampling.penalties.SerializeToString() if sampling.HasField("penalties") else b"",
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
         num_prompt_logprobs=sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
+        grammar=sampling.grammar.SerializeToString() if sampling.HasField("grammar") else b"",
         min_tokens=sampling.penalties.min_tokens,
     )

@@ -220,6 +220,13 @@ class WorkerSettings:
         checks.seconds(1),
     )  # fmt: skip
     num_threads: int = setting(0, "CPU threads; 0: all cores", checks.count(0, 1024))
+    grammar_seconds: float = setting(
+        10.0, "how long the grammar of a request may take to be compiled", checks.between(0.1, 600)
+    )
+    grammar_memory: int = setting(
+        1 << 30, "bytes of host memory that following grammars may take; nothing is taken before the first one",
+        checks.whole(64 << 20), in_bytes=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import islice
 
+from tercet.grammar.grammar import Grammar, Syntax
 from tercet.mesh.v1 import sequence_pb2, worker_pb2
 
 from .messages import (
@@ -31,6 +32,7 @@ from .messages import (
     Resume,
     Sampling,
     StepResult,
+    Structure,
     TokenLogprobs,
 )
 
@@ -41,6 +43,12 @@ _CAUSES = {
     worker_pb2.RELEASE_CAUSE_CANCEL: ReleaseCause.CANCEL,
     worker_pb2.RELEASE_CAUSE_PREEMPT: ReleaseCause.PREEMPT,
     worker_pb2.RELEASE_CAUSE_SWAP: ReleaseCause.SWAP,
+}
+_SYNTAXES = {
+    sequence_pb2.GRAMMAR_SYNTAX_JSON_SCHEMA: Syntax.JSON_SCHEMA,
+    sequence_pb2.GRAMMAR_SYNTAX_REGEX: Syntax.REGEX,
+    sequence_pb2.GRAMMAR_SYNTAX_EBNF: Syntax.EBNF,
+    sequence_pb2.GRAMMAR_SYNTAX_STRUCTURAL_TAG: Syntax.STRUCTURAL_TAG,
 }
 _CAUSES_OUT = {cause: value for value, cause in _CAUSES.items()}
 _REASONS_OUT = {
@@ -90,6 +98,7 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
                 _penalties(sampling.penalties) if sampling.HasField("penalties") else None,
                 sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
                 sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
+                _structure(sampling.grammar) if sampling.HasField("grammar") else None,
             ),
             new.prefix_salt,
             _problem(new, limits),
@@ -118,7 +127,25 @@ def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | Non
     sane = 0 <= sampling.temperature < math.inf and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_p <= 1
     if not sane or max(sampling.num_logprobs, sampling.num_prompt_logprobs) > MAX_LOGPROBS:
         return "sampling parameters are out of range"
+    if sampling.HasField("grammar") and (problem := _problem_of_grammar(new, limits)) is not None:
+        return problem
     return _problem_of_penalties(new, limits) if sampling.HasField("penalties") else None
+
+
+def _structure(given: sequence_pb2.Grammar) -> Structure:
+    syntax = _SYNTAXES.get(given.syntax, Syntax.EBNF)
+    return Structure(Grammar(syntax, given.text), given.prompt_tokens, tuple(given.end_ids))
+
+
+def _problem_of_grammar(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | None:
+    given = new.sampling.grammar
+    if given.syntax not in _SYNTAXES:
+        return f"a grammar of syntax {given.syntax} is not known"
+    if given.prompt_tokens > len(new.token_ids):
+        return f"{given.prompt_tokens} tokens of prompt are too many"
+    if not given.end_ids or max(given.end_ids) >= limits.vocab_size:
+        return f"a grammar needs token ids below {limits.vocab_size} to end with"
+    return None
 
 
 def _penalties(given: sequence_pb2.Penalties) -> Penalties:
@@ -221,6 +248,7 @@ def _encode_ended(item: Ended) -> worker_pb2.Ended:
     if item.failure is not None:
         out.failure.reason = item.failure.reason
         out.failure.message = item.failure.message
+        out.failure.metadata.update(item.failure.metadata)
     return out
 
 

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from .messages import TokenLogprobs
 from .ops.logprobs import logprobs
-from .ops.penalties import Penalties, PenaltyCounts, PenaltyRow, penalize
+from .ops.penalties import Penalties, PenaltyCounts, PenaltyRow, mask_of, penalize
 from .ops.sampler import sample_packed
 from .sequence import Sequence
 from .steps import Computed, Row
+
+# In place of a token where penalties and grammars leave none.
+NOTHING_LEFT = -3
 
 
 def draw(logits: Tensor, params: Tensor, rows: Seq[Row]) -> Computed:
@@ -20,20 +23,43 @@ def draw(logits: Tensor, params: Tensor, rows: Seq[Row]) -> Computed:
     for those that want some, of the logits as they came. May change the logits."""
     drawing = [row.sequence for row in rows for _ in range(row.num_draws)]
     raw = logits
-    if any(sequence.spec.sampling.penalties for sequence in drawing):
+    changes = any(each.spec.sampling.penalties or each.constraint for each in drawing)
+    if changes:
         raw = logits.clone()
         penalize(logits, _penalties(drawing, logits))
     token_ids = sample_packed(logits, params)
     wanted = any(sequence.spec.sampling.num_logprobs is not None for sequence in drawing)
     # Before anything waits for the tokens.
     found = _logprobs(drawing, raw, token_ids) if wanted else None
-    return Computed(token_ids.tolist(), logprobs=found)
+    tokens = token_ids.tolist()
+    if changes and min(tokens) < 0:
+        # Where the model's own logits have a token it is what was asked that left none.
+        usable = (sample_packed(raw, params) >= 0).tolist()
+        tokens = [NOTHING_LEFT if own and token < 0 else token for token, own in zip(tokens, usable, strict=True)]
+    return Computed(tokens, logprobs=found)
 
 
 def _penalties(drawing: Seq[Sequence], logits: Tensor) -> Penalties:
     vocab_size = logits.shape[1]
     none = PenaltyCounts(PenaltyRow(), vocab_size)
-    return Penalties.of([sequence.penalties(vocab_size) or none for sequence in drawing], vocab_size, 0, logits.device)
+    rows: dict[int, PenaltyCounts] = {}
+    for sequence in drawing:
+        # A leader draws for its forks, too.
+        if id(sequence) not in rows:
+            row = sequence.penalties(vocab_size) or none
+            rows[id(sequence)] = row if sequence.constraint is None else _masked(row, sequence, vocab_size)
+    return Penalties.of([rows[id(sequence)] for sequence in drawing], vocab_size, 0, logits.device)
+
+
+def _masked(row: PenaltyCounts, sequence: Sequence, vocab_size: int) -> PenaltyCounts:
+    """The row, with no token that the sequence's grammar does not allow. One that can only end may do so, whatever the
+    least number of its tokens."""
+    constraint, structure = sequence.constraint, sequence.spec.sampling.structure
+    assert constraint is not None
+    assert constraint.mask is not None, "it takes part in no step without its mask"
+    assert structure is not None
+    only_ends = not (constraint.mask & ~mask_of(structure.end_ids, vocab_size)).any()
+    return row.masked(constraint.mask, may_end=only_ends)
 
 
 def _logprobs(drawing: Seq[Sequence], logits: Tensor, token_ids: Tensor) -> list[TokenLogprobs | None]:

@@ -11,12 +11,14 @@ import torch
 
 from tercet.config import WorkerSettings
 from tercet.errors import StartupError
+from tercet.grammar.process import GrammarProcess, Limits
 from tercet.model_source import ModelSource
 
 from . import _core
 from .budget import Budget, Usage
 from .device_turn import device_turn
 from .executor import Executor
+from .grammars import Grammars
 from .graph_steps import capture_steps
 from .host_steps import HostSteps
 from .kv_cache import KVCache
@@ -55,21 +57,22 @@ def build_executor(
         _core.set_num_threads(num_threads)
         # The kernels have their own threads; torch's would compete with them for the cores.
         torch.set_num_threads(1)
-        return executor_for(_load(layout, source, progress), layout, settings, on_death), layout
+        return executor_for(_load(layout, source, progress), layout, settings, on_death, source), layout
     torch.cuda.set_device(layout.device)
     with device_turn(device_name(layout.device), progress):
         memory = CudaMemory(layout.device)
         with enough_memory("the weights"):
             model = _load(layout, source, progress)
         progress("measuring the memory of the largest steps")
-        return build_within(memory, model, layout, settings, on_death)
+        return build_within(memory, model, layout, settings, on_death, source)
 
 
 def build_within(
     memory: DeviceMemory, model: Model, layout: Layout, settings: WorkerSettings,
-    on_death: Callable[[], None] = lambda: None,
+    on_death: Callable[[], None] = lambda: None, source: ModelSource | None = None,
 ) -> tuple[Executor, Layout]:  # fmt: skip
-    """An executor for a model that has just been loaded into `memory`, of which its KV cache takes what is left.
+    """An executor for a model that has just been loaded into `memory`, of which its KV cache takes what is left. It
+    follows grammars if `source` has the model's files.
 
     Raises StartupError if that is too little.
     """
@@ -77,7 +80,7 @@ def build_within(
         layout = layout.measured(_measure(memory, model, layout, settings), settings)
     with enough_memory("the KV cache and captured steps"):
         kv_cache = _kv_cache(layout, layout.budget.num_blocks, settings)
-        executor = _executor(model, kv_cache, layout, settings, on_death)
+        executor = _executor(model, kv_cache, layout, settings, on_death, source)
     keep_within(memory, layout.budget)
     # The proof, and what it used is at hand for the first large step.
     with enough_memory("the largest steps beside the KV cache"):
@@ -88,24 +91,33 @@ def build_within(
 
 
 def executor_for(
-    model: Model, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None] = lambda: None
-) -> Executor:
-    """An executor for a model that is already in memory.
+    model: Model, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None] = lambda: None,
+    source: ModelSource | None = None,
+) -> Executor:  # fmt: skip
+    """An executor for a model that is already in memory. It follows grammars if `source` has the model's files.
 
     Raises StartupError if the host refuses the swap space, torch.OutOfMemoryError if the device the rest.
     """
-    return _executor(model, _kv_cache(layout, layout.budget.num_blocks, settings), layout, settings, on_death)
+    kv_cache = _kv_cache(layout, layout.budget.num_blocks, settings)
+    return _executor(model, kv_cache, layout, settings, on_death, source)
 
 
 def _executor(
-    model: Model, kv_cache: KVCache, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None]
-) -> Executor:
+    model: Model, kv_cache: KVCache, layout: Layout, settings: WorkerSettings, on_death: Callable[[], None],
+    source: ModelSource | None,
+) -> Executor:  # fmt: skip
     swap_space = _swap_space(kv_cache, layout.budget)
     if layout.captures:
         steps: Steps = capture_steps(model, kv_cache, settings.max_num_seqs, layout.budget.num_tokens)
     else:
         steps = HostSteps(model, kv_cache)
-    return Executor(steps, kv_cache, swap_space, on_death=on_death)
+    grammars = None if source is None else _grammars(source, layout.model.vocab_size, settings)
+    return Executor(steps, kv_cache, swap_space, grammars=grammars, on_death=on_death)
+
+
+def _grammars(source: ModelSource, vocab_size: int, settings: WorkerSettings) -> Grammars:
+    limits = Limits(settings.grammar_memory, settings.grammar_seconds)
+    return Grammars(lambda on_answer, on_loss: GrammarProcess((source, vocab_size), limits, on_answer, on_loss))
 
 
 def _load(layout: Layout, source: ModelSource, progress: Callable[[str], None]) -> Model:

@@ -14,12 +14,14 @@ import structlog
 import torch
 
 from . import _core
+from .grammars import Grammars
 from .kv_cache import KVCache
 from .mailbox import Mailbox
 from .messages import (
     Attach,
     Command,
     Detach,
+    Masked,
     NewSequence,
     Plan,
     Release,
@@ -57,6 +59,7 @@ class Executor:
         kv_cache: KVCache,
         swap_space: SwapSpace | None = None,
         *,
+        grammars: Grammars | None = None,
         check_every_step: bool = False,
         on_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -68,13 +71,17 @@ class Executor:
         self._mailbox = Mailbox()
         self._stopped = False
         self.swap_space = SwapSpace(kv_cache, 0) if swap_space is None else swap_space
-        self._sequences = Sequences(kv_cache, self.swap_space)
+        self._grammars = grammars
+        if grammars is not None:
+            grammars.on_late = lambda: self.submit(Masked())
+        self._sequences = Sequences(kv_cache, self.swap_space, grammars)
         self._plans = PlanQueue()
         self._works = Pipeline(steps, kv_cache, self._sequences, self._plans)
         # Waits in the mailbox until what comes before is told, while what it leads to is on its way.
         self._announced: Command | None = None
         self._may_grow = False  # the run, since plans came that only go on
         self._has_returned = False  # a sequence from host memory, which the run does not have
+        self._holds = False  # the plan at the head, for masks without which there is nothing to compute
         # Of the thread: whether it waits for commands, and how often it has waited or come to the end of a step.
         self._waits = True
         self._num_turns = 0
@@ -147,7 +154,7 @@ class Executor:
             torch.cuda.set_device(device)
         try:
             while not self._stopped:
-                if not (self._plans or self._works):
+                if not self._works and (self._holds or not self._plans):
                     self._wait()
                 self._obey_all()
                 self._step()
@@ -158,8 +165,11 @@ class Executor:
             self._on_death()
         finally:
             self._steps.close()
+            if self._grammars is not None:
+                self._grammars.close()
 
     def _wait(self) -> None:
+        self._holds = False
         self._outbox.flush()
         self._waits = True
         if not self._mailbox.wait(_IDLE_CHECK_S):
@@ -228,6 +238,8 @@ class Executor:
                 if self._outbox.is_for(command.emit):
                     self._forget_all()
                     self._outbox.close()
+            case Masked():
+                pass  # it was put to be read
             case Shutdown():
                 self._forget_all()
                 self._stopped = True
@@ -281,6 +293,7 @@ class Executor:
             return False
         self._reports.begin_step()
         self._has_returned = False
+        is_masking = self._sequences.num_masked > 0 and self._sequences.settle_masks()
         begun = self._works.begin()
         if not begun and self._sequences.num_returning and self._sequences.welcome(wait=True):
             begun = self._works.begin()
@@ -291,6 +304,8 @@ class Executor:
         if self._sequences.has_untold:
             self._report(Outcome())
             self._reports.cache_changes()
+        elif is_masking:
+            self._holds = True
         else:
             self._reports.plan_done(revoked=False)
         return False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from tercet.grammar.grammar import Grammar
 
 
 class EndReason(enum.Enum):
@@ -40,6 +42,16 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Structure:
+    """What the text behind `prompt_tokens` of a sequence's tokens has to be. Where its grammar is complete `end_ids`
+    may come, and nowhere else."""
+
+    grammar: Grammar
+    prompt_tokens: int
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 are off."""
 
@@ -53,6 +65,7 @@ class Sampling:
     num_logprobs: int | None = None
     # The same of the tokens it comes with, from the second on.
     num_prompt_logprobs: int | None = None
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,12 @@ class Shutdown:
     """End the executor's thread."""
 
 
-Command = NewSequence | Plan | Release | Resume | Rest | Attach | Detach | Shutdown
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Masks have come that no step waited for: look who can take part in steps now."""
+
+
+Command = NewSequence | Plan | Release | Resume | Rest | Attach | Detach | Shutdown | Masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +198,7 @@ class Failure:
 
     reason: str
     message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import islice, repeat
 
+from tercet.errors import InvalidFieldError
+
 from . import _core
+from .draws import NOTHING_LEFT
 from .kv_cache import KVCache
-from .messages import Chunk, Ended, EndReason, PrefillProgress, PromptLogprobs
+from .messages import Chunk, Ended, EndReason, Failure, PrefillProgress, PromptLogprobs
+from .ops.commit import NOT_FINITE
 from .outcome import Outcome
 from .sequence import Sequence
 from .sequences import Sequences
@@ -36,9 +40,18 @@ def missing_chunks(sequences: Sequences, chunks: Iterable[Chunk], places: Mappin
             if sequence.num_computed == 0 and sequence.table.num_blocks == 0:
                 sequence.find_prefix()
             first = sequence.num_computed
-        if (missing := len(sequence.token_ids) - first) > 0:
+        # Of one whose next token cannot be chosen yet the last token is left, so that there are logits when it can.
+        missing = len(sequence.token_ids) - first - (not sequence.may_draw)
+        if missing > 0:
             wanted.append(Row(sequence, min(chunk.num_tokens, missing), first))
     return wanted
+
+
+def _problem(token: int) -> str | Failure:
+    """Why there is no token."""
+    if token == NOTHING_LEFT:
+        return Failure(InvalidFieldError.reason, "what the request asks for leaves no token to go on with")
+    return "the model's logits are not finite"
 
 
 class MixedStep(Work):
@@ -112,7 +125,7 @@ class MixedStep(Work):
             of_prompt = prompts[sequence.spec.sequence_id]
             if (drawn and min(drawn) < 0) or any(math.isnan(x) for part in of_prompt for x in part.logprobs):
                 # Before its blocks are published: what made the logits so must not be found by the next prompt.
-                outcome.ended.extend(sequences.fail(sequence, "the model's logits are not finite"))
+                outcome.ended.extend(sequences.fail(sequence, _problem(min(drawn, default=NOT_FINITE))))
                 continue
             sequence.advance(row.count)
             outcome.prompt_logprobs.extend(of_prompt)

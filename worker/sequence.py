@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from . import _core
+from .grammars import Constraint
 from .kv_cache import Copied
 from .messages import EndReason, Fork, NewSequence, Sampling
 from .ops.commit import NUM_STOP_IDS
@@ -26,11 +27,13 @@ class Sequence:
     """
 
     __slots__ = (
-        "_block_size", "_num_counted", "_penalties", "forks", "group", "host_blocks", "in_decode_set", "num_cached",
-        "num_computed", "params", "returning", "spec", "stop_ids", "table", "token_ids",
+        "_block_size", "_num_counted", "_penalties", "constraint", "forks", "group", "host_blocks", "in_decode_set",
+        "num_cached", "num_computed", "params", "returning", "spec", "stop_ids", "table", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup) -> None:
+    def __init__(
+        self, spec: NewSequence, table: _core.BlockTable, group: SequenceGroup, constraint: Constraint | None = None
+    ) -> None:
         self.spec = spec
         self.table = table
         self._block_size = table.block_size
@@ -48,6 +51,7 @@ class Sequence:
         self.stop_ids = _packed_stop_ids(spec.stop_token_ids)
         self._penalties: PenaltyCounts | None = None
         self._num_counted = len(self.token_ids)
+        self.constraint = constraint
 
     @property
     def num_missing(self) -> int:
@@ -67,14 +71,24 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether it takes part in every step."""
-        return self.in_decode_set and self.prefill_complete and self.returning is None
+        return self.in_decode_set and self.prefill_complete and self.returning is None and self.may_draw
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether its next token can be chosen as soon as there are logits for it."""
+        return self.constraint is None or self.constraint.ready
 
     @property
     def needs_host(self) -> bool:
         """Whether choosing its tokens takes more than `sample`, so that a device does not do it by itself."""
         sampling = self.spec.sampling
         wants_prompt = sampling.num_prompt_logprobs is not None and not self.prefill_complete
-        return sampling.penalties is not None or sampling.num_logprobs is not None or wants_prompt
+        return (
+            sampling.penalties is not None
+            or sampling.num_logprobs is not None
+            or sampling.structure is not None
+            or wants_prompt
+        )
 
     def penalties(self, vocab_size: int) -> PenaltyCounts | None:
         """What is done to its logits for the next token, if anything."""
@@ -101,12 +115,13 @@ class Sequence:
         self._num_counted = len(self.token_ids)
         return self._penalties
 
-    def fork(self, fork: Fork) -> Sequence:
-        """One that goes on from here with its own seed, and shares all blocks until it writes."""
+    def fork(self, fork: Fork, constraint: Constraint | None = None) -> Sequence:
+        """One that goes on from here with its own seed, and shares all blocks until it writes. It gets its first token
+        at once."""
         self._enter()
         sampling = dataclasses.replace(self.spec.sampling, seed=fork.seed)
         spec = dataclasses.replace(self.spec, sequence_id=fork.sequence_id, sampling=sampling, forks=())
-        child = Sequence(spec, self.table.fork(), self.group)
+        child = Sequence(spec, self.table.fork(), self.group, constraint)
         child.num_computed, child.num_cached = self.num_computed, self.num_cached
         child.in_decode_set = self.in_decode_set
         return child
@@ -116,6 +131,8 @@ class Sequence:
 
         Room that was reserved in vain is not counted.
         """
+        if self.constraint is not None:
+            self.constraint.close()
         self.table.trim(self.num_computed)
         return self.group.leave(self.spec.sequence_id)
 
@@ -140,6 +157,12 @@ class Sequence:
     def append(self, token_id: int) -> EndReason | None:
         """Takes the next token; says why the sequence ends with it, if it does. Stop beats length."""
         self.token_ids.append(token_id)
+        reason = self._end_at(token_id)
+        if reason is None and self.constraint is not None:
+            self.constraint.advance(token_id)
+        return reason
+
+    def _end_at(self, token_id: int) -> EndReason | None:
         if token_id in self.spec.stop_token_ids:
             return EndReason.STOP
         if len(self.token_ids) >= self.spec.max_length:

@@ -6,6 +6,7 @@ Knows no plans and no steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from weakref import WeakValueDictionary
 
 import structlog
@@ -13,6 +14,7 @@ import structlog
 from tercet.errors import EngineFaultError
 
 from . import _core
+from .grammars import Constraint, Grammars
 from .kv_cache import KVCache
 from .messages import Ended, EndReason, Failure, NewSequence, ReleaseCause, Released, Resting
 from .sequence import Sequence
@@ -28,8 +30,9 @@ class Sequences:
     Whatever way a sequence leaves, its blocks are given back, in the pool or in host memory.
     """
 
-    def __init__(self, kv_cache: KVCache, swap_space: SwapSpace) -> None:
+    def __init__(self, kv_cache: KVCache, swap_space: SwapSpace, grammars: Grammars | None = None) -> None:
         self._kv_cache = kv_cache
+        self._grammars = grammars
         self._swap_space = swap_space
         self._running: dict[int, Sequence] = {}
         self._leaders: dict[int, Sequence] = {}  # by the ids of their forks
@@ -76,19 +79,25 @@ class Sequences:
         for sequence_id in members:
             if self._drop(sequence_id) is not None:
                 log.error("sequence_id_reused", sequence_id=sequence_id)
-        if spec.problem is not None:
-            log.error("sequence_refused", sequence_id=spec.sequence_id, problem=spec.problem)
-            failure = _fault(f"the worker cannot run the sequence: {spec.problem}")
+        problem = spec.problem
+        if spec.sampling.structure is not None and self._grammars is None:
+            problem = problem or "it follows no grammars"
+        if problem is not None:
+            log.error("sequence_refused", sequence_id=spec.sequence_id, problem=problem)
+            failure = _fault(f"the worker cannot run the sequence: {problem}")
             self._untold += (Ended(member, EndReason.FAILED, 0, 0, failure=failure) for member in members)
             return
         group = self._groups.get(spec.sequence_id) or SequenceGroup()
-        sequence = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt), group)
+        constraint = self._constraint(spec, spec.token_ids)
+        sequence = Sequence(spec, self._kv_cache.new_table(spec.prefix_salt), group, constraint)
+        if constraint is not None:
+            constraint.begin()
         self._running[spec.sequence_id] = sequence
         self._leaders |= {fork.sequence_id: sequence for fork in spec.forks}
 
     def begin_forks(self, leader: Sequence) -> list[Sequence]:
         """The forks of a leader whose prefill is complete, in order: they share its blocks and run from now on."""
-        children = [leader.fork(fork) for fork in leader.forks]
+        children = [leader.fork(fork, self._constraint(leader.spec, leader.token_ids)) for fork in leader.forks]
         self._forget_forks(leader)
         self._running |= {child.spec.sequence_id: child for child in children}
         self._groups |= {member.spec.sequence_id: leader.group for member in (leader, *children)}
@@ -169,13 +178,30 @@ class Sequences:
         used, freed = sequence.leave()
         return Ended(sequence_id, reason, used, freed, stop_token_id, failure)
 
-    def fail(self, sequence: Sequence, message: str) -> list[Ended]:
-        """A running sequence ends FAILED, and so do its forks that have not begun."""
-        log.error("sequence_failed", sequence_id=sequence.spec.sequence_id, problem=message)
-        failure = _fault(message)
+    def fail(self, sequence: Sequence, problem: str | Failure) -> list[Ended]:
+        """A running sequence ends FAILED, and so do its forks that have not begun. A text is a fault of the worker."""
+        failure = _fault(problem) if isinstance(problem, str) else problem
+        log.error("sequence_failed", sequence_id=sequence.spec.sequence_id, problem=failure.message)
         forks = [Ended(fork.sequence_id, EndReason.FAILED, 0, 0, failure=failure) for fork in sequence.forks]
         self._forget_forks(sequence)
         return [self.end(sequence, EndReason.FAILED, failure=failure), *forks]
+
+    @property
+    def num_masked(self) -> int:
+        """Sequences whose texts keep to grammars."""
+        return 0 if self._grammars is None else len(self._grammars)
+
+    def settle_masks(self) -> bool:
+        """Where nothing is computed: waits a little for masks, and ends those whose grammar failed: `take_untold`.
+        Whether masks are still on their way."""
+        if self._grammars is None or not self._grammars.settle():
+            return False
+        failed = {id(each): each.problem for each in self._grammars.take_failed()}
+        for sequence in [each for each in self._running.values() if id(each.constraint) in failed]:
+            problem = failed[id(sequence.constraint)]
+            assert problem is not None
+            self._untold += self.fail(sequence, problem)
+        return self._grammars.has_pending
 
     def take_untold(self) -> list[Ended]:
         """Ends that came about between steps and have not been told; the next step tells them."""
@@ -208,6 +234,10 @@ class Sequences:
             self._swap_space.release(sequence.host_blocks)
             return sequence.leave()
         return None
+
+    def _constraint(self, spec: NewSequence, token_ids: Seq[int]) -> Constraint | None:
+        structure = spec.sampling.structure
+        return None if structure is None or self._grammars is None else self._grammars.new(structure, token_ids)
 
     def _forget_forks(self, leader: Sequence) -> None:
         for fork in leader.forks:

@@ -53,7 +53,8 @@ def next_row(sequence: Sequence, count: int = 1) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The tokens of a step; NOT_FINITE in place of one whose logits were not.
+    """The tokens of a step; NOT_FINITE in place of one whose logits were not, NOTHING_LEFT of one of which what its
+    request asks for left no token.
 
     `step_us` is how long the step took, in microseconds, where the device knows that better than who waited for it.
     `logprobs` is beside `tokens`, or None if none of them wants any; `prompt_logprobs` are of all rows.

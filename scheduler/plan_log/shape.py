@@ -114,6 +114,7 @@ BLANK: Mapping[str, Any] = types.MappingProxyType(
         "logprobs": (),
         "prompt_logprobs": (),
         "penalties": b"",
+        "grammar": b"",
         "prefix_salt": b"",
         "stop_token_id": 0,
         "prefix_keys": None,

@@ -10,6 +10,7 @@ import torch
 from tests.worker.eager_graphs import eager_graph_steps
 from tests.worker.recall_model import CONFIG, RecallModel
 from worker.executor import Executor
+from worker.grammars import Grammars
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
 from worker.messages import (
@@ -45,6 +46,7 @@ class SteppedExecutor:
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, num_swap_blocks: int = 0, caching: bool = True,
         model: RecallModel | None = None, captured: int | None = None, swap_space: type[SwapSpace] = SwapSpace,
+        grammars: Grammars | None = None,
     ) -> None:  # fmt: skip
         """`captured` is the seed of a device that computes runs by itself; None: the host computes each step."""
         self.model = model or RecallModel()
@@ -54,6 +56,7 @@ class SteppedExecutor:
             self._steps(captured),
             self.kv_cache,
             self.swap_space,
+            grammars=grammars,
             check_every_step=True,
         )
         self.events: list[Event] = []

@@ -5,6 +5,7 @@ cpp/include/tercet/penalties.h defines the result to the bit. Knows no sequences
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class PenaltyCounts:
         self._tokens = _tokens_of(row, vocab_size)
         self._places = {token_id: place for place, token_id in enumerate(self._tokens["token_id"].tolist())}
         self.num_tokens = len(self._tokens)
-        self.mask = None if row.allowed_ids is None else _mask_of(row.allowed_ids, vocab_size)
+        self.mask = None if row.allowed_ids is None else mask_of(row.allowed_ids, vocab_size)
         self.row = np.zeros(1, _ROW)
         for name in ("repetition", "frequency", "presence", "min_tokens_left"):
             self.row[name] = getattr(row, name)
@@ -90,6 +91,16 @@ class PenaltyCounts:
         """Whether it matters what is drawn."""
         row = self.row[0]
         return bool(row["repetition"] != 1 or row["frequency"] != 0 or row["presence"] != 0)
+
+    def masked(self, mask: npt.NDArray[np.int32], *, may_end: bool) -> PenaltyCounts:
+        """The same for one token, with those alone that `mask` [V / 32 rounded up] has, too; with `may_end` whatever
+        `min_tokens_left` is. What is drawn has to be counted in the original."""
+        other = copy.copy(self)
+        other.mask = mask if self.mask is None else self.mask & mask
+        if may_end:
+            other.row = self.row.copy()
+            other.row["min_tokens_left"] = 0
+        return other
 
     def count(self, token_ids: Sequence[int]) -> None:
         """Takes note of tokens that were drawn, as `count_drawn` does on a device."""
@@ -168,7 +179,8 @@ def _tokens_of(row: PenaltyRow, vocab_size: int) -> npt.NDArray[np.void]:
     return tokens
 
 
-def _mask_of(allowed_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
+def mask_of(allowed_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
+    """[V / 32 rounded up]: a bit for each token that is allowed, low ones first."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     bits[_ids(allowed_ids, vocab_size)] = True
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)

@@ -8,8 +8,8 @@ from typing import Any
 import gguf
 import pytest
 
-from gateway.gguf_metadata import read_gguf_metadata
 from tercet.errors import ModelError
+from tercet.gguf_metadata import read_gguf_metadata
 from tercet.model_source import resolve_model
 
 

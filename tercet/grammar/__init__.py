@@ -1,0 +1,1 @@
+"""Grammars that generated text has to keep to: checked by gateways, followed by workers."""

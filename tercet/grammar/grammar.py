@@ -1,0 +1,30 @@
+"""What a text has to be, as a plain value."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Syntax(enum.Enum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    # As GBNF has it, with a rule `root`.
+    EBNF = "ebnf"
+    # The library's own, JSON: texts, schemas and others put together.
+    STRUCTURAL_TAG = "structural_tag"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether its sentences have no control characters but line ends."""
+        return self in (Syntax.JSON_SCHEMA, Syntax.STRUCTURAL_TAG)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the sentences of `text` are."""
+
+    syntax: Syntax
+    text: str

@@ -1,0 +1,172 @@
+"""A service's grammar process: begun with the first question, asked without waiting, begun anew when it dies.
+
+What it answers is told in a thread of its own. Knows neither requests nor sequences.
+"""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from ..model_source import ModelSource
+from .frames import read_frame, write_frame
+from .grammar import Grammar
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the process may take. A grammar that takes longer to compile, or a text to go on by a token, ends it."""
+
+    max_bytes: int
+    compile_seconds: float
+    step_seconds: float = 1.0
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`mask` is as `Follower.step` gives it, empty if there is a `problem`."""
+
+    problem: str | None
+    mask: bytes
+
+
+class GrammarProcess:
+    """`on_answer(key, answer)` is called for each `open`, `step` and `probe`, and `on_loss(key, problem)` if the
+    process died: `key` is what it died of, None if that cannot be told; all that was open is gone. Both from a thread
+    of this one."""
+
+    def __init__(
+        self,
+        model: tuple[ModelSource, int] | None,
+        limits: Limits,
+        on_answer: Callable[[int, Answer], None],
+        on_loss: Callable[[int | None, str], None],
+    ) -> None:
+        """`model` has the files of a model and the size of its vocabulary; None: tokens are bytes."""
+        self._model = model
+        self._limits = limits
+        self._on_answer = on_answer
+        self._on_loss = on_loss
+        self._lock = threading.Lock()
+        self._to_write: queue.SimpleQueue[dict[str, Any] | None] | None = None  # None: no process
+        self._process: subprocess.Popen[bytes] | None = None
+        # Asked and not answered, in the order in which they were; opens and probes of grammars before steps.
+        self._waiting: dict[int, None] = {}
+
+    def open(self, key: int, grammar: Grammar, end_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Begins a text, and asks what may come behind its first tokens."""
+        self._ask("open", key, grammar, end_ids=list(end_ids), token_ids=list(token_ids))
+
+    def step(self, key: int, token_id: int) -> None:
+        """Goes on with a text by a token, and asks what may come next."""
+        self._ask("step", key, token_id=token_id)
+
+    def probe(self, key: int, grammar: Grammar) -> None:
+        """Asks whether a grammar is one, and can be followed."""
+        self._ask("probe", key, grammar)
+
+    def drop(self, key: int) -> None:
+        """Forgets a text; nothing is answered to what was asked of it."""
+        with self._lock:
+            self._waiting.pop(key, None)
+            if self._to_write is not None:
+                self._to_write.put({"do": "drop", "key": key})
+
+    def close(self) -> None:
+        """Ends the process. Nothing is answered any more."""
+        with self._lock:
+            self._waiting.clear()
+            process, self._process = self._process, None
+            if self._to_write is not None:
+                self._to_write.put(None)
+                self._to_write = None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _ask(self, what: str, key: int, grammar: Grammar | None = None, **fields: Any) -> None:
+        if grammar is not None:
+            fields |= {"syntax": grammar.syntax.value, "text": grammar.text}
+        with self._lock:
+            if self._to_write is None:
+                self._begin()
+            assert self._to_write is not None
+            self._waiting.pop(key, None)
+            self._waiting[key] = None
+            self._to_write.put({"do": what, "key": key, **fields})
+
+    def _begin(self) -> None:
+        model = None
+        if self._model is not None:
+            source, vocab_size = self._model
+            model = {"format": source.format.value, "path": str(source.path), "vocab_size": vocab_size}
+        limits = self._limits
+        options = {
+            "model": model,
+            "max_bytes": limits.max_bytes,
+            "compile_seconds": limits.compile_seconds,
+            "step_seconds": limits.step_seconds,
+            "num_threads": limits.num_threads,
+        }
+        # A session of its own: who stops the service by a key of the terminal does not mean this one. What it says is
+        # not read: it may repeat grammars, and these are prompts.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tercet.grammar.child"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        to_write: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        to_write.put(options)
+        self._process, self._to_write = process, to_write
+        for name, target in (("write", self._write), ("read", self._read)):
+            threading.Thread(target=target, args=(process, to_write), name=f"grammar-{name}", daemon=True).start()
+
+    def _write(self, process: subprocess.Popen[bytes], to_write: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+        assert process.stdin is not None
+        try:
+            while (message := to_write.get()) is not None:
+                write_frame(process.stdin, message)
+            process.stdin.close()
+        except OSError:
+            pass  # whoever reads sees that it died
+
+    def _read(self, process: subprocess.Popen[bytes], to_write: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+        assert process.stdout is not None
+        told: int | None = None
+        problem = "it ended the process that follows grammars"
+        while True:
+            try:
+                head, mask = read_frame(process.stdout)
+            except EOFError:
+                break
+            if head["key"] is None:
+                problem = head["problem"]
+                continue
+            told = head["key"] if head["problem"] is not None else None
+            with self._lock:
+                known = self._process is process and head["key"] in self._waiting
+                if known:
+                    del self._waiting[head["key"]]
+            if known:
+                self._on_answer(head["key"], Answer(head["problem"], mask))
+        code = process.wait()
+        process.stdout.close()
+        with self._lock:
+            to_write.put(None)
+            if self._process is not process:
+                return
+            self._process = self._to_write = None
+            # One that ended by itself has said for whom; else it died of what it was at.
+            culprit = None if code == 0 and told is not None else next(iter(self._waiting), None)
+            self._waiting.clear()
+        log.error("grammar_process_lost", code=code, problem=problem)
+        self._on_loss(culprit, problem)

@@ -1,0 +1,89 @@
+"""The process that follows grammars, without a process: what is asked is answered when the test says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tercet.grammar.follower import Follower
+from tercet.grammar.grammar import Grammar
+from tercet.grammar.process import Answer
+from worker.grammars import Grammars
+
+
+class LocalProcess:
+    """Follows grammars by the real library; answers are given by `answer_all`."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        on_answer: Callable[[int, Answer], None],
+        on_loss: Callable[[int | None, str], None],
+    ) -> None:
+        self._follower = follower
+        self._on_answer = on_answer
+        self._on_loss = on_loss
+        self._asked: deque[tuple[int, Callable[[], bytes]]] = deque()
+        self.open_keys: set[int] = set()
+
+    def open(self, key: int, grammar: Grammar, end_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """See Process."""
+        self.open_keys.add(key)
+        tokens = tuple(token_ids)
+        self._ask(key, lambda: self._follower.open(key, grammar, end_ids, tokens))
+
+    def step(self, key: int, token_id: int) -> None:
+        """See Process."""
+        self._ask(key, lambda: self._follower.step(key, token_id))
+
+    def drop(self, key: int) -> None:
+        """See Process."""
+        self.open_keys.discard(key)
+        self._follower.drop(key)
+
+    def close(self) -> None:
+        """See Process."""
+
+    def answer_all(self) -> int:
+        """Answers all that was asked; how much that was."""
+        count = len(self._asked)
+        while self._asked:
+            key, make = self._asked.popleft()
+            if key not in self.open_keys:
+                continue
+            try:
+                self._on_answer(key, Answer(None, make()))
+            except ValueError as error:
+                self._on_answer(key, Answer(str(error), b""))
+        return count
+
+    def die(self, culprit: int | None) -> None:
+        """All that it knew is gone."""
+        self._asked.clear()
+        for key in self.open_keys:
+            self._follower.drop(key)
+        self._on_loss(culprit, "it died")
+
+    def _ask(self, key: int, make: Callable[[], bytes]) -> None:
+        self._asked.append((key, make))
+
+
+class LocalGrammars(Grammars):
+    """Its process answers in time as long as it is `prompt`, else when it is told to."""
+
+    def __init__(self, follower: Follower) -> None:
+        made: list[LocalProcess] = []
+
+        def make(on_answer: Callable[[int, Answer], None], on_loss: Callable[[int | None, str], None]) -> LocalProcess:
+            made.append(LocalProcess(follower, on_answer, on_loss))
+            return made[0]
+
+        super().__init__(make)
+        self.process = made[0]
+        self.prompt = True
+
+    def settle(self) -> bool:
+        """See Grammars."""
+        if self.prompt:
+            self.process.answer_all()
+        return super().settle()
