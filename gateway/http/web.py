@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tercet import __version__
-from tercet.messages import from_fleet
+from tercet.mesh_info import from_fleet
 from tercet.traffic import from_traffic
 from tercet.v1 import operations_pb2 as pb
 

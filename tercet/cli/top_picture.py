@@ -12,7 +12,7 @@ from rich.text import Text
 from tercet.cli.top_rates import Moment, Rates
 from tercet.cli.top_tables import TenantRow, class_table, tenant_rows, tenant_table
 from tercet.cli.top_words import amount, duration, percent
-from tercet.messages import WorkerInfo
+from tercet.mesh_info import WorkerInfo
 from tercet.traffic import CancelTraffic, ClassTraffic, ForecastQuality
 
 _BAR = ("█", "▒", "·")

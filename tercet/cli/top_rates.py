@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tercet.messages import FleetInfo
+from tercet.mesh_info import FleetInfo
 from tercet.traffic import Counts, TrafficInfo
 
 

@@ -10,6 +10,7 @@ server, and leaving the client's scope cancels every one that is still open.
 """
 
 from tercet.ledger.row import Cancelled
+from tercet.mesh_info import FleetInfo, ModelInfo
 from tercet.messages import (
     Accepted,
     Answer,
@@ -17,8 +18,6 @@ from tercet.messages import (
     Delta,
     Event,
     Finished,
-    FleetInfo,
-    ModelInfo,
     Options,
     Output,
     OutputEnd,

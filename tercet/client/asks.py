@@ -12,20 +12,8 @@ from google.protobuf.message import Message
 
 from tercet import errors
 from tercet.ledger.row import Cancelled
-from tercet.messages import (
-    Answer,
-    ChatMessage,
-    Event,
-    FleetInfo,
-    ModelInfo,
-    Options,
-    Prompt,
-    from_cancellation,
-    from_event,
-    from_fleet,
-    from_model,
-    from_result,
-)
+from tercet.mesh_info import FleetInfo, ModelInfo, from_cancellation, from_fleet, from_model
+from tercet.messages import Answer, ChatMessage, Event, Options, Prompt, from_event, from_result
 from tercet.request_messages import to_chat, to_request
 from tercet.traffic import TrafficInfo, from_traffic
 from tercet.v1 import inference_pb2 as pb

@@ -14,17 +14,8 @@ import grpc.aio
 
 from tercet import errors
 from tercet.ledger.row import Cancelled
-from tercet.messages import (
-    Answer,
-    ChatMessage,
-    Delta,
-    Event,
-    Finished,
-    FleetInfo,
-    ModelInfo,
-    Options,
-    Prompt,
-)
+from tercet.mesh_info import FleetInfo, ModelInfo
+from tercet.messages import Answer, ChatMessage, Delta, Event, Finished, Options, Prompt
 from tercet.patience import apart
 from tercet.tls.client import ClientTls
 from tercet.traffic import TrafficInfo

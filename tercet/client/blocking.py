@@ -12,17 +12,8 @@ import grpc
 
 from tercet import errors
 from tercet.ledger.row import Cancelled
-from tercet.messages import (
-    Answer,
-    ChatMessage,
-    Delta,
-    Event,
-    Finished,
-    FleetInfo,
-    ModelInfo,
-    Options,
-    Prompt,
-)
+from tercet.mesh_info import FleetInfo, ModelInfo
+from tercet.messages import Answer, ChatMessage, Delta, Event, Finished, Options, Prompt
 from tercet.tls.client import ClientTls
 from tercet.traffic import TrafficInfo
 

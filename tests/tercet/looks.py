@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tercet.cli.top_rates import Moment
-from tercet.messages import FleetInfo, WorkerInfo
+from tercet.mesh_info import FleetInfo, WorkerInfo
 from tercet.traffic import (
     ClassTraffic,
     Counts,

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from tercet.cli.root import main
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Cancellation, Outcome, Row
-from tercet.messages import from_cancellation
+from tercet.mesh_info import from_cancellation
 from tercet.v1 import operations_pb2
 
 Command = Callable[..., Result]

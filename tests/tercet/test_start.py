@@ -14,8 +14,9 @@ from command_line import ROOT, run, start
 from tercet.cli.demo import private, summary
 from tercet.client import Accepted, Answer, Finished, FleetInfo, OutputEnd
 from tercet.config import load_config
+from tercet.mesh_info import WorkerInfo
 from tercet.mesh_layout import layout
-from tercet.messages import Timings, Usage, WorkerInfo, to_answer
+from tercet.messages import Timings, Usage, to_answer
 from tercet.ports import check_port_free, free_ports
 
 

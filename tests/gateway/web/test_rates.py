@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tercet.cli.top_rates import Moment, rates_between, rates_to_data
-from tercet.messages import FleetInfo, WorkerInfo
+from tercet.mesh_info import FleetInfo, WorkerInfo
 from tercet.traffic import ClassTraffic, Counts, Kept, Load, Promises, Spread, Targets, TenantTraffic, TrafficInfo
 
 from .browser import Page
