@@ -113,6 +113,14 @@ def test_a_key_is_sent(gateway: FakeGateway, command: Command) -> None:
     assert gateway.keys == ["Bearer tct_x"]
 
 
+def test_no_question_is_no_request(command: Command) -> None:
+    words = [word for word in command("127.0.0.1:1", "60", "16", QUESTION) if word != QUESTION]
+    program = next(index for index, word in enumerate(words) if word.endswith(("generate", "generate.js")))
+    done = _run(words[: program + 1])
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")
+
+
 def test_node_knows_a_gateway_by_its_certificate(tls_gateway: tuple[FakeGateway, Path], node: Command) -> None:
     fake, ca = tls_gateway
     done = _run([*node(fake.address, "60", "16", "hi"), "--ca", str(ca)])

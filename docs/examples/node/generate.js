@@ -62,6 +62,11 @@ async function main() {
       'max-tokens': { type: 'string' },
     },
   });
+  if (positionals.length === 0) {
+    console.error('usage: node generate.js [--address HOST:PORT] [--ca FILE] [--timeout SECONDS] [--max-tokens N] QUESTION');
+    process.exitCode = 2;
+    return;
+  }
   const credentials = values.ca
     ? grpc.credentials.createSsl(fs.readFileSync(values.ca))
     : grpc.credentials.createInsecure();
