@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequences import sequence_of
 
-from scheduler.fair_order import FairOrder, aged, due_after, work_ahead
+from scheduler.fair_order import FairOrder, aged, due, due_after, work_ahead
 from scheduler.sequence import Request, Sequence
 from scheduler.simulator.small import submission
 from scheduler.tenant import NamedPlan
@@ -442,6 +442,17 @@ def test_nobody_is_looked_at_who_is_skipped_and_whole_tenants_and_classes_can_be
     assert walk.next is batch
     walk.pass_class()
     assert walk.next is None or walk.next.request.traffic_class is INTERACTIVE
+
+
+def test_one_that_is_due_at_once_is_before_all_whose_promises_are_not_at_stake() -> None:
+    bench = Bench()
+    chat, batch = bench.add("a"), bench.add("b", BATCH)
+    bench.queue.classes[INTERACTIVE.name].share.served = 1e6
+    assert bench.order(now=0.1) == [batch, chat]
+    assert not due(bench.queue.classes[INTERACTIVE.name], 0.1)
+    chat.request.due_s = 0.0
+    assert due(bench.queue.classes[INTERACTIVE.name], 0.1)
+    assert bench.order(now=0.1) == [chat, batch]
 
 
 def test_due_is_half_of_a_promise_or_the_whole_patience() -> None:

@@ -44,6 +44,13 @@ def test_who_will_be_in_time_is_let_in_and_who_will_not_is_not() -> None:
     assert refusal.retry_after_s == pytest.approx(0.5)
 
 
+def test_where_room_is_made_what_helps_is_a_place_that_is_free() -> None:
+    made = replace(expected(0.6, Regime.PLACE), place_s=7.0)
+    refusal = misses_target(made, known(2.0), CHAT, 0.0)
+    assert refusal is not None
+    assert refusal.retry_after_s == 7.0
+
+
 def test_forecasts_that_come_true_late_refuse_sooner_and_those_that_are_too_high_later() -> None:
     assert misses_target(expected(0.6), known(2.0), CHAT, 0.0) is not None
     assert misses_target(expected(1.5), known(0.5), CHAT, 0.0) is None
