@@ -37,8 +37,11 @@ setup: $(READY) ## Create .venv, install everything, build the extension, get th
 demo: $(READY) ## Start the mesh, ask one question, show the answer, stop the mesh
 	@$(BIN)/tercet demo
 
+# How many processes run tests at a time (tests/conftest.py says which of them run one after the other).
+TEST_PROCESSES ?= 2
+
 test: $(READY) ## Run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 check: $(READY) ## Lint, format, types, contracts, the extension under sanitizers, the edge under fuzz
 	@$(MAKE) --no-print-directory --keep-going check-lint check-format check-types check-cpp check-proto check-sanitizers \

@@ -13,12 +13,15 @@ from hypothesis import settings
 from tercet.class_settings import DEFAULT_CLASSES, class_fields
 from tercet.cli.root import main
 from tercet.config import ENV_PREFIX, load_config, setting_keys
+from tests.conftest import WITH_PROCESSES, queue_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+# Of whatever starts processes of a mesh.
+MARK = "pytest.mark.e2e"
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -63,6 +66,13 @@ def test_constraints_pin_what_pyproject_allows():
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def test_what_starts_processes_runs_one_after_the_other():
+    tests = ROOT / "tests"
+    files = {path.relative_to(ROOT).as_posix() for path in tests.rglob("test_*.py") if MARK in path.read_text()}
+    assert len(files) > 20
+    assert {queue_of(f"{file}::test_it") for file in files - {"tests/test_repository.py"}} == {WITH_PROCESSES[0]}
 
 
 def test_ci_checks_first_and_tests_last():

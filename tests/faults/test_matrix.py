@@ -16,7 +16,7 @@ from bench.fault_database import FileDatabase, ServerDatabase
 from bench.fault_deeds import FAULTS, LONG_FAULTS
 from bench.fault_mesh import STARTED_S, FaultMesh
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 # Of what is idle the cut alone: the others take as long, and find less.
 _CELLS = [cell for cell in cells(FAULTS) if cell.streaming or cell.fault == "cut"]
