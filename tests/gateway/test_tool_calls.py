@@ -67,13 +67,16 @@ answers = st.lists(
     st.lists(st.booleans(), min_size=1, max_size=9),
     st.sampled_from([(), ("city",), ("}",), ("<tool_call>",), ("}, ",)]),
     st.booleans(),
+    st.booleans(),
 )
-@example(HERMES, f"Hm <tool_call>{CALL}</tool_call> x", [1], [True], (), False)
-@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [3], [False, True], (), False)
-@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [5], [False, True], ("}, ",), True)
+@example(HERMES, f"Hm <tool_call>{CALL}</tool_call> x", [1], [True], (), False, False)
+@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [3], [False, True], (), False, False)
+@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [5], [False, True], ("}, ",), True, False)
+@example(MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", [5], [False, True], ("}, ",), False, True)
 def test_tokens_logprobs_text_and_calls_stay_together(
-    form: ToolFormat, answer: str, sizes: list[int], reads: list[bool], stops: tuple[str, ...], single: bool
-) -> None:
+    form: ToolFormat, answer: str, sizes: list[int], reads: list[bool], stops: tuple[str, ...], single: bool,
+    include_stop: bool,
+) -> None:  # fmt: skip
     raw, tokens = answer.encode(), []
     while raw:
         size = sizes[len(tokens) % len(sizes)]
@@ -84,12 +87,13 @@ def test_tokens_logprobs_text_and_calls_stay_together(
         Detokenizer(tokens.__getitem__),
         stop_strings=stops,
         stop_token_ids=frozenset(),
+        include_stop=include_stop,
         parser=parser,
         new_call_id=iter(map(str, range(99))).__next__,
     )
     text = calls = ""
     ids: list[int] = []
-    ends = [place for stop in stops if (place := answer.find(stop)) >= 0]
+    ends = [place + include_stop * len(stop) for stop in stops if (place := answer.find(stop)) >= 0]
     expected = meanings(form, answer[: min(ends, default=len(answer))], single=single)
 
     def take() -> None:

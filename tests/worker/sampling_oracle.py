@@ -60,14 +60,20 @@ class Case:
 
 
 def random_case(rng: np.random.Generator, asked: Sequence[str]) -> Case:
-    """A case in which those parameters are not at rest."""
+    """A case in which those parameters are not at rest. What they are about are mostly the likeliest tokens, so that a
+    mistake changes what is chosen."""
+    logits = (rng.standard_normal(VOCAB_SIZE) * 1.5).astype(np.float32)
+    likely = np.argsort(-logits)[:8]
 
     def tokens(low: int, high: int) -> list[int]:
-        return [int(i) for i in rng.integers(0, VOCAB_SIZE, rng.integers(low, high + 1))]
+        count = int(rng.integers(low, high + 1))
+        picked = np.where(rng.random(count) < 0.8, rng.choice(likely, count), rng.integers(0, VOCAB_SIZE, count))
+        return [int(i) for i in picked]
 
-    drawn = tokens(0, 12)
-    # Of the bad ones some are about to be completed.
-    bad = [tokens(1, 3) for _ in range(3)] + [[*drawn[len(drawn) - n :], t] for n in (0, 1, 2) for t in tokens(2, 2)]
+    prompt, drawn = tokens(1, 12), tokens(0, 12)
+    # Of the bad ones some are about to be completed, others would be if the prompt counted.
+    text = prompt + drawn
+    bad = [tokens(1, 3)] + [[*text[len(text) - n :], t] for n in (1, 2, 3) for t in tokens(2, 2) if n <= len(text)]
     values = {
         "temperature": float(np.float32(rng.choice([0.0, 0.3, 0.7, 1.6]))),
         "top_k": int(rng.integers(1, VOCAB_SIZE)),
@@ -82,8 +88,8 @@ def random_case(rng: np.random.Generator, asked: Sequence[str]) -> Case:
         "min_tokens": len(drawn) + int(rng.integers(0, 3)),
     }
     return Case(
-        torch.from_numpy((rng.standard_normal(VOCAB_SIZE) * 3).astype(np.float32)),
-        tokens(1, 12),
+        torch.from_numpy(logits),
+        prompt,
         drawn,
         int(rng.integers(0, 2**63)),
         ends=tokens(1, 3) if "min_tokens" in asked else [],

@@ -40,7 +40,7 @@ def test_one_parameter(name: str) -> None:
 
 @pytest.mark.parametrize("pair", [*itertools.combinations(PARAMETERS, 2)], ids="-".join)
 def test_two_parameters_in_their_order(pair: tuple[str, str]) -> None:
-    check(cases(pair, 8))
+    check(cases(pair, 40))
 
 
 def test_all_parameters_in_their_order() -> None:

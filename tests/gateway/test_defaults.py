@@ -1,0 +1,56 @@
+"""What a request does not say: the model's generation_config.json says it, else the API's default holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gateway.model_files import SamplingDefaults
+from gateway.served_model import Catalogue
+from gateway.validate import validate_generate
+from tercet.v1 import inference_pb2 as pb
+
+# By parameter: the API's default, what the model's file may say, and what a request may, its zero among that.
+VALUES: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "temperature": (1.0, 0.25, (0.0, 0.5, 1.0)),
+    "top_p": (1.0, 0.75, (0.5, 1.0)),
+    "top_k": (0, 7, (0, 3)),
+    "min_p": (0.0, 0.125, (0.0, 0.25)),
+}
+
+
+def resolved(model: Any, of_model: dict[str, Any], of_request: dict[str, Any]) -> Any:
+    served = dataclasses.replace(model, sampling=SamplingDefaults(**of_model))
+    request = pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(**of_request))
+    return validate_generate(request, Catalogue([served]), max_prompt_bytes=100).sampling
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_request_then_the_model_then_the_api(model: Any, name: str) -> None:
+    default, of_model, of_request = VALUES[name]
+    assert getattr(resolved(model, {}, {}), name) == default
+    assert getattr(resolved(model, {name: of_model}, {}), name) == of_model
+    for value in of_request:
+        assert getattr(resolved(model, {}, {name: value}), name) == value
+        assert getattr(resolved(model, {name: of_model}, {name: value}), name) == value
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_one_that_is_said_leaves_the_others(model: Any, name: str) -> None:
+    of_model = {each: values[1] for each, values in VALUES.items()}
+    sampling = resolved(model, of_model, {name: VALUES[name][2][0]})
+    assert {each: getattr(sampling, each) for each in VALUES if each != name} == {
+        each: value for each, value in of_model.items() if each != name
+    }
+
+
+def test_what_no_file_decides(model: Any) -> None:
+    request = pb.GenerateRequest(prompt="x")
+    read = validate_generate(request, Catalogue([model]), max_prompt_bytes=100)
+    penalties = read.penalties
+    assert (penalties.repetition, penalties.frequency, penalties.presence, penalties.min_tokens) == (1.0, 0.0, 0.0, 0)
+    assert (penalties.bias, penalties.allowed_ids, penalties.bad_words) == ((), (), ())
+    assert (read.sampling.num_logprobs, read.sampling.num_prompt_logprobs, read.sampling.seed) == (None, None, None)
+    assert (read.n, read.stop.max_tokens, read.stop.ignore_eos, read.stop.include_string) == (1, None, False, False)
