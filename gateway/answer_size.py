@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from tercet.errors import AnswerTooLargeError
+
 from .prompt_logprobs import PromptPart
 from .stream import Delta
+from .validate import GenerationRequest
 
 # What gRPC's clients take, unless they are told otherwise.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -35,3 +38,13 @@ class AnswerSize:
     def add_prompt(self, part: PromptPart) -> None:
         """Counts more of a prompt's logprobs."""
         self._size += len(part) * (_ID_BYTES + _LOGPROBS_BYTES) + _TOP_BYTES * len(part.top_ids)
+
+
+def too_large(request: GenerationRequest) -> AnswerTooLargeError:
+    """The error of a request with such an answer, on what makes it so large."""
+    field = "sampling.n" if request.n > 1 else "stop.max_tokens"
+    return AnswerTooLargeError(
+        f"an answer in one piece has at most {MAX_ANSWER_BYTES} bytes: stream it, or ask for less",
+        field="sampling.logprobs" if request.sampling.num_logprobs else field,
+        metadata={"max_answer_bytes": str(MAX_ANSWER_BYTES)},
+    )

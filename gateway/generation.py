@@ -11,38 +11,30 @@ from dataclasses import dataclass
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import (
-    AnswerTooLargeError,
-    DeadlineError,
-    InvalidFieldError,
-    RequestCancelledError,
-    RequestError,
-    SlowConsumerError,
-)
-from tercet.ids import new_tool_call_id
+from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
 from tercet.ledger.row import Outcome
 from tercet.refusal_lines import RefusalLines
 
-from .answer_size import MAX_ANSWER_BYTES, AnswerSize
+from .answer_size import AnswerSize, too_large
 from .books import Books, Ending, Entry
 from .caller import Caller
 from .cancel import CancelCause, Cancels
 from .grammar_check import GrammarCheck
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
-from .output import Finish, Output
+from .output import Finish
 from .penalties import Penalties, check_choice
 from .prefix_salt import prefix_salt
 from .prompt_logprobs import PromptPart, check_prompt_logprobs
 from .refusal_counts import RefusalKind
+from .request_output import output_of
 from .schedulers import Schedulers
 from .sequence_end import Account
 from .served_model import ServedModel
 from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
 from .stream import Delta, Stream
 from .tokenizing import Tokenizing
-from .tool_parser import ToolParser
-from .validate import ChatInput, GenerationRequest
+from .validate import GenerationRequest
 
 log = structlog.get_logger()
 _refusals = RefusalLines(log, "requests_refused")
@@ -151,7 +143,7 @@ class Generation:
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
-            (self._output(ids) for _ in range(request.n)),
+            (output_of(request, ids) for _ in range(request.n)),
             max_tokens_held=self._means.settings.max_stream_tokens,
             clock=self._clock,
             cancels=self._cancels,
@@ -227,7 +219,7 @@ class Generation:
             size.add(delta)
             deltas.append(delta)
             if size.too_large:
-                raise self._too_large()
+                raise too_large(self._request)
         return parts, deltas
 
     @property
@@ -337,31 +329,6 @@ class Generation:
             queue_s=None if account is None else account.queue_s,
             ttft_s=None if first is None else round(first - self._arrived_at, 6),
             total_s=round(now - self._arrived_at, 6),
-        )
-
-    def _output(self, prompt_token_ids: list[int]) -> Output:
-        stop, model, given = self._request.stop, self._request.model, self._request.input
-        chat = given.chat if isinstance(given, ChatInput) else None
-        form = model.tool_format if chat is not None and chat.tools else None
-        parser = None
-        if form is not None and chat is not None:
-            parser = ToolParser(form, {tool.name for tool in chat.tools}, single=chat.single_call)
-        return Output(
-            model.tokenizer.detokenizer(prompt_token_ids, () if form is None else form.markers),
-            stop_strings=stop.strings,
-            stop_token_ids=frozenset(stop.token_ids),
-            include_stop=stop.include_string,
-            parser=parser,
-            new_call_id=new_tool_call_id,
-        )
-
-    def _too_large(self) -> AnswerTooLargeError:
-        request = self._request
-        field = "sampling.n" if request.n > 1 else "stop.max_tokens"
-        return AnswerTooLargeError(
-            f"an answer in one piece has at most {MAX_ANSWER_BYTES} bytes: stream it, or ask for less",
-            field="sampling.logprobs" if request.sampling.num_logprobs else field,
-            metadata={"max_answer_bytes": str(MAX_ANSWER_BYTES)},
         )
 
     async def _penalties(self) -> Penalties:
