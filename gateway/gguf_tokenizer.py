@@ -106,7 +106,15 @@ def from_gguf(fields: Mapping[str, Any], *, source: str) -> Tokenizer:
         bos = None
     elif bos is None or not 0 <= bos < len(tokens):
         raise ModelError(f"model: {source} asks for a BOS token but tokenizer.ggml.bos_token_id is {bos}")
-    return Tokenizer(backend, bos_token_id=bos, spelling=spelling, strip_leading_space=strip, special_token_ids=special)
+    eos = fields.get("tokenizer.ggml.eos_token_id") if fields.get("tokenizer.ggml.add_eos_token") else None
+    return Tokenizer(
+        backend,
+        bos_token_id=bos,
+        eos_token_id=eos if eos is not None and 0 <= eos < len(tokens) else None,
+        spelling=spelling,
+        strip_leading_space=strip,
+        special_token_ids=special,
+    )
 
 
 _Built = tuple[tokenizers.Tokenizer, Spelling, bool, bool]

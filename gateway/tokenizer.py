@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -24,7 +24,8 @@ from .token_reach import token_reach
 class Tokenizer:
     """Tokens of one model. Safe to use from several threads.
 
-    `bos_token_id` goes before a prompt (not before a chat: its template writes what the model wants) unless None.
+    `bos_token_id` goes before a prompt and `eos_token_id` behind it, unless None (and not around a chat: its template
+    writes what the model wants).
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
         spelling: Spelling,
         strip_leading_space: bool,
         special_token_ids: frozenset[int],
     ) -> None:
         self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
         self.special_token_ids = special_token_ids
         self._backend = backend
         self._spelling = spelling
@@ -60,10 +63,15 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, *, add_bos: bool) -> list[int]:
-        """Token ids of a text. Releases the GIL; takes about half a second per megabyte."""
+        """Token ids of a text, with `add_bos` of a prompt that is that text: with what goes around it.
+
+        Releases the GIL; takes about half a second per megabyte.
+        """
         ids = _encode(self._backend, text)
         if add_bos and self.bos_token_id is not None:
             ids.insert(0, self.bos_token_id)
+        if add_bos and self.eos_token_id is not None:
+            ids.append(self.eos_token_id)
         return ids
 
     def least_tokens(self, text: str) -> int:
@@ -169,8 +177,8 @@ def from_hugging_face(
 ) -> Tokenizer:
     """The tokenizer of a tokenizer.json (`text`) and a tokenizer_config.json (`config`).
 
-    Whether BOS goes before a prompt: `add_bos_token` of the config, else what the post-processor of the tokenizer
-    does. `source` names the file in errors. Raises ModelError.
+    Whether BOS goes before a prompt and EOS behind it: `add_bos_token` and `add_eos_token` of the config, else what the
+    post-processor of the tokenizer does. `source` names the file in errors. Raises ModelError.
     """
     try:
         backend = tokenizers.Tokenizer.from_str(text)
@@ -186,9 +194,11 @@ def from_hugging_face(
     backend.no_padding()
     special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
     special |= {i for token in added_special if (i := backend.token_to_id(token)) is not None}
+    before, behind = _around(backend)
     return Tokenizer(
         backend,
-        bos_token_id=_bos_of(backend, config),
+        bos_token_id=_end_of_prompt(backend, config, "bos", before[:1]),
+        eos_token_id=_end_of_prompt(backend, config, "eos", behind[-1:]),
         spelling=spelling,
         strip_leading_space=strip,
         special_token_ids=frozenset(special),
@@ -202,13 +212,26 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _bos_of(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> int | None:
-    # What the post-processor puts before an empty text is authoritative where the config does not say.
-    leading: list[int] = backend.encode("", add_special_tokens=True).ids
-    name = token_text(config.get("bos_token"))
-    bos: int | None = backend.token_to_id(name) if name is not None else None
-    add = config.get("add_bos_token")
+def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before a text and behind it."""
+    for text in ("a", "0", "."):
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        whole: list[int] = backend.encode(text, add_special_tokens=True).ids
+        for begin in range(len(whole) - len(ids) + 1):
+            if ids and whole[begin : begin + len(ids)] == ids:
+                return whole[:begin], whole[begin + len(ids) :]
+    # A vocabulary without these: all of it before, as is most usual.
+    return backend.encode("", add_special_tokens=True).ids, []
+
+
+def _end_of_prompt(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], which: str, found: Sequence[int]
+) -> int | None:
+    """The token at one end of a prompt, `which` bos or eos; `found` is what the post-processor has there, if it has."""
+    name = token_text(config.get(f"{which}_token"))
+    named: int | None = backend.token_to_id(name) if name is not None else None
+    add = config.get(f"add_{which}_token")
     if add is None:
-        add = bool(leading) and (bos is None or leading[0] == bos)
-        bos = leading[0] if add else bos
-    return bos if add else None
+        # Authoritative where the config does not say.
+        return found[0] if found and named in (None, found[0]) else None
+    return named if add else None

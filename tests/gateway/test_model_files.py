@@ -28,6 +28,15 @@ def test_a_whole_directory(tmp_path: Path, write_model: Any) -> None:
     assert load(path, max_model_len=10, served_model_name=("a", "b")).max_model_len == 10
 
 
+def test_a_template_that_writes_bos_gets_no_second_one(tmp_path: Path, write_model: Any) -> None:
+    config = {"bos_token": "<s>", "add_bos_token": True, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    model = load(write_model(tmp_path / "m", tokenizer_config__json=config))
+    bos = model.tokenizer.token_to_id("<s>")
+    text, ids = model.encode_chat(Chat((Message("user", "hello"),)), max_chars=99)
+    assert (text, ids[0], ids.count(bos)) == ("<s>hello", bos, 1)
+    assert model.tokenizer.encode("hello", add_bos=True) == ids
+
+
 def test_do_sample_false_is_greedy(tmp_path: Path, write_model: Any) -> None:
     path = write_model(tmp_path / "m", generation_config__json={"do_sample": False})
     assert load(path).sampling.temperature == 0

@@ -171,6 +171,31 @@ def test_bos_of_the_post_processor() -> None:
         assert tokenizer.from_hugging_face(backend.to_str(), config, source="test").bos_token_id == bos
 
 
+@pytest.mark.parametrize(
+    ("single", "config", "around"),
+    [
+        ("$A </s>", {}, ([], [2])),
+        ("$A </s>", {"add_eos_token": False}, ([], [])),
+        ("$A </s>", {"bos_token": "<s>"}, ([], [2])),
+        ("<s> $A </s>", {"bos_token": "<s>", "eos_token": "</s>"}, ([1], [2])),
+        ("<s> $A </s>", {"bos_token": "<s>", "eos_token": "<s>"}, ([1], [])),
+        ("<s> $A", {"eos_token": "</s>", "add_eos_token": True}, ([1], [2])),
+        ("$A", {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True}, ([1], [])),
+        ("$A", {"eos_token": "</s>"}, ([], [])),
+    ],
+)
+def test_what_goes_around_a_prompt(single: str, config: dict[str, Any], around: tuple[list[int], list[int]]) -> None:
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    ends = [("<s>", 1), ("</s>", 2)]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=ends)
+    tokens = tokenizer.from_hugging_face(backend.to_str(), config, source="test")
+    before, behind = around
+    assert tokens.encode("aa", add_bos=True) == [*before, 0, 0, *behind]
+    assert tokens.encode("aa", add_bos=False) == [0, 0]
+
+
 WORDS = ["▁", "▁he", "▁hell", "llo", "ll", "he", "▁hello", "o", "l", "h", "e", "▁w", "or", "w", "r", "d", "▁wor", "ld"]
 
 
@@ -213,6 +238,13 @@ def slow_sentencepiece(text: str, fields: dict[str, Any], prefix: bool = True) -
         else:
             ids += [vocabulary[f"<0x{byte:02X}>"] for byte in symbol.encode()]
     return ids
+
+
+def test_eos_of_a_gguf_file() -> None:
+    for changes, behind in ((dict[str, Any](), []), ({"tokenizer.ggml.add_eos_token": True}, [2])):
+        fields = make_sentencepiece_fields(**{"tokenizer.ggml.eos_token_id": 2, **changes})
+        tokens = gguf_tokenizer.from_gguf(fields, source="test")
+        assert tokens.encode("he", add_bos=True) == [1, *tokens.encode("he", add_bos=False), *behind]
 
 
 @settings(max_examples=200)
