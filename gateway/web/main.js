@@ -7,6 +7,7 @@ import { Mesh } from "./mesh.js";
 
 const VIEWS = ["chat", "mesh"];
 const WIDE = matchMedia("(min-width: 60rem)");
+const RETRY_MS = 2000;
 
 const dialog = byId("key-dialog");
 const panel = byId("panel");
@@ -14,8 +15,11 @@ const panelButton = byId("panel-button");
 const chat = new Chat((error) => askForKey(error.message));
 const mesh = new Mesh((problem) => askForKey(problem));
 let view = VIEWS[0];
+// What loads again, where the gateway did not answer.
+let waiting;
 
 async function load() {
+  clearTimeout(waiting);
   try {
     const about = await chat.load();
     setText(byId("version"), about.version);
@@ -25,7 +29,7 @@ async function load() {
       askForKey(readKey() ? error.message : "");
     } else {
       setText(byId("problem"), error.message);
-      setTimeout(load, error.retryAfterMs ?? 2000);
+      waiting = setTimeout(load, error.retryAfterMs ?? RETRY_MS);
     }
   }
 }
