@@ -87,7 +87,8 @@ def _rows(seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], settin
 
 
 def _check_shares(seen: npt.NDArray[np.int64], p: npt.NDArray[np.float64]) -> None:
-    """Chi-square at the level of 0.0001; tokens that are expected less than five times count as one."""
+    """Chi-square at the level of one in a million, since there are a hundred such tests; tokens that are expected less
+    than five times count as one."""
     assert seen[p == 0].sum() == 0, "something was drawn that may not be"
     want, rare = seen.sum() * p, (seen.sum() * p < 5) & (p > 0)
     groups = [(seen[i], want[i]) for i in np.flatnonzero((p > 0) & ~rare)]
@@ -98,5 +99,5 @@ def _check_shares(seen: npt.NDArray[np.int64], p: npt.NDArray[np.float64]) -> No
         return
     chi_square = sum((found - expected) ** 2 / expected for found, expected in groups)
     # The quantile by Wilson and Hilferty.
-    limit = degrees * (1 - 2 / (9 * degrees) + 3.719 * math.sqrt(2 / (9 * degrees))) ** 3
+    limit = degrees * (1 - 2 / (9 * degrees) + 4.753 * math.sqrt(2 / (9 * degrees))) ** 3
     assert chi_square <= limit, f"chi-square {chi_square:.1f} of {degrees} degrees of freedom, at most {limit:.1f}"

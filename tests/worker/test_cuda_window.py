@@ -37,7 +37,7 @@ def assert_equals_twin(sequences: OnGpu, chunks: list[Chunk], window: int | None
         window=window, softcap=softcap,
     )  # fmt: skip
     got = torch.cat(attend(sequences, chunks, window, softcap))
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[q.dtype]
+    tolerance = {torch.float32: 5e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[q.dtype]
     torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
 
 
