@@ -72,7 +72,7 @@ async def test_a_reader_that_stops_and_goes_on_gets_every_token_and_delays_nobod
 ) -> None:
     mesh = own_mesh(TERCET_GATEWAY_MAX_STREAM_TOKENS="32")
     mesh.start()
-    prompt, max_tokens = [5, 6, 7], 500
+    prompt, max_tokens = [5, 6, 7], 300
     async with AsyncClient(mesh.address) as client, stalled(mesh, long_request("stalls", prompt, max_tokens)) as call:
         before = mesh.fleet().workers[0]
         answers = await asyncio.gather(
