@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tercet.tls.server import edge_tls
-from tests.e2e.conftest import mesh, own_mesh
+from tests.e2e.conftest import mesh
 from tests.tercet import certificates
 from tests.tercet.conftest import FakeGateway, gateway, serving
 
-__all__ = ["gateway", "mesh", "own_mesh"]
+__all__ = ["gateway", "mesh"]
 
 
 @pytest.fixture

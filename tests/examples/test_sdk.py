@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tercet.client import DEFAULT_ADDRESS, Client, Retry
+from tercet.errors import GatewayLostError
 from tests.e2e.conftest import ROOT, Mesh
 
 pytestmark = pytest.mark.e2e
@@ -41,13 +42,22 @@ def test_program(mesh: Mesh, number: int) -> None:
     mesh.wait_idle()
 
 
-def test_a_mesh_that_is_full_serves_all_who_ask_again(own_mesh: Callable[..., Mesh]) -> None:
-    """One request runs and one may wait; eight threads share a client."""
-    mesh = own_mesh(TERCET_WORKER_MAX_NUM_SEQS="1", TERCET_SCHEDULER_MAX_QUEUED_REQUESTS="1")
-    mesh.start()
+@pytest.fixture(scope="module")
+def small_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """One request runs, and one may wait."""
+    settings = {"TERCET_WORKER_MAX_NUM_SEQS": "1", "TERCET_SCHEDULER_MAX_QUEUED_REQUESTS": "1"}
+    running = Mesh(tmp_path_factory.mktemp("small"), settings)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def test_a_mesh_that_is_full_serves_all_who_ask_again(small_mesh: Mesh) -> None:
     # As many attempts as it takes.
     patient = Retry(attempts=1000, longest_s=60)
-    with Client(mesh.address, retry=patient, timeout_s=120) as client, ThreadPoolExecutor(8) as pool:
+    with Client(small_mesh.address, retry=patient, timeout_s=120) as client, ThreadPoolExecutor(8) as pool:
         answers = list(
             pool.map(lambda seed: client.generate("Once", seed=seed, max_tokens=8, ignore_eos=True).answer(), range(16))
         )
@@ -55,3 +65,18 @@ def test_a_mesh_that_is_full_serves_all_who_ask_again(own_mesh: Callable[..., Me
     assert [answer.finished.usage.completion_tokens for answer in answers] == [8] * 16
     assert [answer.accepted.seed for answer in answers] == list(range(16))
     assert refused > 0
+
+
+def test_who_asks_again_outlives_the_gateway(small_mesh: Mesh) -> None:
+    patient = Retry(attempts=1000, first_s=0.1, longest_s=1.0)
+    with Client(small_mesh.address, retry=patient, timeout_s=120) as client, ThreadPoolExecutor(1) as pool:
+        begun = client.generate("Once", max_tokens=4000, ignore_eos=True)
+        events = iter(begun)
+        next(events)
+        small_mesh.kill("gateway")
+        # What has begun is lost, what has not is not.
+        with pytest.raises(GatewayLostError):
+            list(events)
+        asking = pool.submit(lambda: client.generate("Once", max_tokens=8, ignore_eos=True).answer())
+        small_mesh.start("gateway")
+        assert asking.result(120).finished.usage.completion_tokens == 8
