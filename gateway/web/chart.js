@@ -4,6 +4,8 @@ import { drawing, element, setText } from "./dom.js";
 import { duration } from "./format.js";
 
 export const WINDOW_S = 120;
+// When nobody looked for longer, nothing is known.
+const GAP_S = 5;
 
 const HEIGHT = 132;
 const LEFT = 44;
@@ -109,12 +111,13 @@ export class Chart {
 
   #drawLines(series, heights, top) {
     const gone = new Set(this.#lines.keys());
-    series.forEach(({ name, tone }, index) => {
+    series.forEach(({ name, tone, values }, index) => {
       gone.delete(name);
       const line = this.#lines.get(name) ?? this.#addLine(name);
-      const below = this.#stacked && index ? heights[index - 1] : null;
-      line.stroke.setAttribute("d", this.#path(heights[index], top));
-      line.area.setAttribute("d", this.#stacked ? this.#area(heights[index], below, top) : "");
+      const stretches = this.#stretches(values);
+      line.stroke.setAttribute("d", this.#path(stretches, heights[index], top));
+      const below = heights[index - 1] ?? [];
+      line.area.setAttribute("d", this.#stacked ? this.#area(stretches, heights[index], below, top) : "");
       for (const part of [line.stroke, line.area, line.entry]) {
         part.dataset.tone = (tone ?? index) % TONES;
       }
@@ -152,23 +155,37 @@ export class Chart {
     this.#svg.setAttribute("aria-label", `${this.#title}: ${told.join(", ") || this.#empty}`);
   }
 
-  #path(values, top) {
-    let path = "";
-    let drawing = false;
-    values.forEach((value, index) => {
-      if (value !== null) {
-        path += `${drawing ? "L" : "M"}${this.#at(index, value, top)}`;
-      }
-      drawing = value !== null;
-    });
-    return path;
+  #path(stretches, heights, top) {
+    return stretches.map((indices) => `M${this.#points(indices, heights, top)}`).join("");
   }
 
-  #area(values, below, top) {
-    const shown = values.map((value, index) => [value ?? 0, below?.[index] ?? 0]);
-    const over = shown.map(([value], index) => this.#at(index, value, top));
-    const under = shown.map(([, base], index) => this.#at(index, base, top)).reverse();
-    return `M${[...over, ...under].join("L")}Z`;
+  #area(stretches, heights, below, top) {
+    return stretches
+      .map((indices) => {
+        const under = [...indices].reverse();
+        return `M${this.#points(indices, heights, top)}L${this.#points(under, below, top)}Z`;
+      })
+      .join("");
+  }
+
+  // Where there are values one after the other: what is not known is not drawn.
+  #stretches(values) {
+    const { times } = this.#data;
+    const stretches = [];
+    values.forEach((value, index) => {
+      if (value === null) {
+        return;
+      }
+      if (!index || values[index - 1] === null || times[index] - times[index - 1] > GAP_S) {
+        stretches.push([]);
+      }
+      stretches.at(-1).push(index);
+    });
+    return stretches;
+  }
+
+  #points(indices, heights, top) {
+    return indices.map((index) => this.#at(index, heights[index] ?? 0, top)).join("L");
   }
 
   #at(index, value, top) {
