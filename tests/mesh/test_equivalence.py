@@ -66,8 +66,9 @@ def live(life: Life, tell: Callable[[str], object]) -> Counter[str]:
     return player.seen
 
 
-@settings(max_examples=NUM_LIVES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(rng=st.randoms(use_true_random=False), model=st.sampled_from(MODELS))
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=NUM_LIVES // len(MODELS), deadline=None, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False))
 @pytest.mark.timeout(3600 if LONG else 240)
 def test_each_text_is_what_it_would_be_alone(rng: random.Random, model: str) -> None:
     for what, count in live(random_life(rng, model), note).items():

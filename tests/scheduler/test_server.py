@@ -109,8 +109,9 @@ async def test_a_gateway_that_says_nothing_is_sent_away(monkeypatch: pytest.Monk
         call = scheduler_pb2_grpc.SchedulerStub(channel).Attach()
         assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.DEADLINE_EXCEEDED
         # One that says hello in time is not.
+        monkeypatch.setattr(service, "HELLO_SECONDS", 1.0)
         async with Gateway(port) as gateway:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1.1)
             await gateway.submit(1, [1])
             assert (await gateway.read("pools")).pools == []
             await gateway.read("refused")
