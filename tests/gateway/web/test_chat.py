@@ -99,6 +99,16 @@ async def test_a_stop_cancels(how: str, page: Page, scheduler: WatchedScheduler,
     assert (stopped in told) is (how != "clear")
 
 
+async def test_what_waits_in_the_queue_can_be_stopped(page: Page, scheduler: WatchedScheduler) -> None:
+    scheduler.accept = False
+    await page.ask("Is there room?")
+    await page.until_shown(".figures", "waiting for the mesh")
+    await asyncio.wait_for(scheduler.submitted.wait(), 20)
+    await page.click("#stop")
+    await asyncio.wait_for(scheduler.sequences[0].cancelled.wait(), 20)
+    assert await page.until_shown(".figures", "stopped") == "stopped"
+
+
 async def test_every_setting_reaches_the_request(page: Page, scheduler: WatchedScheduler, model: ServedModel) -> None:
     numbers = {"temperature": 0.25, "top_p": 0.5, "top_k": 3, "min_p": 0.125, "seed": 9007199254740991}
     for name, value in numbers.items():
@@ -170,6 +180,20 @@ class TestRefusals:
         assert "engine_fault" in await page.shown(".problem")
         assert await page.shown(".answer .rich") == "half"
         assert "failed" in await page.shown(".figures")
+
+
+class TestLost:
+    @pytest.fixture
+    def complaints(self) -> list[str]:
+        return ["ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "status of 503"]
+
+    async def test_a_gateway_that_is_gone(self, page: Page, gateway: Any) -> None:
+        gateway.stopping.set()
+        await gateway.task
+        await page.ask("Is somebody there?")
+        await page.until_shown(".problem", "The connection to the gateway was lost.")
+        assert await page.run("return document.getElementById('question').value") == ""
+        assert not await page.run("return document.querySelector('.actions button:last-of-type').disabled")
 
 
 async def test_what_is_said_is_text(page: Page, scheduler: WatchedScheduler, model: ServedModel) -> None:
