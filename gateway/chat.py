@@ -42,8 +42,8 @@ class Tool:
 @dataclass(frozen=True, slots=True)
 class Chat:
     """Messages, at least one, and what the prompt is made of besides. `tools` are those that may be called, `documents`
-    and `variables` JSON. With `single_call` an answer calls once at most, with `continues` the last message is an
-    assistant's that goes on."""
+    and `variables` JSON. An answer has to call one of `forced`, if there are any. With `single_call` it calls once at
+    most, with `continues` the last message is an assistant's that goes on."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -52,6 +52,7 @@ class Chat:
     generation_prompt: bool = True
     continues: bool = False
     single_call: bool = False
+    forced: tuple[Tool, ...] = ()
 
     @property
     def uses_tools(self) -> bool:

@@ -56,7 +56,9 @@ def read_chat(given: pb.Chat) -> Chat:
         variables=variables,
         generation_prompt=_generation_prompt(given, messages[-1]),
         continues=given.continue_final_message,
-        single_call=given.HasField("parallel_tool_calls") and not given.parallel_tool_calls,
+        single_call=bool(given.forced_tool)
+        or (given.HasField("parallel_tool_calls") and not given.parallel_tool_calls),
+        forced=_forced(given, tools),
     )
 
 
@@ -124,15 +126,25 @@ def _check_tool_name(name: str, field: str) -> None:
 
 def _may_call(given: pb.Chat) -> bool:
     """Whether the assistant is told of the tools."""
-    forced = given.forced_tool or given.tool_choice == pb.TOOL_CHOICE_REQUIRED
-    if forced:
-        raise InvalidFieldError(
-            "that a tool has to be called is not offered yet; tool_choice may be auto or none",
-            field="chat.forced_tool" if given.forced_tool else "chat.tool_choice",
-        )
     if given.tool_choice not in pb.ToolChoice.values():
         raise InvalidFieldError(f"tool_choice is {given.tool_choice}, which is none", field="chat.tool_choice")
     return given.tool_choice != pb.TOOL_CHOICE_NONE
+
+
+def _forced(given: pb.Chat, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools of which it has to call one; none if it need not."""
+    if given.forced_tool:
+        found = tuple(tool for tool in tools if tool.name == given.forced_tool)
+        if not found or not _may_call(given):
+            problem = "tool_choice is none" if found else "there is no such tool"
+            name = given.forced_tool[:64]
+            raise InvalidFieldError(f"{name!r} has to be called, and {problem}", field="chat.forced_tool")
+        return found
+    if given.tool_choice != pb.TOOL_CHOICE_REQUIRED:
+        return ()
+    if not tools:
+        raise InvalidFieldError("a tool has to be called, and there is none", field="chat.tool_choice")
+    return tuple(tools)
 
 
 def _generation_prompt(given: pb.Chat, last: Message) -> bool:

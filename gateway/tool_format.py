@@ -16,6 +16,8 @@ class ToolFormat:
     separators: str = ""
     closer: str = ""
     bare: bool = False
+    # What it calls the arguments of a call.
+    arguments: str = "arguments"
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -24,7 +26,7 @@ class ToolFormat:
 
 
 HERMES = ToolFormat("hermes", "<tool_call>", closer="</tool_call>")
-LLAMA3_JSON = ToolFormat("llama3_json", "<|python_tag|>", separators=";,", bare=True)
+LLAMA3_JSON = ToolFormat("llama3_json", "<|python_tag|>", separators=";,", bare=True, arguments="parameters")
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", list_begin="[", separators=",", closer="]")
 TOOL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL)}
 

@@ -17,6 +17,7 @@ from .penalties import Penalties, read_penalties
 from .served_model import Catalogue, ServedModel
 from .structure import FIELD, read_structure
 from .token_logprobs import MAX_LOGPROBS
+from .tool_grammar import calls_grammar
 from .vocabulary import check_token_ids
 
 MAX_REQUEST_ID_CHARS = 128
@@ -115,6 +116,7 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         priority=message.priority,
         cache_salt=message.cache_salt,
         structure=_structure(message, model, given),
+        structure_field=FIELD if message.HasField("structured_output") else "chat.tools",
     )
 
 
@@ -171,9 +173,16 @@ def _check_service(message: pb.GenerateRequest) -> None:
 
 
 def _structure(message: pb.GenerateRequest, model: ServedModel, given: Input) -> Grammar | None:
+    chat = given.chat if isinstance(given, ChatInput) else None
+    if chat is not None and chat.forced:
+        assert model.tool_format is not None, "a chat with tools has been checked"
+        check_ends(message, model, "chat.forced_tool" if message.chat.forced_tool else "chat.tool_choice")
+        if message.HasField("structured_output"):
+            raise InvalidFieldError(f"a tool that has to be called excludes {FIELD}", field=FIELD)
+        return calls_grammar(model.tool_format, chat.forced, single=chat.single_call)
     if not message.HasField("structured_output"):
         return None
-    if isinstance(given, ChatInput) and given.chat.tools:
+    if chat is not None and chat.tools:
         raise InvalidFieldError(
             f"{FIELD} and tools that may be called exclude each other; tool_choice may be none", field=FIELD
         )

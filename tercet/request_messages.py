@@ -25,6 +25,7 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             traffic_class=options.traffic_class,
             priority=options.priority,
             cache_salt=options.cache_salt,
+            structured_output=_structured_output(options),
             sampling=pb.SamplingParams(
                 temperature=options.temperature,
                 top_p=options.top_p,
@@ -53,6 +54,21 @@ def to_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
         )
     except (TypeError, ValueError) as error:
         raise InvalidFieldError(f"the request cannot be written: {error}") from error
+
+
+def _structured_output(options: Options) -> pb.StructuredOutput | None:
+    """What texts have to be, if anything. Raises InvalidFieldError if that is said twice."""
+    forms: dict[str, Any] = {
+        "json_object": pb.JsonObject() if options.json_object else None,
+        "json_schema": options.json_schema or None,
+        "regex": options.regex or None,
+        "choice": pb.Choice(texts=options.choice) if options.choice else None,
+        "ebnf": options.ebnf or None,
+    }
+    given = {name: value for name, value in forms.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidFieldError(f"{' and '.join(given)} exclude each other", field="structured_output")
+    return pb.StructuredOutput(**given) if given else None
 
 
 def _texts(given: str | Sequence[str]) -> Sequence[str]:

@@ -89,7 +89,14 @@ def _asked(
         request = pb.GenerateRequest(**each)
         request.MergeFrom(common.message)
         requests.append(request)
-    return Asked(tuple(requests), common.stream, common.include_usage, echo, common.ignored, renamed or {})
+    return Asked(
+        tuple(requests),
+        common.stream,
+        common.include_usage,
+        echo,
+        common.ignored,
+        {**common.renamed, **(renamed or {})},
+    )
 
 
 def _read_prompts(fields: Fields) -> list[dict[str, Any]]:

@@ -122,6 +122,8 @@ def _parameter(field: str) -> str:
     name = field.partition("[")[0]
     if name in _PARAMETERS:
         return _PARAMETERS[name]
+    if name.startswith("structured_output."):
+        return "structured_output"
     if field.startswith("chat."):
         return _OF_FUNCTIONS.sub(r"\1.function.\2", field.removeprefix("chat."))
     for prefix in ("sampling.", "stop."):

@@ -5,7 +5,7 @@ Each parameter is taken, or refused by its name, or named in the answer as one t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,13 @@ from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 
 from .fields import Fields
+from .structure import read_structure
 
 MAX_UINT32 = 2**32 - 1
 _MIN_INT64, _MAX_UINT64 = -(2**63), 2**64 - 1
 
 # Offered by neither endpoint but with these values.
 _NOT_OFFERED: dict[str, Sequence[Any]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -44,12 +39,13 @@ _CHANGE_NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The part of a request that is not its prompt. `message` has no input yet."""
+    """The part of a request that is not its prompt. `message` has no input yet; `renamed` as in Asked."""
 
     message: pb.GenerateRequest
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...]
+    renamed: Mapping[str, str]
 
 
 def read_common(fields: Fields, num_logprobs: int | None, max_tokens: int | None) -> Common:
@@ -67,7 +63,11 @@ def read_common(fields: Fields, num_logprobs: int | None, max_tokens: int | None
     priority = fields.integer("priority", -(2**31), 2**31 - 1)
     if priority is not None:
         message.priority = priority
-    return Common(message, stream, include_usage, tuple(ignored))
+    renamed = {}
+    if (structure := read_structure(fields, ignored)) is not None:
+        renamed["structured_output"], form = structure
+        message.structured_output.CopyFrom(form)
+    return Common(message, stream, include_usage, tuple(ignored), renamed)
 
 
 def _read_stream_options(fields: Fields, stream: bool, ignored: list[str]) -> bool:

@@ -37,6 +37,11 @@ class OptionNames(TypedDict, total=False):
     priority: int | None
     traffic_class: str
     cache_salt: str
+    json_object: bool
+    json_schema: str
+    regex: str
+    choice: Sequence[str]
+    ebnf: str
     tools: Sequence[Tool]
     tool_choice: ToolChoice
     forced_tool: str

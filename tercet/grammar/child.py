@@ -5,6 +5,7 @@ It leaves with its service. GrammarProcess (process.py) is the other end of its 
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import resource
@@ -110,11 +111,12 @@ def _grammar(asked: dict[str, Any]) -> Grammar:
     return Grammar(Syntax(asked["syntax"]), asked["text"])
 
 
-def _pieces(model: dict[str, Any] | None) -> list[bytes]:
+def _pieces(model: dict[str, Any] | None, with_markers: bool) -> list[bytes]:
     """Those of a model, or a token for each byte and one that adds nothing."""
     if model is None:
         return [*(bytes([byte]) for byte in range(256)), b""]
-    return read_pieces(ModelSource(ModelFormat(model["format"]), Path(model["path"])), model["vocab_size"])
+    source = ModelSource(ModelFormat(model["format"]), Path(model["path"]))
+    return read_pieces(source, model["vocab_size"], with_markers=with_markers)
 
 
 def _limit_memory(max_bytes: int) -> None:
@@ -127,7 +129,9 @@ def main() -> None:
     """The first message has the options; each other one asks for something."""
     options, _ = read_frame(sys.stdin.buffer)
     try:
-        follower = Follower(_pieces(options["model"]), options["max_bytes"] // 2, options["num_threads"])
+        read = functools.partial(_pieces, options["model"])
+        follower = Follower(read, options["max_bytes"] // 2, options["num_threads"])
+        follower.warm_up()
     except TercetError as error:
         write_frame(sys.stdout.buffer, {"key": None, "problem": str(error)})
         return

@@ -7,11 +7,11 @@ import random
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from .grammar import Grammar
+from .grammar import Grammar, Syntax
 from .library import CompiledGrammar, Matcher, Vocabulary, compile_grammar
 
 # Tokens of the sentence by which a grammar is tried, and what they may take, in seconds of the processor.
@@ -24,15 +24,19 @@ _CONTROLS = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 class Follower:
     """Compiled grammars are kept for later texts, the last used ones, as long as they take `cache_bytes` together."""
 
-    def __init__(self, pieces: Sequence[bytes], cache_bytes: int, num_threads: int = 1) -> None:
-        """`pieces` are what tokens add to a text, by id."""
-        self._pieces = pieces
-        self._vocab_size = len(pieces)
+    def __init__(self, read_pieces: Callable[[bool], Sequence[bytes]], cache_bytes: int, num_threads: int = 1) -> None:
+        """`read_pieces(with_markers)` gives what tokens add to a text, by id."""
+        self._read_pieces = read_pieces
+        self._vocab_size = len(read_pieces(False))
         self._cache_bytes = cache_bytes
         self._num_threads = num_threads
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._num_bytes = 0
         self._matchers: dict[int, Matcher] = {}
+
+    def warm_up(self) -> None:
+        """Loads the library. Raises SwitchedOffError where it is not installed."""
+        self._vocabulary(Syntax.JSON_SCHEMA)
 
     def knows(self, grammar: Grammar) -> bool:
         """Whether it is compiled."""
@@ -41,7 +45,7 @@ class Follower:
     def compile(self, grammar: Grammar) -> None:
         """Takes as long as the grammar does. Raises ValueError if it is none, MemoryError."""
         if not self.knows(grammar):
-            compiled = compile_grammar(grammar, self._vocabulary(grammar.syntax.is_json), self._num_threads)
+            compiled = compile_grammar(grammar, self._vocabulary(grammar.syntax), self._num_threads)
             self._compiled[grammar] = compiled
             self._num_bytes += compiled.num_bytes
         self._compiled.move_to_end(grammar)
@@ -50,10 +54,10 @@ class Follower:
             self._num_bytes -= oldest.num_bytes
 
     @functools.cache  # noqa: B019 - there is one
-    def _vocabulary(self, for_json: bool) -> Vocabulary:
+    def _vocabulary(self, syntax: Syntax) -> Vocabulary:
         """Of JSON without the tokens of which it has none: the library lets them into strings of a bounded length."""
-        pieces = self._pieces
-        return Vocabulary.of([b"" if _CONTROLS.search(each) else each for each in pieces] if for_json else pieces)
+        pieces = self._read_pieces(syntax is Syntax.STRUCTURAL_TAG)
+        return Vocabulary.of([b"" if _CONTROLS.search(each) else each for each in pieces] if syntax.is_json else pieces)
 
     def open(self, key: int, grammar: Grammar, end_ids: Sequence[int], token_ids: Iterable[int]) -> bytes:
         """Begins a text whose first tokens are given; as `step`."""

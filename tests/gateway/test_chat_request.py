@@ -135,9 +135,9 @@ def test_a_last_turn_that_goes_on() -> None:
         ({"messages": [USER], "template_kwargs": '{"a":' + "[" * 64 + "]" * 64 + "}"}, "chat.template_kwargs", "deep"),
         ({"messages": [USER], "template_kwargs": '{"a":' + "[" * 99_999}, "chat.template_kwargs", ""),
         ({"messages": [USER], "template_kwargs": '{"a":' + "9" * 9_999 + "}"}, "chat.template_kwargs", "not JSON"),
-        ({"messages": [USER], "tool_choice": pb.TOOL_CHOICE_REQUIRED}, "chat.tool_choice", "not offered yet"),
+        ({"messages": [USER], "tool_choice": pb.TOOL_CHOICE_REQUIRED}, "chat.tool_choice", "there is none"),
         ({"messages": [USER], "tool_choice": 99}, "chat.tool_choice", "99"),
-        ({"messages": [USER], "forced_tool": "f"}, "chat.forced_tool", "not offered yet"),
+        ({"messages": [USER], "forced_tool": "f"}, "chat.forced_tool", "no such tool"),
         ({"messages": [USER], "continue_final_message": True}, "chat.continue_final_message", "assistant"),
         (
             {

@@ -37,7 +37,7 @@ END = VOCAB_SIZE - 1
 _OTHERS = {"Q": b'{"', "X": b'":', "Z": b"\xc3", "W": b"\xa9", "V": "ü€".encode(), "K": b"\x01", "J": b", "}
 PIECES = [_OTHERS.get(chr(code), chr(code).encode()) for code in range(0x20, 0x7F)] + [b"\n", b""]
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
-FOLLOWER = Follower(PIECES, 1 << 20)
+FOLLOWER = Follower(lambda _: PIECES, 1 << 20)
 
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"type": "integer"}, "é": {"enum": ["x", 1, None]}}, "required": ["é"]},

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from gateway.served_model import ServedModel, load_model
@@ -288,8 +287,15 @@ async def test_a_schema_that_nothing_holds_the_model_to_is_named(client, schedul
     assert answer.headers["x-tercet-ignored"] == "parallel_tool_calls"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
-async def test_a_call_that_has_to_be_made_is_refused(client, choice):
-    with pytest.raises(openai.BadRequestError, match="not offered") as caught:
-        await client.chat.completions.create(model="bytes", messages=[USER], tools=TOOLS, tool_choice=choice)
-    assert caught.value.param == "tool_choice"
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", ["weather", "now"]), ({"type": "function", "function": {"name": "now"}}, ["now"])],
+)
+async def test_a_call_that_has_to_be_made_is_a_grammar(client, scheduler, model, choice, names):
+    answering(scheduler, model, f"[TOOL_CALLS][{NOW}]")
+    made = await client.chat.completions.create(model="bytes", messages=[USER], tools=TOOLS, tool_choice=choice)
+    assert told(made.choices[0].message.tool_calls) == [("function", "now", "{}")]
+    assert made.choices[0].finish_reason == "tool_calls"
+    grammar = scheduler.sequences[-1].submit.sampling.grammar
+    assert [name for name in ("weather", "now") if f'\\"name\\": \\"{name}\\"' in grammar.text] == names
+    assert list(grammar.end_ids) == list(model.eos_token_ids)

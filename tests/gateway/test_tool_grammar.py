@@ -1,0 +1,79 @@
+"""Answers that have to call tools: random ones are whole calls, valid by the tools' schemas, in every format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.chat import Tool
+from gateway.tool_format import HERMES, LLAMA3_JSON, MISTRAL, TOOL_FORMATS, ToolFormat
+from gateway.tool_grammar import calls_grammar
+from gateway.tool_parser import ToolParser
+from tercet.errors import InvalidFieldError
+
+from .test_structure import objects, validate, write
+
+TOOLS = [
+    Tool(
+        "get", "", {"type": "object", "properties": {"city": {"type": "string", "maxLength": 4}}, "required": ["city"]}
+    ),
+    Tool("a.b/c:d-e", "", {"type": "object", "properties": {}}),
+    Tool("add", "", {"properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"], "$defs": {"n": {"enum": [1, 2]}}}),
+]
+
+
+def called(form: ToolFormat, answer: str, tools: list[Tool], *, single: bool) -> list[tuple[str, Any]]:
+    """What a client is told: calls alone."""
+    parser = ToolParser(form, {tool.name for tool in tools}, single=single)
+    calls: list[tuple[str, str]] = []
+    for piece in [*parser.push(answer), *parser.finish()]:
+        assert not piece.text, answer
+        if piece.name:
+            calls.append((piece.name, piece.arguments or ""))
+        elif piece.arguments:
+            calls[-1] = calls[-1][0], calls[-1][1] + piece.arguments
+    assert parser.called, answer
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    form=st.sampled_from([*TOOL_FORMATS.values()]),
+    parameters=objects(
+        st.sampled_from([{"type": "integer"}, {"type": "string", "maxLength": 3}, {"enum": ["<", "}"]}])
+    ),
+    single=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_an_answer_is_whole_valid_calls(form: ToolFormat, parameters: Any, single: bool, seed: int) -> None:
+    tools = [*TOOLS, Tool("drawn", "", parameters)]
+    answer = write(calls_grammar(form, tools, single=single), seed, most=600)
+    if answer is None:
+        return
+    calls = called(form, answer, tools, single=single)
+    assert len(calls) == 1 or not single
+    for name, arguments in calls:
+        (schema,) = (tool.parameters for tool in tools if tool.name == name)
+        validate(schema, arguments, schema)
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3_JSON, MISTRAL])
+def test_there_may_be_several_and_any_of_the_tools(form: ToolFormat) -> None:
+    answers = [write(calls_grammar(form, TOOLS, single=False), seed, most=600) for seed in range(40)]
+    calls = [called(form, answer, TOOLS, single=False) for answer in answers if answer is not None]
+    assert max(map(len, calls)) > 1
+    assert {name for each in calls for name, _ in each} == {tool.name for tool in TOOLS}
+    one = write(calls_grammar(form, TOOLS[1:2], single=True), 1)
+    assert one is not None
+    assert called(form, one, TOOLS[1:2], single=True) == [("a.b/c:d-e", {})]
+
+
+@pytest.mark.parametrize("parameters", [{"type": "string"}, {"anyOf": [{"type": "object"}]}, {"multipleOf": 3}])
+def test_parameters_that_cannot_be_kept_to_name_their_tool(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidFieldError, match="odd") as caught:
+        calls_grammar(HERMES, [*TOOLS, Tool("odd", "", parameters)], single=True)
+    assert caught.value.metadata["field"] == "chat.tools"

@@ -1,0 +1,138 @@
+"""The process that follows grammars: what explodes in it ends it alone, and says for whom."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tercet.grammar.grammar import Grammar, Syntax
+from tercet.grammar.process import Answer, GrammarProcess, Limits
+from tercet.model_source import ModelFormat, ModelSource
+
+END = 256
+GOOD = Grammar(Syntax.REGEX, "ab?")
+PATIENCE_S = 60.0
+
+
+class Asked:
+    """A process whose tokens are bytes, and what it told."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.told: queue.SimpleQueue[tuple[int | None, Answer | str]] = queue.SimpleQueue()
+        self.process = GrammarProcess(
+            None,
+            limits,
+            lambda key, answer: self.told.put((key, answer)),
+            lambda key, problem: self.told.put((key, problem)),
+        )
+
+    def next(self) -> tuple[int | None, Answer | str]:
+        return self.told.get(timeout=PATIENCE_S)
+
+    def mask(self) -> tuple[int | None, set[int]]:
+        key, answer = self.next()
+        assert isinstance(answer, Answer)
+        assert answer.problem is None
+        bits = np.unpackbits(np.frombuffer(answer.mask, np.uint8), bitorder="little")
+        return key, set(bits.nonzero()[0].tolist())
+
+    def problem(self) -> tuple[int | None, str]:
+        key, answer = self.next()
+        assert isinstance(answer, Answer)
+        assert answer.problem is not None
+        return key, answer.problem
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    made = Asked(Limits(256 << 20, compile_seconds=3.0, step_seconds=3.0))
+    yield made
+    made.process.close()
+
+
+def test_texts_side_by_side(asked: Asked) -> None:
+    asked.process.open(1, GOOD, [END], [])
+    assert asked.mask() == (1, {ord("a")})
+    asked.process.open(2, GOOD, [END], [ord("a")])
+    assert asked.mask() == (2, {ord("b"), END})
+    asked.process.step(1, ord("a"))
+    assert asked.mask() == (1, {ord("b"), END})
+    asked.process.step(2, ord("b"))
+    assert asked.mask() == (2, {END})
+    asked.process.step(2, ord("b"))
+    key, problem = asked.problem()
+    assert key == 2
+    assert "does not fit" in problem
+    asked.process.drop(2)
+    asked.process.step(1, ord("b"))
+    assert asked.mask() == (1, {END})
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(Syntax.REGEX, "(a"),
+        Grammar(Syntax.REGEX, "a(?=b)"),
+        Grammar(Syntax.JSON_SCHEMA, "{"),
+        Grammar(Syntax.JSON_SCHEMA, '{"$ref": "#"}'),
+        Grammar(Syntax.EBNF, "root ::= x"),
+        Grammar(Syntax.EBNF, "root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
+        Grammar(Syntax.STRUCTURAL_TAG, "{}"),
+    ],
+)
+def test_what_is_no_grammar_is_told_and_others_go_on(asked: Asked, grammar: Grammar) -> None:
+    asked.process.probe(1, grammar)
+    key, problem = asked.problem()
+    assert key == 1
+    assert problem
+    assert ".cc" not in problem
+    asked.process.probe(2, GOOD)
+    assert asked.next() == (2, Answer(None, b""))
+
+
+def test_what_takes_too_long_ends_it_and_the_next_question_begins_another() -> None:
+    slow = Asked(Limits(256 << 20, compile_seconds=0.05, step_seconds=5.0))
+    try:
+        # The longer the text, the more ways there are in which it may have come about.
+        grammar = Grammar(Syntax.EBNF, 'root ::= root root | "a"')
+        slow.process.open(7, grammar, [END], [ord("a")] * 4000)
+        key, problem = slow.problem()
+        assert key == 7
+        assert "more than 0.05 s" in problem
+        assert slow.next()[0] is None
+    finally:
+        slow.process.close()
+
+
+def test_whoever_kills_it_loses_what_was_open(asked: Asked) -> None:
+    asked.process.open(1, GOOD, [END], [])
+    asked.mask()
+    process = asked.process._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    key, problem = asked.next()
+    assert key is None
+    assert isinstance(problem, str)
+    asked.process.open(1, GOOD, [END], [ord("a")])
+    assert asked.mask() == (1, {ord("b"), END})
+
+
+def test_a_model_without_a_vocabulary_is_told() -> None:
+    told: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
+    missing = ModelSource(ModelFormat.HUGGING_FACE, Path("/nonexistent"))
+    process = GrammarProcess(
+        (missing, 9), Limits(256 << 20, 3.0), lambda key, answer: None, lambda key, problem: told.put((key, problem))
+    )
+    try:
+        process.open(3, GOOD, [1], [])
+        key, problem = told.get(timeout=PATIENCE_S)
+        assert key == 3
+        assert "tokenizer.json" in problem
+    finally:
+        process.close()
