@@ -87,7 +87,8 @@ def _forms(fields: Fields, names: Mapping[str, str]) -> list[tuple[str, pb.Struc
                 choice = pb.Choice(texts=[fields.as_text(f"{name}[{i}]", each) for i, each in enumerate(texts)])
                 found.append((name, pb.StructuredOutput(choice=choice)))
         elif (text := fields.text(name)) is not None:
-            found.append((name, pb.StructuredOutput(**{form: text})))
+            said = pb.StructuredOutput(regex=text) if form == "regex" else pb.StructuredOutput(ebnf=text)
+            found.append((name, said))
     return found
 
 

@@ -23,11 +23,13 @@ from tercet.v1 import inference_pb2 as pb
 
 PIECES = [*(bytes([byte]) for byte in range(256)), b'": ', b'{"', b"tru", b"", "é€".encode()]
 END = PIECES.index(b"")
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 FOLLOWER = Follower(lambda _: PIECES, 1 << 20)
 
 
 def write(grammar: Grammar, seed: int, most: int = 400) -> str | None:
-    """A random text; None if it has not ended after so many tokens."""
+    """A random text; None if it has not ended after so many tokens, or is none: from single bytes the library lets
+    surrogates be put together, which a client would see as U+FFFD."""
     rng, tokens = random.Random(seed), list[int]()
     mask = FOLLOWER.open(seed, grammar, [END], [])
     while len(tokens) < most:
@@ -38,7 +40,8 @@ def write(grammar: Grammar, seed: int, most: int = 400) -> str | None:
         ends = [each for each in (END, ord('"'), ord("}"), ord("]")) if bits[each]]
         token_id = rng.choice(ends) if ends and rng.random() < 0.3 else int(rng.choice(allowed))
         if token_id == END:
-            return b"".join(PIECES[each] for each in tokens).decode()
+            raw = b"".join(PIECES[each] for each in tokens)
+            return None if _SURROGATE.search(raw) else raw.decode()
         tokens.append(token_id)
         mask = FOLLOWER.step(seed, token_id)
     return None
