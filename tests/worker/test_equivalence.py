@@ -103,7 +103,9 @@ def check(
     runs.stop()
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "case", ["llama", "mistral", "qwen2", "qwen3", "mistral-window", "gemma2", "gemma3", "phi3-window-tied"]
+)
 def test_tiny_models(tmp_path: Path, case: str) -> None:
     family, settings = CASES[case]
     reference = save_tiny(tmp_path, family, **settings)
