@@ -299,7 +299,8 @@ def commit(device: Device) -> None:
 CASES: dict[str, Callable[[Device], None]] = {
     case.__name__: case
     for case in (
-        decode, decode_e4m3, prefill, prefill_hopper, prefill_e4m3, attention_plain, attention_wild, norm, heads,
+        decode, decode_e4m3, prefill, prefill_hopper, prefill_e4m3, attention_plain, attention_window, attention_wild,
+        norm, heads,
         activation, quantize, linear_skinny, logprobs, sampler, penalties, block_copy, commit,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.models import PagedRunner, random_prompts
-from worker.model.config import ModelConfig
+from worker.model.config import ModelConfig, RopeConfig
 from worker.model.decoder import Model
 from worker.model.tensors import weight_bytes
 from worker.ops.linear_fp8 import Fp8Linear
@@ -31,21 +31,36 @@ TINY = ModelConfig(
     qkv_bias=True,
 )
 ODD = dataclasses.replace(TINY, hidden_size=40, intermediate_size=56, num_heads=5, num_kv_heads=5, head_dim=8)
+GEMMA = dataclasses.replace(
+    TINY,
+    qkv_bias=False,
+    sliding_window=20,
+    sliding_layers=(True, False, True),
+    local_rope=RopeConfig(theta=1000.0),
+    activation="gelu_tanh",
+    post_norms=True,
+    fused_projections=True,
+    embedding_scale=8.0,
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+)
 
 
 def tensors(model: Model) -> list[Tensor]:
     """All that a model keeps, once; the head's copy on a CPU is beside them."""
     weights = model.weights
     kept = [weights.embedding, weights.norm, model.cos_sin]
+    kept += [] if model.local_cos_sin is None else [model.local_cos_sin]
     for layer in weights.layers:
-        kept += [layer.attention_norm, layer.mlp_norm]
+        norms = (layer.attention_norm, layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm)
+        kept += [norm for norm in norms if norm is not None]
         for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
             assert isinstance(product, Fp8Linear)
             kept += [product._weight, product._scales] + ([] if product._bias is None else [product._bias])
     return kept
 
 
-@pytest.mark.parametrize("config", [TINY, ODD])
+@pytest.mark.parametrize("config", [TINY, ODD, GEMMA])
 def test_logits_are_near_those_without(config: ModelConfig) -> None:
     exact = random_model(config, torch.bfloat16, CPU, seed=1)
     quantized = random_model(config, torch.bfloat16, CPU, seed=1, quantization="fp8")
@@ -54,11 +69,12 @@ def test_logits_are_near_those_without(config: ModelConfig) -> None:
     got = PagedRunner(quantized).prefill(prompts, 16)
     for sequence, logits in want.items():
         error = (got[sequence] - logits).square().mean().sqrt() / logits.std()
-        assert 0 < error < 0.1
+        # Norms behind a branch lift what is small, its errors too.
+        assert 0 < error < (0.15 if config.post_norms else 0.1)
     assert PagedRunner(quantized).greedy(prompts, 4) == PagedRunner(quantized).greedy(prompts, 4)
 
 
-@pytest.mark.parametrize("config", [TINY, dataclasses.replace(TINY, hidden_size=80, tie_word_embeddings=True)])
+@pytest.mark.parametrize("config", [TINY, GEMMA, dataclasses.replace(TINY, hidden_size=80, tie_word_embeddings=True)])
 def test_its_bytes_are_foreseen(config: ModelConfig) -> None:
     model = random_model(config, torch.bfloat16, CPU, seed=0, quantization="fp8")
     kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors(model))
