@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from tercet.client.option_names import OptionNames
+from tercet.errors import InvalidFieldError
 from tercet.messages import ChatMessage, Options, Tool, ToolCall
 from tercet.request_messages import to_request
 from tercet.v1 import inference_pb2 as pb
@@ -50,6 +52,10 @@ EVERYTHING = Options(
     continue_final_message=True,
     template_kwargs="{}",
 )
+# Of which a request can have one.
+FORMS: dict[str, Any] = {
+    "json_object": True, "json_schema": "{}", "regex": "a+", "choice": ("a", "b"), "ebnf": 'root ::= "a"',
+}  # fmt: skip
 # There is nothing to ask for by it: it is refused unless it equals n.
 LEFT_OUT = {"sampling.best_of"}
 OF_CHATS = {
@@ -88,6 +94,7 @@ def test_all_that_is_offered_can_be_asked_for():
         ChatMessage("user", "", parts=("a", "b")),
     ]
     requests = [to_request(chat, EVERYTHING), to_request("x", _plain(EVERYTHING)), to_request([5], _plain(EVERYTHING))]
+    requests += [to_request("x", Options(**{name: value})) for name, value in FORMS.items()]
     sent = {path for request in requests for path in _sent(request)}
     assert sent == set(_offered(pb.GenerateRequest.DESCRIPTOR)) - LEFT_OUT
 
@@ -99,7 +106,17 @@ def test_nothing_is_sent_that_was_not_asked_for():
 
 def test_the_example_leaves_no_option_out():
     for item in dataclasses.fields(Options):
-        assert getattr(EVERYTHING, item.name) != getattr(Options(), item.name), item.name
+        given = FORMS.get(item.name, getattr(EVERYTHING, item.name))
+        assert given != getattr(Options(), item.name), item.name
+
+
+def test_a_text_has_one_form():
+    for name, value in FORMS.items():
+        for other, another in FORMS.items():
+            if name != other:
+                with pytest.raises(InvalidFieldError, match="exclude each other") as caught:
+                    to_request("x", Options(**{name: value, other: another}))
+                assert caught.value.metadata == {"field": "structured_output"}
 
 
 def test_one_text_is_a_list_of_one():
