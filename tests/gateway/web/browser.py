@@ -59,8 +59,12 @@ class Page:
     async def open(self, view: str = "chat") -> None:
         """Loads the page, as far as its modules have run and shown something."""
         await self.leave()
-        await self._post("/url", url=f"{self.url}/#{view}")
+        await self.visit(f"#{view}")
         await self.until(f"return document.title && !document.getElementById('{view}-view').hidden")
+
+    async def visit(self, path: str = "") -> None:
+        """Loads what is at a path."""
+        await self._post("/url", url=f"{self.url}/{path}")
 
     async def leave(self) -> None:
         """Closes the page."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx2
 import pytest
 
+from gateway.http.web import FOLDER
 from gateway.served_model import ServedModel
 from tercet import rpc
 from tercet.ports import free_ports
@@ -66,6 +70,23 @@ def chromium() -> Iterator[str]:
         yield session
 
 
+@pytest.fixture(scope="session")
+def empty_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server that has the console's modules, and a page that uses none."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "index.html").write_text("<!doctype html><title>Modules</title>", encoding="utf-8")
+    (folder / "console").symlink_to(FOLDER)
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 @pytest.fixture
 def complaints() -> list[str]:
     """Patterns of what the browser's console may say in this test; all else fails it."""
@@ -85,6 +106,14 @@ async def fresh_page(chromium: str, port: int, complaints: list[str]) -> AsyncIt
         # So that its connections end before the gateway does.
         await page.leave()
         assert said == []
+
+
+@pytest.fixture
+async def modules(chromium: str, empty_page: int) -> AsyncIterator[Page]:
+    """A page in which tests can import what the console is made of, without a gateway."""
+    async with fresh_page(chromium, empty_page, ["favicon"]) as made:
+        await made.visit()
+        yield made
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ return import("/console/events.js").then(({ EventReader }) => {
 """
 
 
-async def test_events_do_not_depend_on_the_cut(page: Page) -> None:
+async def test_events_do_not_depend_on_the_cut(modules: Page) -> None:
     rng = random.Random(7)
     events = [json.dumps({"text": text}) for text in ("", "hello", "a\nb", "data: x", "ü 世界 🙂")] + ["[DONE]"]
     for end in ("\n", "\r\n"):
@@ -24,8 +24,10 @@ async def test_events_do_not_depend_on_the_cut(page: Page) -> None:
         for _ in range(30):
             cuts = sorted(rng.sample(range(1, len(stream)), rng.randint(0, 40)))
             pieces = [stream[begin:until] for begin, until in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-            assert await page.run(READ, pieces) == events
+            assert await modules.run(READ, pieces) == events
 
 
-async def test_what_is_no_event_is_none(page: Page) -> None:
-    assert await page.run(READ, [": comment\n\nevent: x\n\ndata: one\ndata:two\n\ndata: never ended\n"]) == ["one\ntwo"]
+async def test_what_is_no_event_is_none(modules: Page) -> None:
+    assert await modules.run(READ, [": comment\n\nevent: x\n\ndata: one\ndata:two\n\ndata: never ended\n"]) == [
+        "one\ntwo"
+    ]

@@ -71,11 +71,11 @@ def some(flow: dict[str, Any]) -> dict[str, Any]:
     return {**flow, "refused": {reason: rate for reason, rate in flow["refused"].items() if rate}}
 
 
-async def test_rates_are_those_of_top(page: Page) -> None:
+async def test_rates_are_those_of_top(modules: Page) -> None:
     rng = random.Random(7)
-    pairs = [(moment(rng), moment(rng)) for _ in range(300)]
-    found = await page.run(SCRIPT, [[told(before), told(after)] for before, after in pairs])
-    assert sum(each is not None for each in found) > 50
+    pairs = [(moment(rng), moment(rng)) for _ in range(100)]
+    found = await modules.run(SCRIPT, [[told(before), told(after)] for before, after in pairs])
+    assert sum(each is not None for each in found) > 20
     for (before, after), here in zip(pairs, found, strict=True):
         rates = rates_between(before, after)
         if rates is None:

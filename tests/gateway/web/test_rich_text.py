@@ -65,17 +65,17 @@ def tags(node: Any) -> set[str]:
         ("[a](http://b) <i>c</i> ![d](e)", [["p", "[a](http://b) <i>c</i> ![d](e)"]]),
     ],
 )
-async def test_forms(page: Page, text: str, shown: list[Any]) -> None:
-    assert await show(page, text) == [shown]
+async def test_forms(modules: Page, text: str, shown: list[Any]) -> None:
+    assert await show(modules, text) == [shown]
     # However it came.
-    assert await show(page, text, cut=1) == [shown]
+    assert await show(modules, text, cut=1) == [shown]
 
 
-async def test_nothing_is_lost_and_nothing_made_up(page: Page) -> None:
+async def test_nothing_is_lost_and_nothing_made_up(modules: Page) -> None:
     rng = random.Random(7)
     texts = ["".join(rng.choices(SIGNS + WORDS, k=rng.randint(1, 40))) for _ in range(1500)]
-    whole = await show(page, *texts)
-    assert await show(page, *texts, cut=3) == whole
+    whole = await show(modules, *texts)
+    assert await show(modules, *texts, cut=3) == whole
     for text, blocks in zip(texts, whole, strict=True):
         assert set().union(*map(tags, blocks)) <= ALLOWED, text
         said = "".join(map(words, blocks))
@@ -87,7 +87,7 @@ async def test_nothing_is_lost_and_nothing_made_up(page: Page) -> None:
 @pytest.mark.parametrize(
     "sign", ["*", "_", "`", "**a ", "*a_b", "> ", "- ", "#", "`` ` ", "\n", "[", "```", "- - ", "1. ", "* _"]
 )
-async def test_long_answers_take_no_longer_than_they_are(page: Page, sign: str) -> None:
+async def test_long_answers_take_no_longer_than_they_are(modules: Page, sign: str) -> None:
     """A page that took the square of 200,000 characters would be at it for minutes."""
     text = "# " + sign * (200_000 // len(sign)) + " x`"
-    await asyncio.wait_for(show(page, text), 20)
+    await asyncio.wait_for(show(modules, text), 20)
