@@ -76,6 +76,7 @@ def test_each_text_is_what_it_would_be_alone(rng: random.Random, model: str) -> 
             event(what)
 
 
+@pytest.mark.timeout(600)
 def test_the_lives_walk_every_path() -> None:
     lives_with: Counter[str] = Counter()
     for seed in range(200):
