@@ -122,7 +122,7 @@ class MixedStep(Work):
             logprobs = list(islice(next_logprobs, num_draws))
             if not sequences.runs(sequence):  # it has ended with a step before
                 continue
-            of_prompt = prompts[sequence.spec.sequence_id]
+            of_prompt = prompts.get(sequence.spec.sequence_id, ())
             if (drawn and min(drawn) < 0) or any(math.isnan(x) for part in of_prompt for x in part.logprobs):
                 # Before its blocks are published: what made the logits so must not be found by the next prompt.
                 outcome.ended.extend(sequences.fail(sequence, _problem(min(drawn, default=NOT_FINITE))))
