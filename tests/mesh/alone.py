@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.worker.grammar_process import LocalGrammars
 from worker.executor import Executor
 from worker.host_steps import HostSteps
 from worker.kv_cache import KVCache
@@ -57,7 +58,7 @@ def run_alone(lone: Lone) -> tuple[tuple[int, ...], EndReason]:
     blocks = -(-MAX_MODEL_LEN // _BLOCK_SIZE)
     kv_cache = KVCache(model.config, blocks, _BLOCK_SIZE, torch.float32, CPU, enable_prefix_caching=False)
     poison(kv_cache.layers)
-    executor = Executor(HostSteps(model, kv_cache), kv_cache)  # type: ignore[arg-type]
+    executor = Executor(HostSteps(model, kv_cache), kv_cache, grammars=LocalGrammars())  # type: ignore[arg-type]
     events: list[Event] = []
     executor.submit(Attach(events.append))
     executor.submit(

@@ -24,10 +24,13 @@ from tests.mesh.models import model_of
 from tests.mesh.penalties import draw_penalties, penalties_to_bytes
 from tests.mesh.real_mesh import RealMesh
 from tests.mesh.real_worker import Setup
+from tests.mesh.structures import draw_structure, structure_to_bytes
 from tests.scheduler.hasty import PARTIAL, TENANTS, hasty_classes, unequal_tenants
 from tests.scheduler.outcomes import refusals_for
+from tests.worker.grammar_process import END
+from tests.worker.recall_model import VOCAB_SIZE
 from worker.messages import EndReason as WorkerEndReason
-from worker.messages import Penalties
+from worker.messages import Penalties, Structure
 from worker.messages import Sampling as WorkerSampling
 
 _REASONS = {WorkerEndReason.STOP: EndReason.STOP, WorkerEndReason.LENGTH: EndReason.LENGTH}
@@ -50,6 +53,7 @@ class Ask:
     stop_token_ids: tuple[int, ...]
     sampling: Sampling
     penalties: Penalties | None
+    structure: Structure | None
     salt: bytes
     deadline_s: float | None
     traffic_class: str
@@ -143,7 +147,7 @@ def _random_ask(
     n = rng.choice([1, 1, 2, 3])
     max_tokens = rng.randint(8, 26) if crowded else rng.randint(1, 24)
     penalties = draw_penalties(words, prefix + tail, max_tokens, vocab_size) if words.random() < 0.3 else None
-    return Ask(
+    ask = Ask(
         at=rng.random() * spread,
         gateway=rng.randint(1, 2),
         prompt=prefix + tail,
@@ -161,6 +165,7 @@ def _random_ask(
             num_prompt_logprobs=words.choice([None, None, None, 0, 3]),
         ),
         penalties=penalties,
+        structure=None,
         salt=rng.choice([b"", b"", b"tenant"]),
         deadline_s=rng.choice([None] * 15 + [0.1, 0.3]),
         traffic_class=rng.choice(["", "rag", "batch"]),
@@ -170,6 +175,11 @@ def _random_ask(
         stops=tuple((rng.randrange(n), rng.random() * 0.4) for _ in range(rng.choice([0] * 7 + [1, 2]))),
         stalls=tuple(_random_stalls(words)),
     )
+    if vocab_size != VOCAB_SIZE or penalties is not None or words.random() < 0.75:
+        return ask
+    structure = draw_structure(words, ask.prompt)
+    sampling = replace(ask.sampling, grammar=structure_to_bytes(structure))
+    return replace(ask, structure=structure, sampling=sampling, stop_token_ids=(*ask.stop_token_ids, END))
 
 
 def _random_stalls(rng: random.Random) -> Iterator[tuple[float, float]]:
@@ -325,6 +335,7 @@ class Player:
             (end,) = output.ends
             self.seen[f"end {end.reason.name.lower()}"] += 1
             self.seen["penalties"] += ask.penalties is not None
+            self.seen["structure"] += ask.structure is not None
             if end.reason in (EndReason.STOP, EndReason.LENGTH):
                 assert got == tokens
                 assert end.reason is _REASONS[reason]
@@ -363,5 +374,7 @@ class Player:
     def _lone(self, ask: Ask, index: int) -> Lone:
         asked = ask.sampling
         seed = (asked.seed + index) % 2**64
-        sampling = WorkerSampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p, seed, ask.penalties)
+        sampling = WorkerSampling(
+            asked.temperature, asked.top_p, asked.top_k, asked.min_p, seed, ask.penalties, structure=ask.structure
+        )
         return Lone(self.life.workers[0].model, ask.prompt, ask.max_tokens, frozenset(ask.stop_token_ids), sampling)

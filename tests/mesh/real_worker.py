@@ -6,6 +6,7 @@ All that goes in and out has been through the codecs of both sides as bytes.
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from tercet.mesh.v1 import worker_pb2
 from tests.mesh.contract import Contract
 from tests.mesh.models import CPU, MAX_MODEL_LEN, model_of, poison
 from tests.worker.eager_graphs import eager_graph_steps
+from tests.worker.grammar_process import LocalGrammars
 from worker import _core
 from worker.codec import decode_command, encode_event
 from worker.executor import Executor
@@ -100,6 +102,7 @@ class Device:
             self._steps(),
             self.kv_cache,
             self.swap_space,
+            grammars=LocalGrammars(rng=random.Random(setup.num_blocks)),
             check_every_step=True,
             clock=lambda: next(ticks) * setup.step_s,
         )

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from tercet.grammar.follower import Follower
 from tercet.grammar.grammar import Grammar
 from tercet.grammar.process import Answer
+from tests.worker.recall_model import VOCAB_SIZE
 from worker.grammars import Grammars
+
+# Printable ASCII, but for some letters whose places others have: pieces of JSON, half characters, a control character;
+# a line end, and what ends a text.
+END = VOCAB_SIZE - 1
+_OTHERS = {"Q": b'{"', "X": b'":', "Z": b"\xc3", "W": b"\xa9", "V": "ü€".encode(), "K": b"\x01", "J": b", "}
+PIECES = [_OTHERS.get(chr(code), chr(code).encode()) for code in range(0x20, 0x7F)] + [b"\n", b""]
+FOLLOWER = Follower(lambda _: PIECES, 1 << 20)
+# Processes that share a follower have keys of their own.
+_firsts = itertools.count(1 << 32, 1 << 32)
 
 
 class LocalProcess:
@@ -21,6 +33,7 @@ class LocalProcess:
         on_loss: Callable[[int | None, str], None],
     ) -> None:
         self._follower = follower
+        self._first = next(_firsts)
         self._on_answer = on_answer
         self._on_loss = on_loss
         self._asked: deque[tuple[int, Callable[[], bytes]]] = deque()
@@ -30,16 +43,16 @@ class LocalProcess:
         """See Process."""
         self.open_keys.add(key)
         tokens = tuple(token_ids)
-        self._ask(key, lambda: self._follower.open(key, grammar, end_ids, tokens))
+        self._ask(key, lambda: self._follower.open(self._first + key, grammar, end_ids, tokens))
 
     def step(self, key: int, token_id: int) -> None:
         """See Process."""
-        self._ask(key, lambda: self._follower.step(key, token_id))
+        self._ask(key, lambda: self._follower.step(self._first + key, token_id))
 
     def drop(self, key: int) -> None:
         """See Process."""
         self.open_keys.discard(key)
-        self._follower.drop(key)
+        self._follower.drop(self._first + key)
 
     def close(self) -> None:
         """See Process."""
@@ -61,7 +74,7 @@ class LocalProcess:
         """All that it knew is gone."""
         self._asked.clear()
         for key in self.open_keys:
-            self._follower.drop(key)
+            self._follower.drop(self._first + key)
         self._on_loss(culprit, "it died")
 
     def _ask(self, key: int, make: Callable[[], bytes]) -> None:
@@ -69,9 +82,9 @@ class LocalProcess:
 
 
 class LocalGrammars(Grammars):
-    """Its process answers in time as long as it is `prompt`, else when it is told to."""
+    """Its process answers in time as long as it is `prompt`, else when it is told to; with `rng` often, not always."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower = FOLLOWER, rng: random.Random | None = None) -> None:
         made: list[LocalProcess] = []
 
         def make(on_answer: Callable[[int, Answer], None], on_loss: Callable[[int | None, str], None]) -> LocalProcess:
@@ -81,9 +94,10 @@ class LocalGrammars(Grammars):
         super().__init__(make)
         self.process = made[0]
         self.prompt = True
+        self._rng = rng
 
     def settle(self) -> bool:
         """See Grammars."""
-        if self.prompt:
+        if self.prompt and (self._rng is None or self._rng.random() < 0.6):
             self.process.answer_all()
         return super().settle()

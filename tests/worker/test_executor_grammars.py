@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.grammar.follower import Follower
 from tercet.grammar.grammar import Grammar, Syntax
 from tests.mesh.models import HashModel
-from tests.worker.grammar_process import LocalGrammars
-from tests.worker.recall_model import VOCAB_SIZE, continuation
+from tests.worker.grammar_process import END, PIECES, LocalGrammars
+from tests.worker.recall_model import continuation
 from tests.worker.stepped_executor import SteppedExecutor, ended_of, steps_of, tokens_of
 from worker.messages import (
     Chunk,
@@ -32,12 +31,7 @@ from worker.messages import (
     Structure,
 )
 
-END = VOCAB_SIZE - 1
-# Printable ASCII, but for some letters whose places others have: pieces of JSON, half characters, a line end.
-_OTHERS = {"Q": b'{"', "X": b'":', "Z": b"\xc3", "W": b"\xa9", "V": "ü€".encode(), "K": b"\x01", "J": b", "}
-PIECES = [_OTHERS.get(chr(code), chr(code).encode()) for code in range(0x20, 0x7F)] + [b"\n", b""]
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
-FOLLOWER = Follower(lambda _: PIECES, 1 << 20)
 
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"type": "integer"}, "é": {"enum": ["x", 1, None]}}, "required": ["é"]},
@@ -62,7 +56,7 @@ def sequence(grammar: Grammar, sampling: Sampling, count: int, key: int = 1, **f
 
 
 def bench(**fields: Any) -> SteppedExecutor:
-    fields.setdefault("grammars", LocalGrammars(FOLLOWER))
+    fields.setdefault("grammars", LocalGrammars())
     return SteppedExecutor(model=HashModel(), **fields)
 
 
@@ -171,7 +165,7 @@ def masks_come(crowd: SteppedExecutor, grammars: LocalGrammars, until: int) -> l
 def test_nobody_waits_for_a_mask_and_the_text_is_the_same(captured: int | None) -> None:
     spec = sequence(Grammar(Syntax.REGEX, REGEXES[0]), Sampling(1.0, seed=3), 30)
     want = alone(spec)
-    grammars = LocalGrammars(FOLLOWER)
+    grammars = LocalGrammars()
     crowd = bench(grammars=grammars, captured=captured)
     grammars.prompt = False
     neighbour = NewSequence(4, (8, 8, 8), 40)
@@ -192,7 +186,7 @@ def test_nobody_waits_for_a_mask_and_the_text_is_the_same(captured: int | None) 
 
 
 def test_what_the_process_dies_of_fails_alone() -> None:
-    grammars = LocalGrammars(FOLLOWER)
+    grammars = LocalGrammars()
     crowd = bench(grammars=grammars)
     good = sequence(Grammar(Syntax.REGEX, REGEXES[1]), Sampling(1.0, seed=1), 30)
     want = alone(good)
@@ -260,7 +254,7 @@ def test_min_tokens_hold_until_the_grammar_can_only_end() -> None:
 
 
 def test_neighbours_of_one_with_a_grammar_notice_nothing() -> None:
-    crowd = SteppedExecutor(grammars=LocalGrammars(FOLLOWER))
+    crowd = SteppedExecutor(grammars=LocalGrammars())
     spec = sequence(Grammar(Syntax.REGEX, REGEXES[1]), Sampling(), 20)
     neighbour = NewSequence(4, (8, 8, 8), 20)
     events = crowd.run(spec, neighbour, crowd.plan(30, chunks=(Chunk(1, 99), Chunk(4, 9)), join=(1, 4)))
