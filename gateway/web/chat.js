@@ -26,8 +26,10 @@ export class Chat {
   // The answer that is being made.
   #answer = null;
 
-  constructor(onRefused) {
+  // `onRefused` gets the error of an answer for want of a key; `onInvalid` shows the settings, of which one is wrong.
+  constructor(onRefused, onInvalid) {
     this.onRefused = onRefused;
+    this.onInvalid = onInvalid;
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#ask();
@@ -65,7 +67,7 @@ export class Chat {
 
   #ask() {
     const text = this.#question.value;
-    if (!text.trim() || this.#answer || !this.#settings.reportValidity()) {
+    if (!text.trim() || this.#answer || !this.#valid()) {
       return;
     }
     this.#question.value = "";
@@ -79,7 +81,7 @@ export class Chat {
   }
 
   async #run(turn) {
-    if (this.#answer || !this.#settings.reportValidity()) {
+    if (this.#answer || !this.#valid()) {
       return;
     }
     const { body, headers, system } = readSettings(new FormData(this.#settings));
@@ -109,14 +111,22 @@ export class Chat {
     }
   }
 
+  #valid() {
+    if (!this.#settings.checkValidity()) {
+      this.onInvalid();
+    }
+    return this.#settings.reportValidity();
+  }
+
   #hold(answer) {
     this.#answer = answer;
     const stoppable = answer !== null;
     const focused = document.activeElement;
     this.#stop.hidden = !stoppable;
     this.#send.hidden = stoppable;
-    // Whoever sent with the keyboard can stop with it, and go on.
-    if (focused === this.#send || focused === this.#stop) {
+    // Whoever sent with the keyboard can stop with it, and go on: what was pressed is hidden now.
+    const pressed = focused === this.#send || focused === this.#stop;
+    if (pressed || (stoppable && focused.closest("#empty, .actions"))) {
       (stoppable ? this.#stop : this.#question).focus();
     }
   }

@@ -12,7 +12,10 @@ const RETRY_MS = 2000;
 const dialog = byId("key-dialog");
 const panel = byId("panel");
 const panelButton = byId("panel-button");
-const chat = new Chat((error) => askForKey(error.message));
+const chat = new Chat(
+  (error) => askForKey(error.message),
+  () => showPanel(true),
+);
 const mesh = new Mesh((problem) => askForKey(problem));
 let view = VIEWS[0];
 // What loads again, where the gateway did not answer.

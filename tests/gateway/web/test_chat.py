@@ -129,8 +129,12 @@ async def test_every_setting_reaches_the_request(page: Page, scheduler: WatchedS
     assert scheduler.sequences[0].stopped.is_set()
 
 
-async def test_what_is_out_of_range_is_not_sent(page: Page, scheduler: WatchedScheduler) -> None:
+@pytest.mark.parametrize("width", [800, 1280])
+async def test_what_is_out_of_range_is_not_sent(width: int, page: Page, scheduler: WatchedScheduler) -> None:
     await page.fill("#temperature", "3")
+    # Below the one the settings are out of sight.
+    await page.resize(width)
+    await page.until("return document.getElementById('panel').hidden === arguments[0]", width < 960)
     await page.ask("Say it.")
     assert await page.run("return document.querySelector('#temperature').matches(':invalid')")
     assert await page.focused() == "temperature"
@@ -161,6 +165,7 @@ class TestRefusals:
         await page.until_shown(".answer .rich", "now there is")
         assert await page.run("return document.querySelector('.problem').innerText") == ""
         assert await page.run("return document.querySelectorAll('.turn').length") == 1
+        assert await page.focused() == "question"
 
     async def test_what_the_gateway_finds_wrong_is_named(self, page: Page, scheduler: WatchedScheduler) -> None:
         await page.fill("#max_tokens", "100000")
