@@ -102,7 +102,7 @@ def test_longrope_equals_the_reference_of_a_text_of_the_served_length(length: in
     factors = {
         name: [1.0 + step * i for i in range(32)] for name, step in (("short_factor", 0.01), ("long_factor", 0.7))
     }
-    values = {
+    values: dict[str, Any] = {
         "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 4096,
         "original_max_position_embeddings": 512, "rope_scaling": {"rope_type": "longrope", **factors},
     }  # fmt: skip

@@ -30,6 +30,9 @@ if KERNELS_BUILT:
     from .. import _kernels
 
 
+# Of the kernels for GPUs, which count in 32 bits: more than any context has.
+_MOST_WINDOW = 1 << 30
+
 KvScales = tuple[float, float]  # of K and V
 UNSCALED: KvScales = (1.0, 1.0)
 
@@ -146,7 +149,7 @@ def paged_attention(
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous")
     if on_gpu:
-        key = (q.dtype, num_heads, k_cache.dtype, k_cache.shape, window or 0)
+        key = (q.dtype, num_heads, k_cache.dtype, k_cache.shape, min(window or 0, _MOST_WINDOW))
         step = batch.planned.get(key)
         if step is None:
             step = batch.planned[key] = StepAttention(batch, *key)
