@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from .fields import Fields
 _OF_VLLM = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "ebnf", "json_object": "json_object"}
 _GUIDED = {f"guided_{name}": form for name, form in _OF_VLLM.items()}
 _NEUTRAL: Mapping[str, Any] = {"disable_any_whitespace": (False,), "disable_additional_properties": (False, True)}
+_ANY_OBJECT = '{"type": "object"}'
 
 
 def read_structure(fields: Fields, ignored: list[str]) -> tuple[str, pb.StructuredOutput] | None:
@@ -38,13 +38,13 @@ def _response_format(fields: Fields, ignored: list[str]) -> tuple[str, pb.Struct
         described = given.inner("json_schema")
         if described is None:
             raise InvalidFieldError("response_format.json_schema is required", field="response_format")
-        schema = described.take("schema")
+        schema = _schema(described, "schema")
         # All schemas are kept to.
         described.flag("strict")
         described.text("name")
         ignored += described.ignored(("description",))
         described.refuse_rest()
-        form = pb.StructuredOutput(json_schema=_json(schema if schema is not None else {"type": "object"}))
+        form = pb.StructuredOutput(json_schema=_ANY_OBJECT if schema is None else schema)
     elif kind == "json_object":
         form = pb.StructuredOutput(json_object=pb.JsonObject())
     elif kind != "text":
@@ -75,9 +75,9 @@ def _forms(fields: Fields, names: Mapping[str, str]) -> list[tuple[str, pb.Struc
     found = []
     for name, form in names.items():
         if form == "json":
-            schema = fields.take(name)
+            schema = _schema(fields, name)
             if schema is not None:
-                found.append((name, pb.StructuredOutput(json_schema=_json(schema))))
+                found.append((name, pb.StructuredOutput(json_schema=schema)))
         elif form == "json_object":
             if fields.flag(name):
                 found.append((name, pb.StructuredOutput(json_object=pb.JsonObject())))
@@ -92,6 +92,9 @@ def _forms(fields: Fields, names: Mapping[str, str]) -> list[tuple[str, pb.Struc
     return found
 
 
-def _json(schema: Any) -> str:
+def _schema(fields: Fields, name: str) -> str | None:
     """A schema that is given as JSON, or as the text of it."""
-    return schema if isinstance(schema, str) else json.dumps(schema)
+    given = fields.take(name)
+    if given is None:
+        return None
+    return fields.as_text(name, given) if isinstance(given, str) else fields.as_json(name, given)

@@ -53,6 +53,10 @@ messages = objects(
     {"role": st.sampled_from(["user", "system", "developer", "assistant", "tool"]), "content": texts},
     {"name": texts, "tool_calls": st.lists(calls, max_size=2), "tool_call_id": texts},
 )
+schemas = objects(
+    {"type": st.sampled_from(["object", "string", "integer", "array"])},
+    {"enum": st.lists(values, max_size=2), "properties": st.dictionaries(texts, values, max_size=2), "pattern": texts},
+)
 settings_of_all = {
     "model": st.sampled_from(["", "bytes", "alias"]),
     "n": st.integers(1, 3),
@@ -61,6 +65,9 @@ settings_of_all = {
     "stop": st.lists(texts, max_size=2),
     "logit_bias": st.dictionaries(st.integers(0, 9).map(str), st.floats(-1, 1), max_size=2),
     "seed": st.integers(0, 9),
+    "response_format": objects({"type": st.just("json_schema"), "json_schema": objects({"schema": schemas})}),
+    "structured_outputs": objects({}, {"json": schemas, "regex": texts, "choice": st.lists(texts, max_size=2)}),
+    "guided_grammar": st.sampled_from(['root ::= "a"', "root ::= root", "("]),
 }
 bodies = {
     "/v1/completions": objects(

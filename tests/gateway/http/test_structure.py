@@ -53,6 +53,10 @@ def test_each_way_to_say_it(body: dict[str, Any], form: pb.StructuredOutput | No
         {"structured_outputs": {"regex": "a", "choice": ["a"]}},
         {"structured_outputs": {"structural_tag": "{}"}},
         {"structured_outputs": {"choice": [1]}},
+        {"structured_outputs": {"json": 5}},
+        {"guided_json": "\ud800"},
+        {"guided_json": {"title": "\ud800"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": ["\ud800"]}}},
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
     ],
 )
