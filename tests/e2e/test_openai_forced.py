@@ -1,12 +1,13 @@
-"""Tools of a real mesh over HTTP: a small model that has to call does, with arguments that its schema allows."""
+"""What a small model has to write, asked by OpenAI's own client from a real mesh: calls of tools, JSON by a schema."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from .conftest import Mesh, free_port
@@ -84,7 +85,7 @@ def calls_of(answer: Any) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_what_has_to_be_called_is(client: openai.OpenAI, choice: Any) -> None:
-    for seed in range(3):
+    for seed in range(2):
         asked = {**ASKED, "tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
         made = calls_of(client.chat.completions.create(**asked))
         assert len(made) == 1
@@ -110,3 +111,38 @@ def test_calls_that_may_be_made_or_not(client: openai.OpenAI) -> None:
         assert choice.message.content or calls
         if choice.finish_reason == "tool_calls":
             assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
+
+
+class Weather(pydantic.BaseModel):
+    """What `parse` reads."""
+
+    city: Literal["Paris", "Rome"]
+    rain: bool
+    days: Annotated[list[int], pydantic.Field(max_length=2)]
+
+
+def test_an_answer_is_of_its_class(client: openai.OpenAI) -> None:
+    asked = {**ASKED, "tools": openai.omit, "response_format": Weather}
+    for seed in range(2):
+        made = client.chat.completions.parse(**asked, seed=seed).choices[0]
+        assert isinstance(made.message.parsed, Weather)
+        assert made.finish_reason == "stop"
+        with client.chat.completions.stream(**asked, seed=seed) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == made.message.parsed
+    text = client.completions.create(
+        model="", prompt="Yes or no? ", max_tokens=9, extra_body={"guided_choice": ["yes", "no"]}
+    )
+    assert text.choices[0].text in ("yes", "no")
+
+
+def test_what_cannot_be_kept_to_is_refused(client: openai.OpenAI) -> None:
+    odd = {"type": "json_schema", "json_schema": {"name": "odd", "schema": {"not": {}}}}
+    for wrong, field in (
+        ({"response_format": odd, "tools": openai.omit}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+          "tool_choice": "required"}, "tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "gone"}}}, "tool_choice"),
+    ):  # fmt: skip
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**{**ASKED, **wrong})
+        assert caught.value.param == field
