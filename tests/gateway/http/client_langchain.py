@@ -23,10 +23,13 @@ said = calling.invoke("Is it raining?")
 (call,) = said.tool_calls
 result = {"role": "tool", "tool_call_id": call["id"], "content": weather(**call["args"])}
 answer = calling.invoke([("user", "Is it raining?"), said, result])
+schema = {"title": "Place", "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+place = chat.with_structured_output(schema).invoke("Where?")
 found = {
     "once": [once.content, once.response_metadata["finish_reason"], once.usage_metadata["output_tokens"]],
     "streamed": streamed,
     "calls": [[each["name"], each["args"]] for each in (*pieces.tool_calls, call)],
     "answer": answer.content,
+    "place": place,
 }
 sys.stdout.write(json.dumps(found))

@@ -54,7 +54,7 @@ def model(model_path: Path) -> ServedModel:
 
 
 async def test_it_asks_streams_and_calls(gateway, scheduler, model, folder, http_port):
-    answering_in_turn(scheduler, model, "hello", "hello", WEATHER, WEATHER, "No.")
+    answering_in_turn(scheduler, model, "hello", "hello", WEATHER, WEATHER, "No.", '{"city": "Rome"}')
     env = {**os.environ, "PYTHONPATH": str(folder), "BASE_URL": f"http://127.0.0.1:{http_port}/v1"}
     program = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -66,5 +66,6 @@ async def test_it_asks_streams_and_calls(gateway, scheduler, model, folder, http
         "streamed": "hello",
         "calls": 2 * [["weather", {"city": "Zürich"}]],
         "answer": "No.",
+        "place": {"city": "Rome"},
     }
-    assert "sunny in Zürich" in model.tokenizer.decode(list(scheduler.sequences[-1].submit.prompt_token_ids))
+    assert "sunny in Zürich" in model.tokenizer.decode(list(scheduler.sequences[-2].submit.prompt_token_ids))
