@@ -54,7 +54,7 @@ def make(own_mesh: Callable[..., Mesh], tmp_path: Path) -> Callable[..., Mesh]:
 
 
 async def _run_all(client: AsyncClient) -> list[str]:
-    return list(await asyncio.gather(*(Stream(client, index).run() for index in range(NUM_STREAMS))))
+    return list(await asyncio.gather(*(Stream(client, index, 60).run() for index in range(NUM_STREAMS))))
 
 
 @pytest.mark.parametrize("process", [True, False], ids=["process", "device"])
@@ -65,7 +65,7 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(
     device = Device(two.workers[0], tmp_path, process=process)
     async with AsyncClient(two.front.address) as client:
         expected = await _run_all(client)
-        streams = [Stream(client, index) for index in range(NUM_STREAMS)]
+        streams = [Stream(client, index, 60) for index in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
         await until(lambda: all(stream.tokens >= 3 for stream in streams), "all stream")
         assert two.status(0).sequences > 0
@@ -76,7 +76,7 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(
             (dropped,) = two.front.records("scheduler", "worker_dropped")
             assert dropped["address"] == two.address(0)
             assert dropped["why"].startswith("said nothing")
-            assert await Stream(client, 0).run() == expected[0]
+            assert await Stream(client, 0, 60).run() == expected[0]
             assert not two.status(0).live
         finally:
             device.go_on()
@@ -93,7 +93,7 @@ async def test_a_scheduler_that_slept_gives_up_no_worker(make: Callable[..., Mes
     two = TwoWorkers(make, TERCET_SCHEDULER_HUNG_SECONDS="2")
     async with AsyncClient(two.front.address) as client:
         expected = await _run_all(client)
-        streams = [Stream(client, index) for index in range(NUM_STREAMS)]
+        streams = [Stream(client, index, 60) for index in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream.run()) for stream in streams]
         await until(lambda: all(stream.tokens >= 3 for stream in streams), "all stream")
         os.kill(two.front.pid("scheduler"), signal.SIGSTOP)
