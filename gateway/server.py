@@ -17,6 +17,7 @@ from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.dialer import Dialer
 from tercet.ids import new_epoch, new_process_id
 from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder
+from tercet.public_bind import is_public
 from tercet.tenants.directory import Directory
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.server import edge_tls
@@ -119,7 +120,10 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         if settings.http_port:
             looking_up = LookingUp(catalogue, generations, models, health.look, time.time())
             web = Web(operations, config.classes) if settings.web else None
-            http = HttpServer(Application(guard, Generating(catalogue, generations), looking_up, web), settings, tls)
+            # Of others a key keeps out who means another host; and public addresses have any name.
+            own_host = settings.host if store is None and not is_public(settings.host) else None
+            generating = Generating(catalogue, generations)
+            http = HttpServer(Application(guard, generating, looking_up, web, own_host=own_host), settings, tls)
         port = await server.start(
             settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
         )

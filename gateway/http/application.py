@@ -24,6 +24,7 @@ from .failures import HttpError, failure_of
 from .generating import Generating
 from .json_body import read_object
 from .looking_up import LookingUp
+from .own_host import is_own_host
 from .web import Web
 
 log = structlog.get_logger()
@@ -34,7 +35,7 @@ _EXCHANGE = "tercet.exchange"
 
 class Application:
     """At most `max_calls` at a time, whose requests have `request_s` seconds to arrive. Without `web` there is no
-    console."""
+    console. With `own_host` nothing is answered that was meant for another host (see own_host.py)."""
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class Application:
         *,
         max_calls: int = MAX_CALLS,
         request_s: float = REQUEST_SECONDS,
+        own_host: str | None = None,
     ) -> None:
         self._guard = guard
+        self._own_host = own_host
         self._max_body_bytes = generating.max_body_bytes
         self._max_calls = max_calls
         self._request_s = request_s
@@ -103,11 +106,19 @@ class Application:
 
     def _endpoint(self, handler: Handler, *, body: bool = True, key: bool = True) -> _Endpoint:
         async def handle(exchange: Exchange) -> None:
+            self._check_host(exchange)
             caller = self._let_in(exchange) if key else ANYONE
             given = await self._receive(exchange) if body else {}
             await exchange.while_there(handler(exchange, caller, given))
 
         return _Endpoint(handle)
+
+    def _check_host(self, exchange: Exchange) -> None:
+        if self._own_host is None or is_own_host(exchange.headers.get("host", ""), self._own_host):
+            return
+        raise HttpError(
+            421, "misdirected_request", "a gateway that asks for no keys answers as localhost, or by its address, alone"
+        )
 
     async def _receive(self, exchange: Exchange) -> Mapping[str, Any]:
         """The body. Raises RequestError, HttpError, ClientGoneError."""

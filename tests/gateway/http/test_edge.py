@@ -25,9 +25,9 @@ from tercet.tenants.api_key import new_key
 from ..conftest import config_for, start_gateway, stop_gateway
 from ..guarded_gateway import GuardedGateway, guarded_gateway, until
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = json.dumps({"prompt": "hello", "stream": True, "max_tokens": 250, "ignore_eos": True}).encode()
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
@@ -59,8 +59,8 @@ async def answer_to(port: int, data: bytes) -> bytes:
         (HEAD + b"content-length: -1\r\n\r\n", b"400"),
         (HEAD + b"content-length: 1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n0\r\n\r\n", b"400"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
-        (b"GET /caf%FF HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"404"),
-        (b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n", b"200"),
+        (b"GET /caf%FF HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", b"404"),
+        (b"GET /health HTTP/1.1\r\nhost: [::1]\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n", b"200"),
     ],
 )
 async def test_bytes_that_are_no_request_are_answered(gateway, http_port, data, status):
@@ -105,7 +105,7 @@ async def test_a_client_that_leaves_before_its_body_has_come_leaves_nothing(gate
 async def test_requests_follow_each_other_on_a_connection(gateway, http_port):
     once = json.dumps({"prompt": "hello"}).encode()
     request = HEAD + b"content-length: %d\r\n\r\n" % len(once) + once
-    last = request.replace(b"host: x", b"host: x\r\nconnection: close")
+    last = request.replace(b"host: localhost", b"host: localhost\r\nconnection: close")
     answer = await answer_to(http_port, request + request + last)
     assert answer.count(b"HTTP/1.1 200 ") == 3
     assert answer.count(b'"text":"hello"') == 3
@@ -330,7 +330,7 @@ async def test_two_gateways_share_the_port(scheduler, model_path, http_port):
     await one.until_ready()
     await two.until_ready()
     for gateway in (one, two):
-        assert (await answer_to(http_port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[
+        assert (await answer_to(http_port, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))[
             9:12
         ] == b"200"
         await stop_gateway(gateway)
