@@ -69,7 +69,8 @@ class SamplingChoice:
 
 @dataclass(frozen=True, slots=True)
 class StopChoice:
-    """When to stop. `token_ids` are the request's own, without the model's end tokens."""
+    """When to stop. `token_ids` are the request's own, without the model's end tokens; `include_string`: a string that
+    matched is the end of the text."""
 
     max_tokens: int | None
     strings: tuple[str, ...]
