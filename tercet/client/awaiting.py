@@ -95,7 +95,8 @@ class AsyncGeneration:
         self.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        """Accepted, any number of Delta, Finished. Raises errors.RequestError, but not behind Finished."""
+        """Accepted, PromptLogprobs if asked for, any number of Delta, Finished. Raises errors.RequestError, but not
+        behind Finished."""
         try:
             while (event := await self._next()) is not None:
                 yield event

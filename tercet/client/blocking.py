@@ -84,7 +84,8 @@ class Generation:
         self.cancel()
 
     def __iter__(self) -> Iterator[Event]:
-        """Accepted, any number of Delta, Finished. Raises errors.RequestError, but not behind Finished."""
+        """Accepted, PromptLogprobs if asked for, any number of Delta, Finished. Raises errors.RequestError, but not
+        behind Finished."""
         try:
             while (event := self._next()) is not None:
                 yield event
