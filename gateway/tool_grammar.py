@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.errors import InvalidFieldError
-from tercet.grammar.grammar import Grammar
+from tercet.grammar.grammar import MAX_BLANKS, Grammar
 
 from .chat import Tool
 from .json_schema import enforceable
 from .structure import structural_tag
 from .tool_format import ToolFormat
-
-# Between the tokens of arguments.
-_MAX_BLANKS = 16
 
 
 def calls_grammar(form: ToolFormat, tools: Sequence[Tool], *, single: bool) -> Grammar:
@@ -48,7 +45,7 @@ def _call(form: ToolFormat, tool: Tool) -> dict[str, Any]:
         raise InvalidFieldError(f"the parameters of {tool.name} must be those of an object", field="chat.tools")
     return _sequence(
         _text(f'{{"name": "{tool.name}", "{form.arguments}": '),
-        {"type": "json_schema", "json_schema": {**schema, "type": "object"}, "max_whitespace_cnt": _MAX_BLANKS},
+        {"type": "json_schema", "json_schema": {**schema, "type": "object"}, "max_whitespace_cnt": MAX_BLANKS},
         _text("}"),
     )
 

@@ -312,7 +312,8 @@ class RevisionMismatchError(RequestError):
 
 
 class SwitchedOffError(RequestError):
-    """The service was started without what is asked for; metadata `setting` is the key that turns it on."""
+    """The service was started without what is asked for; metadata `setting` is the key that turns it on, or `package`
+    what has to be installed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "SWITCHED_OFF"

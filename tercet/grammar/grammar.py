@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+# Blanks between the tokens of JSON. Without a bound, models may write nothing else.
+MAX_BLANKS = 16
+
 
 class Syntax(enum.Enum):
     """How a grammar is written."""

@@ -17,14 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SwitchedOffError
-from .grammar import Grammar, Syntax
+from .grammar import MAX_BLANKS, Grammar, Syntax
 
 _PACKAGE, _BINDINGS = "xgrammar", "libxgrammar_bindings.so"
 _KEYS = "xgrammar.tvm_ffi_binding"
 # Of its kinds of vocabulary: tokens are the bytes that they add.
 _RAW = 0
-# Space between the tokens of JSON. Without a bound, models may write nothing else.
-_MAX_BLANKS = 16
 _NO_CACHE, _NO_LIMIT = False, -1
 _PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?")
 
@@ -33,8 +31,9 @@ def check_installed() -> None:
     """Raises SwitchedOffError if the library is not there. Loads nothing."""
     if _file() is None or importlib.util.find_spec("tvm_ffi") is None:
         raise SwitchedOffError(
-            "structured output needs the package xgrammar, which is not installed here; `make setup` installs it",
-            metadata={"setting": "pip install --no-deps xgrammar apache-tvm-ffi"},
+            "structured output needs xgrammar, which is not installed here; `make setup` installs it, as does "
+            "`pip install --no-deps xgrammar apache-tvm-ffi`",
+            metadata={"package": "xgrammar"},
         )
 
 
@@ -90,7 +89,7 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary, num_threads: int) 
     try:
         match grammar.syntax:
             case Syntax.JSON_SCHEMA:
-                handle = compiler.compile_json_schema(grammar.text, True, None, None, True, _MAX_BLANKS, False)
+                handle = compiler.compile_json_schema(grammar.text, True, None, None, True, MAX_BLANKS, False)
             case Syntax.REGEX:
                 handle = compiler.compile_regex(grammar.text)
             case Syntax.EBNF:
