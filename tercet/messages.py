@@ -83,7 +83,7 @@ class Options:
     prompt_logprobs: int | None = None
     # Within a class lower is served earlier and preempted later.
     priority: int | None = None
-    # Empty: the gateway's default.
+    # Empty: the tenant's default.
     traffic_class: str = ""
     # Requests share cached prompts only with those of the same salt.
     cache_salt: str = ""

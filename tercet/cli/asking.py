@@ -75,7 +75,7 @@ timeout_option = click.option("--timeout", type=SOME_SECONDS, metavar="SECONDS",
 
 
 def sampling_options(command: Command) -> Command:
-    """Adds the flags of client.Options, but for `model` and `n`; the command passes its keywords to `options_of`."""
+    """Adds flags for most of client.Options; the command passes its keywords to `options_of`."""
     flags = [
         click.option(
             "--temperature", type=FiniteNumber(), metavar="X", help="0 is greedy. Default: the model's own, else 1."
@@ -109,7 +109,7 @@ def sampling_options(command: Command) -> Command:
             "traffic_class",
             default="",
             metavar="NAME",
-            help="Traffic class: interactive, rag or batch. Default: interactive.",
+            help="Traffic class: interactive, rag, batch or what else the mesh has. Default: your tenant's.",
         ),
         click.option(
             "--priority",
