@@ -40,9 +40,9 @@ NAMES = [
     "model", "prompt", "messages", "temperature", "top_p", "top_k", "min_p", "seed", "n", "best_of", "logit_bias",
     "repetition_penalty", "frequency_penalty", "presence_penalty", "allowed_token_ids", "logprobs", "top_logprobs",
     "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options", "echo",
-    "suffix", "tools", "tool_choice", "parallel_tool_calls", "documents", "chat_template_kwargs", "response_format",
-    "user", "metadata", "priority", "cache_salt", "tokens",
-    "add_generation_prompt", "continue_final_message", "include_stop_str_in_output", "frobnicate",
+    "suffix", "tools", "tool_choice", "parallel_tool_calls", "documents", "chat_template_kwargs", "user",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "metadata", "priority", "cache_salt",
+    "tokens", "add_generation_prompt", "continue_final_message", "include_stop_str_in_output", "frobnicate",
 ]  # fmt: skip
 MESSAGES = st.lists(
     st.fixed_dictionaries(
