@@ -49,6 +49,7 @@ WALKED = {
     "DEADLINE_PASSED": 4,
     "end stop": 10,
     "penalties": 10,
+    "structure": 10,
     "logprobs of a prompt": 20,
     "end length": 10,
 }
