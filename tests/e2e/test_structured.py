@@ -7,12 +7,14 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tercet import errors
 from tercet.client import AsyncClient as Client
+from tercet.messages import ChatMessage, Tool
 from tests.e2e.conftest import Mesh, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -22,6 +24,10 @@ PERSON = {
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
     "required": ["name", "age"],
 }
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 10}}, "required": ["city"]}
+DIGITS = {"type": "integer", "minimum": 0, "maximum": 99}
+SUM = {"type": "object", "properties": {"a": DIGITS, "b": DIGITS}, "required": ["a", "b"]}
 
 
 async def test_every_form(client: Client) -> None:
@@ -88,3 +94,35 @@ def children_of(pid: int) -> list[int]:
             if command.exists() and b"tercet.grammar.child" in command.read_bytes():
                 found.append(int(child))
     return found
+
+
+async def test_tools_that_have_to_be_called(own_mesh: Callable[..., Mesh], tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for tool in tools %}{{ tool | tojson }}<tool_call>{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    )
+    mesh = own_mesh(TERCET_MODEL_CHAT_TEMPLATE=str(template), TERCET_MODEL_TOOL_PARSER="hermes")
+    mesh.start()
+    tools = (Tool("get_weather", "How it is", json.dumps(CITY)), Tool("add", "", json.dumps(SUM)))
+    options = {"tools": tools, "max_tokens": 150, "temperature": 1.0}
+    async with Client(mesh.address) as client:
+        asked = [ChatMessage("user", "What is the weather in Paris?")]
+        answer = await client.generate(
+            asked, tool_choice="required", parallel_tool_calls=False, seed=1, **options
+        ).answer()
+        (call,) = answer.tool_calls
+        assert answer.text == ""
+        assert call.name in ("get_weather", "add")
+        assert json.loads(call.arguments).keys() == (CITY if call.name == "get_weather" else SUM)["properties"].keys()
+        assert answer.outputs[0].finish_reason == "tool_calls"
+        for seed in range(3):
+            answer = await client.generate(asked, forced_tool="add", seed=seed, **options).answer()
+            (call,) = answer.tool_calls
+            assert call.name == "add"
+            found = json.loads(call.arguments)
+            assert all(isinstance(found[name], int) and 0 <= found[name] < 100 for name in ("a", "b"))
+        with pytest.raises(errors.InvalidFieldError) as caught:
+            await client.generate(asked, forced_tool="sing", **options).answer()
+        assert caught.value.metadata["field"] == "chat.forced_tool"
