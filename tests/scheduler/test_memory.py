@@ -21,6 +21,9 @@ from scheduler.simulator.mesh import VirtualMesh
 from scheduler.simulator.small import submission, worker_info
 from scheduler.simulator.text import VOCAB
 
+# Half a minute of a processor.
+pytestmark = pytest.mark.timeout(280)
+
 PACKAGE = Path(scheduler.__file__).parent
 REQUESTS = 300
 ROUNDS = 400
