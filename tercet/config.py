@@ -46,6 +46,7 @@ _NOT_SETTINGS = frozenset(
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["none", "fp8"]
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 AdmissionMode = Literal["off", "shadow", "enforce"]
 
 
@@ -56,9 +57,6 @@ class ConfigErrors(ConfigError):
         super().__init__(problems[0].key, "")
         self.args = ("\n".join(map(str, problems)),)
         self.problems = tuple(problems)
-
-
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 
 
 @dataclass(frozen=True, slots=True)
