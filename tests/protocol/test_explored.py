@@ -24,18 +24,19 @@ from .stories import GATEWAY_STORIES, STORIES
 from .worker_world import Story, WorkerWorld
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+LIMIT_S = 3600 if LONG else 240
 MAX_STATES = 100_000 if LONG else 200
 
 
 @pytest.mark.parametrize("name", STORIES)
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(LIMIT_S)
 def test_every_order(name: str) -> None:
     explored = explore(WorkerWorld(STORIES[name]), MAX_STATES)
     assert explored.interleavings is None or explored.interleavings > explored.states
 
 
 @pytest.mark.parametrize("name", GATEWAY_STORIES)
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(LIMIT_S)
 def test_every_order_at_the_gateway(name: str) -> None:
     explored = explore(GatewayWorld(GATEWAY_STORIES[name]), MAX_STATES)
     assert explored.interleavings is None or explored.interleavings > explored.states
@@ -43,14 +44,14 @@ def test_every_order_at_the_gateway(name: str) -> None:
 
 @settings(max_examples=20_000 if LONG else 150)
 @given(name=st.sampled_from(sorted(GATEWAY_STORIES)), rng=st.randoms(use_true_random=False))
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(LIMIT_S)
 def test_orders_at_the_gateway_to_their_ends(name: str, rng: random.Random) -> None:
     walk(GatewayWorld(GATEWAY_STORIES[name]), rng.choice)
 
 
 @settings(max_examples=20_000 if LONG else 150)
 @given(name=st.sampled_from(sorted(STORIES)), rng=st.randoms(use_true_random=False))
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(LIMIT_S)
 def test_orders_to_their_ends_where_there_are_too_many(name: str, rng: random.Random) -> None:
     walk(WorkerWorld(STORIES[name]), rng.choice)
 

@@ -23,7 +23,9 @@ from .explorer import Move, walk
 from .real_process import MODEL, RealWorkerWorld
 from .worker_world import Story
 
-NUM_WALKS = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 100
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+NUM_WALKS = 10_000 if LONG else 100
+LIMIT_S = 3600 if LONG else 240
 VOCAB_SIZE = model_of(MODEL).config.vocab_size
 
 
@@ -75,7 +77,7 @@ def stories(draw: st.DrawFn) -> Story:
 
 @settings(max_examples=NUM_WALKS, deadline=None, suppress_health_check=list(HealthCheck))
 @given(story=stories(), rng=st.randoms(use_true_random=False))
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(LIMIT_S)
 def test_all_is_well_at_the_end_and_on_the_way(story: Story, rng: random.Random) -> None:
     note(str(story))
     walk(RealWorkerWorld(story), rng.choice)
