@@ -22,7 +22,7 @@ _KEPT = 1024
 
 class GrammarCheck:
     """Tries one at a time, and tenants take turns: who sends what takes long waits for it himself. What was said of the
-    last grammars is kept."""
+    last grammars is kept, but for what was too dear: that may be otherwise another time."""
 
     def __init__(self) -> None:
         self._process = GrammarProcess(
@@ -30,21 +30,13 @@ class GrammarCheck:
         )
         self._turns = Turns(1)
         self._keys = itertools.count(1)
-        self._asked: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[str | None]]] = {}
+        self._asked: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Answer]]] = {}
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
 
     async def check(self, grammar: Grammar, tenant: str, field: str) -> None:
         """Raises InvalidFieldError on `field` with what is wrong with a grammar, SwitchedOffError where the library is
         not installed."""
-        if grammar not in self._known:
-            check_installed()
-            async with self._turns.place(tenant):
-                if grammar not in self._known:
-                    self._known[grammar] = await self._try(grammar)
-        self._known.move_to_end(grammar)
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
-        problem = self._known[grammar]
+        problem = await self._problem(grammar, tenant)
         if problem is not None:
             raise InvalidFieldError(f"{field} cannot be followed: {problem}", field=field)
 
@@ -52,9 +44,23 @@ class GrammarCheck:
         """Ends the process."""
         self._process.close()
 
-    async def _try(self, grammar: Grammar) -> str | None:
+    async def _problem(self, grammar: Grammar, tenant: str) -> str | None:
+        if grammar not in self._known:
+            check_installed()
+            async with self._turns.place(tenant):
+                if grammar not in self._known:
+                    answer = await self._try(grammar)
+                    if answer.too_dear:
+                        return answer.problem
+                    self._known[grammar] = answer.problem
+        self._known.move_to_end(grammar)
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return self._known[grammar]
+
+    async def _try(self, grammar: Grammar) -> Answer:
         loop, key = asyncio.get_running_loop(), next(self._keys)
-        answer: asyncio.Future[str | None] = loop.create_future()
+        answer: asyncio.Future[Answer] = loop.create_future()
         self._asked[key] = loop, answer
         try:
             # To begin a process takes some milliseconds.
@@ -64,29 +70,29 @@ class GrammarCheck:
             self._asked.pop(key, None)
 
     def _answered(self, key: int, answer: Answer) -> None:
-        self._settle(key, answer.problem)
+        self._settle(key, answer)
 
     def _lost(self, culprit: int | None, problem: str) -> None:
         for key in [*self._asked]:
             if key == culprit:
-                self._settle(key, problem)
+                self._settle(key, Answer(problem, b"", too_dear=True))
             elif (asked := self._asked.get(key)) is not None:
                 loop, answer = asked
                 error = EngineFaultError("the process that tries grammars was lost")
                 loop.call_soon_threadsafe(_fail, answer, error)
 
-    def _settle(self, key: int, problem: str | None) -> None:
+    def _settle(self, key: int, answer: Answer) -> None:
         asked = self._asked.get(key)
         if asked is not None:
-            loop, answer = asked
-            loop.call_soon_threadsafe(_resolve, answer, problem)
+            loop, wanted = asked
+            loop.call_soon_threadsafe(_resolve, wanted, answer)
 
 
-def _resolve(answer: asyncio.Future[str | None], problem: str | None) -> None:
-    if not answer.done():
-        answer.set_result(problem)
+def _resolve(wanted: asyncio.Future[Answer], answer: Answer) -> None:
+    if not wanted.done():
+        wanted.set_result(answer)
 
 
-def _fail(answer: asyncio.Future[str | None], error: Exception) -> None:
+def _fail(answer: asyncio.Future[Answer], error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)

@@ -76,7 +76,7 @@ class _Child:
 
     def _answer(self, lane: _Lane, asked: dict[str, Any]) -> None:
         lane.since, lane.key = time.monotonic(), asked["key"]
-        mask, problem = b"", None
+        mask, problem, too_dear = b"", None, False
         try:
             if asked["do"] == "step":
                 mask = self._follower.step(asked["key"], asked["token_id"])
@@ -85,15 +85,15 @@ class _Child:
             else:
                 self._follower.probe(_grammar(asked))
         except MemoryError:
-            problem = "it takes too much memory"
+            problem, too_dear = "it takes too much memory", True
         except ValueError as error:
             problem = str(error)
         lane.key = None
-        self._tell(asked["key"], problem, mask)
+        self._tell(asked["key"], problem, mask, too_dear=too_dear)
 
-    def _tell(self, key: int, problem: str | None, mask: bytes = b"") -> None:
+    def _tell(self, key: int, problem: str | None, mask: bytes = b"", *, too_dear: bool) -> None:
         with self._writing:
-            write_frame(sys.stdout.buffer, {"key": key, "problem": problem}, mask)
+            write_frame(sys.stdout.buffer, {"key": key, "problem": problem, "too_dear": too_dear}, mask)
 
     def _watch(self) -> None:
         longest = max(self._stepping.seconds, self._compiling.seconds)
@@ -103,7 +103,7 @@ class _Child:
             time.sleep(_LOOK_SECONDS)
             for lane in (self._stepping, self._compiling):
                 if lane.is_late() and (key := lane.key) is not None:
-                    self._tell(key, f"it takes more than {lane.seconds:g} s")
+                    self._tell(key, f"it takes more than {lane.seconds:g} s", too_dear=True)
                     os._exit(0)
 
 

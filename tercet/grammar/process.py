@@ -34,10 +34,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`mask` is as `Follower.step` gives it, empty if there is a `problem`."""
+    """`mask` is as `Follower.step` gives it, empty if there is a `problem`; `too_dear`: that is a limit, of which there
+    may be more another time."""
 
     problem: str | None
     mask: bytes
+    too_dear: bool = False
 
 
 class GrammarProcess:
@@ -157,7 +159,7 @@ class GrammarProcess:
                 if known:
                     del self._waiting[head["key"]]
             if known:
-                self._on_answer(head["key"], Answer(head["problem"], mask))
+                self._on_answer(head["key"], Answer(head["problem"], mask, head["too_dear"]))
         code = process.wait()
         process.stdout.close()
         with self._lock:
