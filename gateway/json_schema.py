@@ -104,7 +104,7 @@ def _check_type(schema: dict[str, Any], said: set[str], path: str) -> None:
     if len(names) > 1:
         raise ValueError(f"{_at(path)} has {names[1]} and {names[0]}, which cannot be kept to together")
     if isinstance(properties, dict):
-        for required in schema.get("required", ()):
+        for required in _required(schema, path):
             if required not in properties:
                 raise ValueError(f"{_at(path)}/required has {required!r}, which is not among its properties")
     closed = not (schema.get("additionalProperties") or schema.get("patternProperties") or schema.get("propertyNames"))
@@ -120,10 +120,17 @@ def _types(schema: dict[str, Any], path: str) -> list[str]:
     if given is None:
         return ["object"] if schema.keys() & {"properties", "required"} else [*_OF_TYPE][-2:]
     kinds = given if isinstance(given, list) else [given]
-    for kind in kinds:
-        if kind not in _OF_TYPE:
+    for kind in kinds or [kinds]:
+        if not isinstance(kind, str) or kind not in _OF_TYPE:
             raise ValueError(f"{_at(path)}/type is {str(kind)[:32]!r}; it must be one of {', '.join(_OF_TYPE)}")
     return kinds
+
+
+def _required(schema: dict[str, Any], path: str) -> list[str]:
+    names = schema.get("required", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{_at(path)}/required must be a list of names")
+    return names
 
 
 def _pattern(schema: dict[str, Any], path: str) -> str:

@@ -46,7 +46,7 @@ def read_schema(text: str, field: str) -> Any:
         return enforceable(schema)
     except RecursionError:
         raise InvalidFieldError(f"{field} is nested too deeply", field=field) from None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise InvalidFieldError(f"{field}: {error}", field=field) from None
 
 

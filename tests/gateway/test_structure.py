@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -214,8 +215,31 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "object", "additionalProperties": True, "minProperties": 1}, "minProperties"),
     ({"$ref": "http://example.com/schema"}, "$ref"),
     ({"type": "text"}, "type"),
+    ({"type": []}, "type"),
+    ({"type": {}}, "type"),
+    ({"required": 5}, "required"),
     ([1], "object"),
 ]
+
+
+values = st.recursive(
+    st.sampled_from([None, True, 5, 1.5, "a", "#", "[a", "object", "string"]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(["a", "type", "required"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+KEYWORDS = (
+    "type", "required", "enum", "const", "anyOf", "$ref", "properties", "additionalProperties", "patternProperties",
+    "propertyNames", "minProperties", "items", "prefixItems", "pattern", "format", "minLength", "minimum", "$defs",
+)  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), values, max_size=4))
+def test_any_json_is_a_schema_or_refused(schema: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidFieldError):
+        read_structure(schema_of(schema))
 
 
 @pytest.mark.parametrize(("schema", "named"), REFUSED)

@@ -72,7 +72,13 @@ def test_there_may_be_several_and_any_of_the_tools(form: ToolFormat) -> None:
     assert called(form, one, TOOLS[1:2], single=True) == [("a.b/c:d-e", {})]
 
 
-@pytest.mark.parametrize("parameters", [{"type": "string"}, {"anyOf": [{"type": "object"}]}, {"multipleOf": 3}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "string"}, {"anyOf": [{"type": "object"}]}, {"multipleOf": 3}, {"type": {}}, {"required": 5},
+        {"properties": {"x": {"type": [["string"]]}}},
+    ],
+)  # fmt: skip
 def test_parameters_that_cannot_be_kept_to_name_their_tool(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidFieldError, match="odd") as caught:
         calls_grammar(HERMES, [*TOOLS, Tool("odd", "", parameters)], single=True)
