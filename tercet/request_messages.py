@@ -115,9 +115,13 @@ def _input(kind: str, value: Any, options: Options) -> dict[str, Any]:
 
 
 def to_chat(messages: Sequence[Any], options: Options = _NO_OPTIONS) -> pb.Chat:
-    """The proto of a conversation. Raises TypeError unless all are ChatMessages."""
+    """The proto of a conversation. Raises TypeError unless all are ChatMessages, errors.InvalidFieldError for a tool
+    choice that there is not."""
     if not isinstance(messages, Iterable) or not all(isinstance(message, ChatMessage) for message in messages):
         raise TypeError("prompt must be a str or a list of ChatMessage")
+    if options.tool_choice not in _TOOL_CHOICES:
+        problem = f"tool_choice is {options.tool_choice!r}; it must be one of {', '.join(_TOOL_CHOICES)}"
+        raise InvalidFieldError(problem, field="chat.tool_choice")
     return pb.Chat(
         messages=[
             pb.ChatMessage(

@@ -134,3 +134,10 @@ def test_every_option_has_a_typed_name():
         for name, given in OptionNames.__annotations__.items()
     }
     assert {name: kind.replace("]", "") for name, kind in fields.items()} == names
+
+
+def test_a_tool_choice_that_there_is_not_is_named():
+    choice: Any = "always"
+    with pytest.raises(InvalidFieldError, match="'always'") as caught:
+        to_request([ChatMessage("user", "hi")], Options(tool_choice=choice))
+    assert caught.value.metadata["field"] == "chat.tool_choice"
