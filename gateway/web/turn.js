@@ -126,8 +126,9 @@ export class Turn {
   }
 
   async #copyText() {
-    announce((await copied(this.answer.text)) ? "Copied." : "The browser does not allow to copy.");
-    setText(this.#copy, "Copied");
+    const done = await copied(this.answer.text);
+    announce(done ? "Copied." : "The browser does not allow to copy.");
+    setText(this.#copy, done ? "Copied" : "Not copied");
     setTimeout(() => setText(this.#copy, "Copy"), 1500);
   }
 }
