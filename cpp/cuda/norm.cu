@@ -2,9 +2,8 @@
 //
 // A row belongs to one group of threads: a warp for short rows (heads, D <= 512), up to 1024 threads for long ones
 // (hidden states). How many depends on D alone, and sums are taken in a fixed order, so that a row's result does not
-// depend on the rows beside it. 16 bytes a thread. Of usual rows (kOnce) a thread has one such part and keeps it, in so
-// few registers that three rows are on their way in a multiprocessor; of longer ones the second pass finds the rest in
-// L1.
+// depend on the rows beside it. 16 bytes a thread: of usual rows a thread keeps its part, of longer ones the second
+// pass finds the rest in L1.
 #include "dependent_launch.cuh"
 #include "kernel.cuh"
 #include "norm.h"
@@ -14,21 +13,20 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kShortRow = 512;
-constexpr int kNoMore = 1 << 30;  // a step beyond any row
 constexpr int kWarpsOfShortRows = 4;
 
 struct Arguments : RmsNorm {
   int num_threads;  // of a row: a warp, or the whole block
 };
 
-template <typename T, typename V, bool kOnce>
+template <typename T, typename V>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments args) {
   constexpr int kSize = sizeof(V) / sizeof(T);
   const int rows_of_block = blockDim.x / args.num_threads, thread = threadIdx.x % args.num_threads;
   const unsigned row = blockIdx.x * rows_of_block + threadIdx.x / args.num_threads;
   if (row >= args.num_outer * args.num_inner) return;  // whole warps: groups of more than one are alone in their block
   const std::int64_t outer = row / static_cast<unsigned>(args.num_inner), inner = row - outer * args.num_inner;
-  const int num_vectors = args.dim / kSize, stride = kOnce ? kNoMore : args.num_threads;
+  const int num_vectors = args.dim / kSize;
   const auto* x = reinterpret_cast<const V*>(static_cast<const T*>(args.x) + outer * args.x_outer_stride +
                                              inner * args.x_inner_stride);
   V* sums = nullptr;
@@ -44,7 +42,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
 
   wait_for_kernel_before();
   float sum = 0.0f;
-  for (int i = thread; i < num_vectors; i += stride) {
+  for (int i = thread; i < num_vectors; i += args.num_threads) {
     V here = x[i];
     T* values = reinterpret_cast<T*>(&here);
     if (sums != nullptr) {
@@ -70,7 +68,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
 
   const V* from = sums != nullptr ? sums : x;
   V* out = reinterpret_cast<V*>(static_cast<T*>(args.out) + static_cast<std::int64_t>(row) * args.dim);
-  for (int i = thread; i < num_vectors; i += stride) {
+  for (int i = thread; i < num_vectors; i += args.num_threads) {
     V here = i == thread ? first : from[i];
     const V factors = i == thread ? first_factors : weight[i];
     T* values = reinterpret_cast<T*>(&here);
@@ -92,9 +90,8 @@ void launch(const RmsNorm& args, Stream stream) {
     rows_of_block = 1;
   }
   const auto num_blocks = static_cast<unsigned>((num_rows + rows_of_block - 1) / rows_of_block);
-  auto* kernel = num_vectors <= num_threads ? rms_norm_kernel<T, V, true> : rms_norm_kernel<T, V, false>;
-  launch_behind(kernel, dim3(num_blocks), num_threads * rows_of_block, 0, stream, Arguments{args, num_threads},
-                "rms_norm");
+  launch_behind(rms_norm_kernel<T, V>, dim3(num_blocks), num_threads * rows_of_block, 0, stream,
+                Arguments{args, num_threads}, "rms_norm");
 }
 
 }  // namespace
