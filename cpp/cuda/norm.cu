@@ -2,8 +2,8 @@
 //
 // A row belongs to one group of threads: a warp for short rows (heads, D <= 512), up to 1024 threads for long ones
 // (hidden states). How many depends on D alone, and sums are taken in a fixed order, so that a row's result does not
-// depend on the rows beside it. 16 bytes a thread: of usual rows a thread keeps its part, of longer ones the second
-// pass finds the rest in L1.
+// depend on the rows beside it. 16 bytes a thread. Of usual rows (kOnce) a thread has one such part at most and keeps
+// it; of longer ones the second pass finds the rest in L1.
 #include "dependent_launch.cuh"
 #include "kernel.cuh"
 #include "norm.h"
@@ -19,7 +19,17 @@ struct Arguments : RmsNorm {
   int num_threads;  // of a row: a warp, or the whole block
 };
 
-template <typename T, typename V>
+// f(i) for each of the thread's vectors.
+template <bool kOnce, typename F>
+__device__ void for_vectors(int thread, int num_threads, int num_vectors, F f) {
+  if constexpr (kOnce) {
+    if (thread < num_vectors) f(thread);
+  } else {
+    for (int i = thread; i < num_vectors; i += num_threads) f(i);
+  }
+}
+
+template <typename T, typename V, bool kOnce>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments args) {
   constexpr int kSize = sizeof(V) / sizeof(T);
   const int rows_of_block = blockDim.x / args.num_threads, thread = threadIdx.x % args.num_threads;
@@ -42,7 +52,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
 
   wait_for_kernel_before();
   float sum = 0.0f;
-  for (int i = thread; i < num_vectors; i += args.num_threads) {
+  for_vectors<kOnce>(thread, args.num_threads, num_vectors, [&](int i) {
     V here = x[i];
     T* values = reinterpret_cast<T*>(&here);
     if (sums != nullptr) {
@@ -54,8 +64,8 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
     }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) sum += widen(values[j]) * widen(values[j]);
-    if (i == thread) first = here;
-  }
+    if (kOnce || i == thread) first = here;
+  });
   sum = warp_sum(sum);
   if (args.num_threads > kWarp) {
     __shared__ float of_warps[kMaxThreads / kWarp];
@@ -68,15 +78,15 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Arguments a
 
   const V* from = sums != nullptr ? sums : x;
   V* out = reinterpret_cast<V*>(static_cast<T*>(args.out) + static_cast<std::int64_t>(row) * args.dim);
-  for (int i = thread; i < num_vectors; i += args.num_threads) {
-    V here = i == thread ? first : from[i];
-    const V factors = i == thread ? first_factors : weight[i];
+  for_vectors<kOnce>(thread, args.num_threads, num_vectors, [&](int i) {
+    V here = kOnce || i == thread ? first : from[i];
+    const V factors = kOnce || i == thread ? first_factors : weight[i];
     T* values = reinterpret_cast<T*>(&here);
     const T* weights = reinterpret_cast<const T*>(&factors);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) values[j] = narrow<T>(widen(values[j]) * scale * widen(weights[j]));
     out[i] = here;
-  }
+  });
 }
 
 template <typename T, typename V>
@@ -90,8 +100,9 @@ void launch(const RmsNorm& args, Stream stream) {
     rows_of_block = 1;
   }
   const auto num_blocks = static_cast<unsigned>((num_rows + rows_of_block - 1) / rows_of_block);
-  launch_behind(rms_norm_kernel<T, V>, dim3(num_blocks), num_threads * rows_of_block, 0, stream,
-                Arguments{args, num_threads}, "rms_norm");
+  auto* kernel = num_vectors <= num_threads ? rms_norm_kernel<T, V, true> : rms_norm_kernel<T, V, false>;
+  launch_behind(kernel, dim3(num_blocks), num_threads * rows_of_block, 0, stream, Arguments{args, num_threads},
+                "rms_norm");
 }
 
 }  // namespace
