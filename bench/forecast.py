@@ -32,7 +32,7 @@ from scheduler.simulator.cost import StepCost
 from scheduler.simulator.workload import Arrivals, Flow, Lengths, Workload
 from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
-from tercet.collector import settle
+from tercet.garbage import settle
 
 H200 = StepCost(4e-3, 25e-6, 40e-9)
 CPU = StepCost(20e-3, 400e-6, 2e-6)

@@ -27,7 +27,7 @@ from scheduler.actions import Accepted, Action, ToGateway, TokenBatch
 from scheduler.policy import Policy
 from scheduler.simulator.capacity import MODEL, CapacityMesh
 from scheduler.simulator.workload import Arrival, Flow, Requests
-from tercet.collector import settle
+from tercet.garbage import settle
 
 # Keys of those who come in a drawn future begin here.
 LATER = 1 << 24

@@ -36,8 +36,8 @@ from bench.overload_mesh import OverloadMesh
 from bench.workload import PRESETS
 from scheduler.simulator.workload import Flow, Lengths
 from tercet.cli.demo import private
-from tercet.collector import settle
 from tercet.config import MeshConfig, load_config
+from tercet.garbage import settle
 
 Figures = dict[str, Any]
 

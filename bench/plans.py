@@ -29,7 +29,7 @@ import uvloop
 from bench.plan_mesh import Simulated
 from bench.plan_parts import first_tokens, prefix_caching, revocations, throughput, token_gaps
 from bench.scheduler_cost import SEQUENCES, carried, memory, refusals, round_cost, token_cost
-from tercet.collector import settle
+from tercet.garbage import settle
 
 Figures = dict[str, Any]
 SHORT, LONG = Simulated(2.0, token_us=10.0), Simulated(10.0, token_us=10.0)

@@ -11,9 +11,9 @@ import click
 import structlog
 
 from tercet.cli.settings import SettingsCommand, with_config
-from tercet.collector import SELDOM, USUAL, settle
 from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig
 from tercet.errors import ConfigError
+from tercet.garbage import SELDOM, USUAL, settle
 from tercet.mesh_processes import die_with_parent
 from tercet.open_files import allow_many
 from tercet.public_bind import check_public_bind, is_public, open_doors

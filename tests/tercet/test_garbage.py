@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tercet.collector import SELDOM, USUAL, settle
+from tercet.garbage import SELDOM, USUAL, settle
 
 # More than one full collection of the usual pace.
 MANY = 200_000
