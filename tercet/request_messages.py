@@ -108,13 +108,18 @@ _TOOL_CHOICES = {
 def _input(kind: str, value: Any, options: Options) -> dict[str, Any]:
     if kind == "chat":
         return {"chat": to_chat(value, options)}
-    for name in _CHAT_OPTIONS:
-        if getattr(options, name) != getattr(_NO_OPTIONS, name):
-            raise InvalidFieldError(f"{name} is an option of chats; this prompt is none", field=f"chat.{name}")
+    check_no_chat(options)
     return {kind: pb.TokenIds(ids=value) if kind == "token_ids" else value}
 
 
-def to_chat(messages: Sequence[Any], options: Options = _NO_OPTIONS) -> pb.Chat:
+def check_no_chat(options: Options) -> None:
+    """Raises errors.InvalidFieldError for options that only chats have."""
+    for name in _CHAT_OPTIONS:
+        if getattr(options, name) != getattr(_NO_OPTIONS, name):
+            raise InvalidFieldError(f"{name} is an option of chats; this prompt is none", field=f"chat.{name}")
+
+
+def to_chat(messages: Sequence[Any], options: Options) -> pb.Chat:
     """The proto of a conversation. Raises TypeError unless all are ChatMessages, errors.InvalidFieldError for a tool
     choice that there is not."""
     if not isinstance(messages, Iterable) or not all(isinstance(message, ChatMessage) for message in messages):

@@ -14,7 +14,7 @@ from tercet import errors
 from tercet.ledger.row import Cancelled
 from tercet.mesh_info import FleetInfo, ModelInfo, from_cancellation, from_fleet, from_model
 from tercet.messages import Answer, ChatMessage, Event, Options, Prompt, from_event, from_result
-from tercet.request_messages import to_chat, to_request
+from tercet.request_messages import check_no_chat, to_chat, to_request
 from tercet.traffic import TrafficInfo, from_traffic
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
@@ -63,14 +63,16 @@ def _writing() -> Iterator[None]:
         raise errors.InvalidFieldError(f"the request cannot be written: {error}") from error
 
 
-def tokenize(prompt: str | Sequence[ChatMessage], model: str) -> Ask[tuple[int, ...]]:
-    """Token ids. Raises TypeError for a prompt that is neither, errors.InvalidFieldError."""
+def tokenize(prompt: str | Sequence[ChatMessage], options: Options) -> Ask[tuple[int, ...]]:
+    """Token ids. Raises TypeError for a prompt that is neither, errors.InvalidFieldError, also for options of chats
+    beside a text."""
     with _writing():
-        request = pb.TokenizeRequest(model=model)
+        request = pb.TokenizeRequest(model=options.model)
         if isinstance(prompt, str):
+            check_no_chat(options)
             request.prompt = prompt
         else:
-            request.chat.CopyFrom(to_chat(prompt))
+            request.chat.CopyFrom(to_chat(prompt, options))
     return Ask(lambda stubs: stubs.inference.Tokenize, request, lambda result: tuple(result.token_ids))
 
 
@@ -110,9 +112,11 @@ def fleet() -> Ask[FleetInfo]:
     return Ask(lambda stubs: stubs.operations.GetFleet, operations_pb2.GetFleetRequest(), from_fleet)
 
 
-def traffic() -> Ask[TrafficInfo]:
-    """What classes and tenants ask for and get."""
-    return Ask(lambda stubs: stubs.operations.GetTraffic, operations_pb2.GetTrafficRequest(), from_traffic)
+def traffic(max_tenants: int) -> Ask[TrafficInfo]:
+    """What classes and tenants ask for and get. Raises errors.InvalidFieldError."""
+    with _writing():
+        request = operations_pb2.GetTrafficRequest(max_tenants=max_tenants)
+    return Ask(lambda stubs: stubs.operations.GetTraffic, request, from_traffic)
 
 
 def cancel(request_id: str, tenant: str) -> Ask[bool]:

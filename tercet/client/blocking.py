@@ -232,10 +232,16 @@ class Client:
         return answer
 
     def tokenize(
-        self, prompt: str | Sequence[ChatMessage], *, model: str = "", timeout_s: float | None = None
+        self,
+        prompt: str | Sequence[ChatMessage],
+        options: Options | None = None,
+        *,
+        timeout_s: float | None = None,
+        **more: Unpack[OptionNames],
     ) -> tuple[int, ...]:
-        """Token ids of a text or a chat, as `generate` would see them."""
-        return self._answer(asks.tokenize(prompt, model), timeout_s)
+        """Token ids of a text or a chat, as `generate` would see them with the same options; those that no prompt
+        depends on, such as `temperature`, change nothing."""
+        return self._answer(asks.tokenize(prompt, options_of(options, more)), timeout_s)
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = None) -> str:
         """The text of token ids, without special tokens."""
@@ -253,9 +259,10 @@ class Client:
         """The state of the mesh now."""
         return self._answer(asks.fleet(), timeout_s)
 
-    def traffic(self, *, timeout_s: float | None = None) -> TrafficInfo:
-        """What classes and tenants ask for and get."""
-        return self._answer(asks.traffic(), timeout_s)
+    def traffic(self, *, max_tenants: int = 100, timeout_s: float | None = None) -> TrafficInfo:
+        """What classes and tenants ask for and get; of tenants at most so many, first those that have most running and
+        waiting. 0 is 100, too."""
+        return self._answer(asks.traffic(max_tenants), timeout_s)
 
     def cancel(self, request_id: str, *, tenant: str = "", timeout_s: float | None = None) -> bool:
         """Cancels a request by its id; with the key of an operator that of `tenant`, or, if that is empty, whoever's.

@@ -32,6 +32,8 @@ class FakeGateway(
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        self.tokenized: list[pb.TokenizeRequest] = []
+        self.max_tenants: list[int] = []
         # What the next calls that generate or tokenize end with, and what all that generate do behind Accepted.
         self.failures: list[errors.RequestError | grpc.StatusCode] = []
         self.fails_behind_accepted: errors.RequestError | None = None
@@ -131,6 +133,7 @@ class FakeGateway(
             await abort(context, failure)
 
     async def Tokenize(self, request, context):
+        self.tokenized.append(request)
         await self._begin(context)
         text = request.prompt or request.chat.messages[-1].content
         return pb.TokenizeResult(token_ids=[len(word) for word in text.split()], text=text)
@@ -165,6 +168,7 @@ class FakeGateway(
 
     async def GetTraffic(self, request, context):
         """A second later with each call."""
+        self.max_tenants.append(request.max_tenants)
         if self.traffic_error is not None:
             await abort(context, self.traffic_error)
         self.traffic.uptime_seconds += 1

@@ -436,6 +436,41 @@ async def test_a_chat_is_sent_with_all_it_has(gateway):
     )
 
 
+async def test_tokenize_sends_the_chat_that_generate_sends(gateway):
+    messages = [ChatMessage("user", "hi"), ChatMessage("assistant", "so")]
+    options = Options(
+        model="fake",
+        temperature=0.5,
+        tools=(Tool("get"),),
+        documents=('{"text": "x"}',),
+        continue_final_message=True,
+        template_kwargs='{"a": 1}',
+    )
+    async with AsyncClient(gateway.address) as client:
+        await client.generate(messages, options).answer()
+        await client.tokenize(messages, options)
+        await client.tokenize("x", model="fake")
+        with pytest.raises(errors.InvalidFieldError, match="option of chats") as caught:
+            await client.tokenize("x", tools=options.tools)
+        with pytest.raises(TypeError, match="not both"):
+            await client.tokenize("x", options, model="fake")
+    assert caught.value.metadata["field"] == "chat.tools"
+    (generated,) = gateway.requests
+    assert gateway.tokenized == [
+        pb.TokenizeRequest(model="fake", chat=generated.chat),
+        pb.TokenizeRequest(model="fake", prompt="x"),
+    ]
+
+
+async def test_traffic_of_so_many_tenants(gateway):
+    async with AsyncClient(gateway.address) as client:
+        await client.traffic()
+        await client.traffic(max_tenants=1000)
+        with pytest.raises(errors.InvalidFieldError):
+            await client.traffic(max_tenants=-1)
+    assert gateway.max_tenants == [100, 1000]
+
+
 def test_calls_of_deltas_and_of_a_result_are_alike():
     parts = [
         pb.Delta(tool_calls=[pb.ToolCallDelta(index=0, id="a", name="get", arguments='{"x"')]),
