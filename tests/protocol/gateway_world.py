@@ -28,8 +28,8 @@ from scheduler.events import (
     UnpauseReceived,
     WorkerAttached,
 )
+from scheduler.gateway_messages import message_to_proto, submission_from_proto
 from scheduler.policy import Policy
-from scheduler.service import message_to_proto, submission_from_proto
 from scheduler.simulator.worker import SimulatedWorker
 from scheduler.wire import enum_value
 from tercet import errors

@@ -8,9 +8,10 @@ import pytest
 
 from scheduler.actions import NewSequence, Release, ReleaseCause, Resume
 from scheduler.events import BlockCounts, KvChanged, SequenceReleased, StepReported, WorkerDraining
+from scheduler.fleet_messages import fleet_to_proto
 from scheduler.fleet_view import FleetView, WorkerView
+from scheduler.gateway_messages import submission_from_proto
 from scheduler.link import ContractError, command_to_proto, event_from_proto, info_from_proto
-from scheduler.service import fleet_to_proto, submission_from_proto
 from scheduler.simulator.small import GREEDY
 from scheduler.wire import sampling_from_proto, sampling_to_proto
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2, worker_pb2

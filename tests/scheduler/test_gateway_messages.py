@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch
 from scheduler.events import EndReason, TenantsChanged
-from scheduler.service import merged, message_to_proto, tenants_from_proto
+from scheduler.gateway_messages import merged, message_to_proto, tenants_from_proto
 from scheduler.tenant import NamedPlan
 from tercet import errors
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
