@@ -19,6 +19,7 @@ from tercet.model_length import gguf_length, hf_length
 from tercet.model_source import ModelFormat, ModelSource
 
 from . import gguf_tokenizer, tokenizer
+from .penalties import MAX_REPETITION, MIN_REPETITION
 from .template import ChatTemplate
 
 
@@ -30,6 +31,7 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:
         "top_p": lambda v: 0 < v <= 1,
         "top_k": lambda v: v >= 0,
         "min_p": lambda v: 0 <= v <= 1,
+        "repetition_penalty": lambda v: MIN_REPETITION <= v <= MAX_REPETITION,
     }
     values: dict[str, Any] = {}
     for name, check in checks.items():

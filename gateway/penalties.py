@@ -34,10 +34,13 @@ class Penalties:
 NO_PENALTIES = Penalties()
 
 
-def read_penalties(sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_size: int) -> Penalties:
-    """Checks what a request asks. Raises InvalidFieldError naming the field. How many tokens `min_tokens` may be is
-    not known here."""
-    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+def read_penalties(
+    sampling: pb.SamplingParams, stop: pb.StopConditions, vocab_size: int, repetition: float
+) -> Penalties:
+    """Checks what a request asks; where it is silent the penalty for repetition is `repetition`. Raises
+    InvalidFieldError naming the field. How many tokens `min_tokens` may be is not known here."""
+    if sampling.HasField("repetition_penalty"):
+        repetition = sampling.repetition_penalty
     # Written so that NaN fails. The float of the wire that is nearest to 0.01 lies below it.
     if not MIN_REPETITION <= round(repetition, 6) <= MAX_REPETITION:
         raise InvalidFieldError(

@@ -110,7 +110,7 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         model=model,
         input=given,
         sampling=_sampling(message.sampling, model),
-        penalties=read_penalties(message.sampling, message.stop, model.vocab_size),
+        penalties=read_penalties(message.sampling, message.stop, model.vocab_size, model.sampling.repetition_penalty),
         stop=_stop(message.stop, model),
         n=_num_outputs(message.sampling),
         traffic_class=message.traffic_class,

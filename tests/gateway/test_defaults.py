@@ -18,30 +18,35 @@ VALUES: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "top_p": (1.0, 0.75, (0.5, 1.0)),
     "top_k": (0, 7, (0, 3)),
     "min_p": (0.0, 0.125, (0.0, 0.25)),
+    "repetition_penalty": (1.0, 1.25, (1.0, 0.5)),
 }
 
 
 def resolved(model: Any, of_model: dict[str, Any], of_request: dict[str, Any]) -> Any:
     served = dataclasses.replace(model, sampling=SamplingDefaults(**of_model))
     request = pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(**of_request))
-    return validate_generate(request, Catalogue([served]), max_prompt_bytes=100).sampling
+    return validate_generate(request, Catalogue([served]), max_prompt_bytes=100)
+
+
+def said(read: Any, name: str) -> Any:
+    return read.penalties.repetition if name == "repetition_penalty" else getattr(read.sampling, name)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_the_request_then_the_model_then_the_api(model: Any, name: str) -> None:
     default, of_model, of_request = VALUES[name]
-    assert getattr(resolved(model, {}, {}), name) == default
-    assert getattr(resolved(model, {name: of_model}, {}), name) == of_model
+    assert said(resolved(model, {}, {}), name) == default
+    assert said(resolved(model, {name: of_model}, {}), name) == of_model
     for value in of_request:
-        assert getattr(resolved(model, {}, {name: value}), name) == value
-        assert getattr(resolved(model, {name: of_model}, {name: value}), name) == value
+        assert said(resolved(model, {}, {name: value}), name) == value
+        assert said(resolved(model, {name: of_model}, {name: value}), name) == value
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_one_that_is_said_leaves_the_others(model: Any, name: str) -> None:
     of_model = {each: values[1] for each, values in VALUES.items()}
-    sampling = resolved(model, of_model, {name: VALUES[name][2][0]})
-    assert {each: getattr(sampling, each) for each in VALUES if each != name} == {
+    read = resolved(model, of_model, {name: VALUES[name][2][0]})
+    assert {each: said(read, each) for each in VALUES if each != name} == {
         each: value for each, value in of_model.items() if each != name
     }
 

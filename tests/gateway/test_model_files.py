@@ -53,6 +53,7 @@ def test_do_sample_false_is_greedy(tmp_path: Path, write_model: Any) -> None:
         ({"config__json": {"vocab_size": 280}}, r"config\.json lacks the field max_position_embeddings"),
         ({"generation_config__json": {"temperature": -1}}, r"temperature in .*generation_config\.json"),
         ({"generation_config__json": {"top_p": "x"}}, r"top_p in .*generation_config\.json"),
+        ({"generation_config__json": {"repetition_penalty": 0}}, r"repetition_penalty in .*generation_config\.json"),
         ({"tokenizer_config__json": {"chat_template": "a\n{% if %}"}}, r"tokenizer_config\.json is broken at line 2"),
         ({"tokenizer_config__json": {"chat_template": 5}}, r"chat_template in .*tokenizer_config\.json"),
     ],
