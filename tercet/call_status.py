@@ -8,12 +8,12 @@ from typing import NoReturn
 import grpc.aio
 from google.rpc import status_pb2
 
-from tercet import errors
+from tercet import error_status, errors
 
 
 async def abort(context: grpc.aio.ServicerContext, error: errors.RequestError) -> NoReturn:
     """Ends a call with the status of a typed error. Never returns."""
-    status = errors.to_status(error)
+    status = error_status.to_status(error)
     trailers = [("grpc-status-details-bin", status.SerializeToString())]
     if error.retry_after_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(max(0, int(error.retry_after_s * 1000)))))
@@ -25,5 +25,5 @@ def typed_error(trailers: Iterable[tuple[str, str | bytes]] | None) -> errors.Re
     """The error that `abort` put into the trailers of a call; None if there is none."""
     for key, value in trailers or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            return errors.from_status(status_pb2.Status.FromString(value))
+            return error_status.from_status(status_pb2.Status.FromString(value))
     return None

@@ -1,4 +1,4 @@
-"""The typed errors of the mesh, and their one mapping to gRPC.
+"""The typed errors of the mesh, with the codes of gRPC that they have.
 
     TercetError
     ├── StartupError                 a service cannot start; never on the wire
@@ -44,20 +44,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
-
-DOMAIN = "tercet"
-
-# Proxies and clients drop trailers somewhere above 8 KB; stay well under.
-MAX_DETAIL_BYTES = 4096
-_MAX_TEXT_BYTES = 1024
-_MAX_VARIABLE_BYTES = 256
-
-Detail: TypeAlias = error_details_pb2.BadRequest | error_details_pb2.ResourceInfo | error_details_pb2.QuotaFailure
 
 
 class TercetError(Exception):
@@ -121,10 +110,6 @@ class RequestError(TercetError):
         """Rounded up, so that who asks then is not too early. Below a millionth of a millisecond is no part of one."""
         return None if self.retry_after_s is None else max(0, math.ceil(self.retry_after_s * 1000 - 1e-6))
 
-    def details(self) -> list[Detail]:
-        """Further google.rpc details besides ErrorInfo and RetryInfo; each type at most once."""
-        return []
-
 
 class InvalidFieldError(RequestError):
     """A field of the request is wrong; `field` is its dotted proto name."""
@@ -140,12 +125,6 @@ class InvalidFieldError(RequestError):
         if field:
             metadata["field"] = field
         super().__init__(message, metadata=metadata, retry_after_s=retry_after_s)
-
-    def details(self) -> list[Detail]:
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=self.metadata.get("field", ""), description=_clip(self.message)
-        )
-        return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
 class PromptTooLongError(InvalidFieldError):
@@ -186,13 +165,6 @@ class ModelNotFoundError(RequestError):
     code = grpc.StatusCode.NOT_FOUND
     reason = "MODEL_NOT_FOUND"
 
-    def details(self) -> list[Detail]:
-        return [
-            error_details_pb2.ResourceInfo(
-                resource_type="tercet.v1.Model", resource_name=_clip(self.metadata.get("model", ""))
-            )
-        ]
-
 
 class DuplicateRequestError(RequestError):
     """A request with this id is running."""
@@ -206,12 +178,6 @@ class TenantQuotaError(RequestError):
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "TENANT_QUOTA"
-
-    def details(self) -> list[Detail]:
-        violation = error_details_pb2.QuotaFailure.Violation(
-            subject=_clip(f"tenant:{self.metadata.get('tenant', '')}"), description=_clip(self.message)
-        )
-        return [error_details_pb2.QuotaFailure(violations=[violation])]
 
 
 class QueueFullError(RequestError):
@@ -353,57 +319,3 @@ def from_reason(
     if cls is None:
         return EngineFaultError(message, metadata={**(metadata or {}), "unknown_reason": reason})
     return cls(message, metadata=metadata, retry_after_s=retry_after_s)
-
-
-def to_status(error: RequestError) -> status_pb2.Status:
-    """The google.rpc.Status of an error: one ErrorInfo always, every detail type at most once, under 4 KB."""
-    message = _clip(error.message)
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
-    for key, value in error.metadata.items():
-        info.metadata[_clip(key, _MAX_VARIABLE_BYTES)] = _clip(value, _MAX_VARIABLE_BYTES)
-    details = [_pack(info)]
-    if error.retry_after_ms is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(error.retry_after_ms)
-        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-    details += [_pack(detail) for detail in error.details()]
-    status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
-    while status.ByteSize() > MAX_DETAIL_BYTES and len(status.details) > 1:
-        del status.details[-1]
-    while status.ByteSize() > MAX_DETAIL_BYTES and info.metadata:
-        # More variables than fit: the reason is what clients decide by.
-        del info.metadata[max(info.metadata, key=lambda key: len(info.metadata[key]))]
-        status.details[0].CopyFrom(_pack(info))
-    return status
-
-
-def from_status(status: status_pb2.Status) -> RequestError | None:
-    """The error that `to_status` put on the wire; None if the status has no ErrorInfo of this project."""
-    info: error_details_pb2.ErrorInfo | None = None
-    retry_after_s: float | None = None
-    for detail in status.details:
-        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo()
-            detail.Unpack(info)
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            retry = error_details_pb2.RetryInfo()
-            detail.Unpack(retry)
-            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
-    if info is None or info.domain != DOMAIN:
-        return None
-    return from_reason(info.reason, status.message, dict(info.metadata), retry_after_s)
-
-
-def _pack(detail: object) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(detail)  # type: ignore[arg-type]
-    return packed
-
-
-def _clip(text: str, limit: int = _MAX_TEXT_BYTES) -> str:
-    """`text` as at most `limit` bytes of UTF-8; what UTF-8 cannot hold is replaced."""
-    data = text.encode("utf-8", "replace")
-    ellipsis = "…"
-    if len(data) <= limit:
-        return data.decode()
-    return data[: limit - len(ellipsis.encode())].decode("utf-8", "ignore") + ellipsis

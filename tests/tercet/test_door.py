@@ -25,7 +25,7 @@ from raw_http2 import (
     whole_call,
 )
 
-from tercet import errors
+from tercet import error_status, errors
 from tercet.door import Door
 from tercet.rpc import open_channel
 from tercet.v1 import inference_pb2, inference_pb2_grpc, models_pb2, models_pb2_grpc
@@ -87,7 +87,7 @@ async def refusal(call) -> errors.RequestError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(call.read(), 20)
     details = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
-    return errors.from_status(status_pb2.Status.FromString(details))
+    return error_status.from_status(status_pb2.Status.FromString(details))
 
 
 def opened(channel, method):

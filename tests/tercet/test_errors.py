@@ -2,9 +2,6 @@ import inspect
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from tercet import errors
 
@@ -13,16 +10,6 @@ CONCRETE = sorted(errors.request_error_types().values(), key=lambda cls: cls.rea
 
 def _tree(cls: type) -> list[type]:
     return [cls, *(item for sub in cls.__subclasses__() for item in _tree(sub))]
-
-
-@pytest.mark.parametrize("cls", CONCRETE, ids=lambda cls: cls.reason)
-def test_every_request_error_goes_over_the_wire_and_back(cls):
-    sent = cls("what happened", metadata={"one": "1", "field": "stop.strings"}, retry_after_s=2.25)
-    status = status_pb2.Status.FromString(errors.to_status(sent).SerializeToString())
-    back = errors.from_status(status)
-    assert type(back) is cls
-    assert (back.message, back.metadata, back.retry_after_s) == (sent.message, sent.metadata, 2.25)
-    assert status.code == cls.code.value[0]
 
 
 @pytest.mark.parametrize("cls", CONCRETE, ids=lambda cls: cls.reason)
@@ -65,48 +52,7 @@ def test_an_unknown_reason_is_an_engine_fault_that_keeps_it():
     assert error.metadata == {"k": "v", "unknown_reason": "FROM_THE_FUTURE"}
 
 
-def test_a_status_of_someone_else_is_none():
-    assert errors.from_status(status_pb2.Status(code=3, message="plain")) is None
-    foreign = status_pb2.Status(code=3)
-    foreign.details.add().Pack(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="example.com"))
-    assert errors.from_status(foreign) is None
-
-
-@given(
-    st.sampled_from(CONCRETE),
-    st.text(max_size=6000),
-    st.dictionaries(st.text(max_size=40), st.text(max_size=5000), max_size=6),
-    st.none() | st.floats(min_value=-1, max_value=1e6),
-)
-@example(errors.InvalidFieldError, "😀" * 5000, {}, 1.0)
-@example(errors.KvNeverFitsError, "\ud800" * 5000, {f"key {i}": "é" * 300 for i in range(40)}, 1.0)
-@example(errors.ModelNotFoundError, "m" * 1024, {"k" * 9000: "v" * 9000, "model": "x" * 9000}, 1.0)
-def test_details_stay_under_4_kb_and_keep_the_reason(cls, message, metadata, retry):
-    status = errors.to_status(cls(message, metadata=metadata, retry_after_s=retry))
-    assert status.ByteSize() <= errors.MAX_DETAIL_BYTES
-    assert type(errors.from_status(status)) is cls
-    kinds = [detail.type_url for detail in status.details]
-    assert len(kinds) == len(set(kinds))
-
-
-def test_a_field_error_names_its_field_twice_for_two_kinds_of_clients():
-    status = errors.to_status(errors.InvalidFieldError("must be positive", field="sampling.top_p"))
-    bad = error_details_pb2.BadRequest()
-    assert any(detail.Unpack(bad) for detail in status.details if detail.Is(bad.DESCRIPTOR))
-    assert bad.field_violations[0].field == "sampling.top_p"
-    assert errors.from_status(status).metadata["field"] == "sampling.top_p"
-
-
 def test_config_error_names_its_key():
     error = errors.ConfigError("worker.port", "is odd")
     assert error.key == "worker.port"
     assert str(error) == "worker.port: is odd"
-
-
-@pytest.mark.parametrize(("seconds", "milliseconds"), [(0.0, 0), (-1.0, 0), (2.251, 2251), (0.0000001, 1), (0.0011, 2)])
-def test_nobody_is_told_to_come_back_too_early(seconds, milliseconds):
-    error = errors.QueueFullError("full", retry_after_s=seconds)
-    assert error.retry_after_ms == milliseconds
-    back = errors.from_status(errors.to_status(error))
-    assert back.retry_after_s == milliseconds / 1000
-    assert back.retry_after_ms == milliseconds

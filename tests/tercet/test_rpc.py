@@ -9,7 +9,7 @@ from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tercet import errors
+from tercet import error_status, errors
 from tercet.ports import free_ports
 from tercet.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Server, abort, keepalive, open_channel, server_options
 from tercet.v1 import models_pb2, models_pb2_grpc
@@ -59,7 +59,7 @@ async def test_a_typed_error_ends_the_call_with_details_and_without_initial_meta
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     trailers = dict(caught.value.trailing_metadata())
     assert trailers["grpc-retry-pushback-ms"] == "250"
-    error = errors.from_status(status_pb2.Status.FromString(trailers["grpc-status-details-bin"]))
+    error = error_status.from_status(status_pb2.Status.FromString(trailers["grpc-status-details-bin"]))
     assert isinstance(error, errors.NoWorkerError)
     assert error.retry_after_s == 0.25
 
