@@ -91,8 +91,10 @@ def sampling_options(command: Command) -> Command:
             help="Most tokens. Default: what the context leaves.",
         ),
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; repeatable."),
+        click.option("--include-stop", "include_stop_string", is_flag=True, help="The text ends with the --stop that came."),
         click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
+        click.option("--bad-word", multiple=True, metavar="TEXT", help="Must not come; repeatable."),
         click.option("--min-tokens", type=_UINT32, metavar="N", help="Tokens before one that ends may come."),
         click.option(
             "--repetition-penalty", type=FiniteNumber(), metavar="X", help="Above 1: what is there already is rarer."
@@ -133,7 +135,8 @@ def options_of(model: str, values: dict[str, Any]) -> Options:
     """The client's options from the keywords of `sampling_options`."""
     values = dict(values)
     stop_token_ids = tuple(values.pop("stop_token_id"))
-    return Options(model=model, stop_token_ids=stop_token_ids, **values)
+    bad_words = tuple(values.pop("bad_word"))
+    return Options(model=model, stop_token_ids=stop_token_ids, bad_words=bad_words, **values)
 
 
 def run_async(work: Coroutine[Any, Any, Value]) -> Value:

@@ -20,7 +20,8 @@ from tercet.cli.asking import (
     timeout_option,
 )
 from tercet.cli.connection import client_options
-from tercet.cli.tools_file import to_line, tools_option
+from tercet.cli.form_options import form_options
+from tercet.cli.tools_file import to_choice, to_line, tool_choice_option, tools_option
 from tercet.client import Answer, AsyncClient, ChatMessage, Options, Output
 
 
@@ -89,6 +90,7 @@ def to_json(answer: Answer) -> str:
             "finish_reason": answer.finished.finish_reason,
             "stop": answer.finished.stop,
             "logprobs": [dataclasses.asdict(item) for item in answer.outputs[0].logprobs],
+            "prompt_logprobs": answer.prompt_logprobs and dataclasses.asdict(answer.prompt_logprobs),
             "tool_calls": [dataclasses.asdict(call) for call in answer.tool_calls],
             "outputs": [
                 {**dataclasses.asdict(output), "seed": (answer.accepted.seed + index) % 2**64}
@@ -115,7 +117,11 @@ def to_json(answer: Answer) -> str:
     "-n", type=click.IntRange(1, 128), metavar="N", help="Outputs, which share the prompt's work. Default: 1."
 )
 @tools_option
+@tool_choice_option
+@form_options
 @sampling_options
+@click.option("--prompt-logprobs", type=click.IntRange(0, 20), metavar="N", help="The same as --logprobs of the "
+              "prompt's tokens (--json).")  # fmt: skip
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 def generate(
@@ -125,6 +131,7 @@ def generate(
     chat: bool | None,
     timeout: float | None,
     as_json: bool,
+    tool_choice: str,
     **sampling: Any,
 ) -> None:
     """Continue or answer PROMPT, and stream the text. PROMPT - reads standard input.
@@ -137,7 +144,8 @@ def generate(
     """
     if prompt == "-":
         prompt = read_text()
-    options = options_of(model, sampling)
+    choice, forced_tool = to_choice(tool_choice)
+    options = options_of(model, {**sampling, "tool_choice": choice, "forced_tool": forced_tool})
     printer = Printer(options.n or 1)
     on_text = None if as_json else printer.show
     answer = run_async(ask(client, prompt, options, chat=chat, timeout_s=timeout, on_text=on_text))

@@ -1,4 +1,4 @@
-"""Tools from a file, and calls of them as a line."""
+"""Tools from a file, which of them are called, and calls as a line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tercet.client import Tool, ToolCall
+from tercet.messages import ToolChoice
 
 
 def _read(_: click.Context, parameter: click.Parameter, name: str | None) -> tuple[Tool, ...]:
@@ -42,6 +43,35 @@ tools_option = click.option(
     callback=_read,
     help="A JSON list of functions that the model may call: name, description, parameters.",
 )
+
+
+# Of `--tool-choice`. A tool of such a name cannot be forced by it.
+_CHOICES: tuple[ToolChoice, ...] = ("auto", "none", "required")
+
+
+def _checked_choice(_: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Raises click.BadParameter for no text: to send nothing would be auto."""
+    if not value:
+        raise click.BadParameter("is empty", param=parameter)
+    return value
+
+
+tool_choice_option = click.option(
+    "--tool-choice",
+    default="auto",
+    show_default=True,
+    metavar="auto|none|required|NAME",
+    callback=_checked_choice,
+    help="Whether the model may call --tools, must not, has to, or which one it has to.",
+)
+
+
+def to_choice(given: str) -> tuple[ToolChoice, str]:
+    """The choice of `--tool-choice`, and the name of the tool that has to be called, else empty."""
+    for choice in _CHOICES:
+        if given == choice:
+            return choice, ""
+    return "auto", given
 
 
 def to_line(call: ToolCall) -> str:

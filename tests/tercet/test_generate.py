@@ -9,6 +9,7 @@ import pytest
 from command_line import run, start
 
 from tercet.ports import free_ports
+from tercet.v1 import inference_pb2 as pb
 
 
 def test_generate_streams_text_as_a_user_message(gateway):
@@ -34,10 +35,12 @@ def test_generate_passes_every_option(gateway):
         "--temperature": "0.5", "--top-p": "0.25", "--top-k": "7", "--min-p": "0.125", "--seed": str(2**63),
         "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake", "-n": "2",
         "--class": "batch", "--priority": "-3", "--cache-salt": "mine", "--repetition-penalty": "1.5",
-        "--logprobs": "4", "--frequency-penalty": "-0.5", "--presence-penalty": "0.25", "--min-tokens": "3",
+        "--logprobs": "4", "--prompt-logprobs": "3", "--frequency-penalty": "-0.5", "--presence-penalty": "0.25",
+        "--min-tokens": "3",
     }  # fmt: skip
     pairs = [part for pair in flags.items() for part in pair]
-    done = run("generate", "hi", "--address", gateway.address, *pairs, "--stop", "a b", "--stop", "c", "--ignore-eos")
+    lists = ["--stop", "a b", "--stop", "c", "--bad-word", "d", "--bad-word", "e f"]
+    done = run("generate", "hi", "--address", gateway.address, *pairs, *lists, "--ignore-eos", "--include-stop")
     assert done.exit_code == 0, done.output
     request = gateway.requests[0]
     sampling = request.sampling
@@ -47,7 +50,8 @@ def test_generate_passes_every_option(gateway):
     assert (request.model, sampling.n, request.traffic_class, request.priority) == ("fake", 2, "batch", -3)
     assert request.cache_salt == "mine"
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, -0.5, 0.25)
-    assert (request.stop.min_tokens, sampling.logprobs) == (3, 4)
+    assert (request.stop.min_tokens, sampling.logprobs, sampling.prompt_logprobs) == (3, 4, 3)
+    assert (list(sampling.bad_words), request.stop.include_stop_string) == (["d", "e f"], True)
 
 
 def test_generate_wants_a_token_at_least(gateway):
@@ -65,6 +69,19 @@ def test_generate_json_is_one_object(gateway):
     assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == ("0 1 ", [100, 101], "stop")
     assert answer["usage"]["completion_tokens"] == 2
     assert answer["timings"]["time_to_first_token_seconds"] == 0.5
+
+
+def test_generate_json_has_the_logprobs_of_the_prompt(gateway):
+    logprobs = [pb.TokenLogprobs(logprob=-0.5, top_token_ids=[7], top_logprobs=[-0.25])]
+    gateway.prompt_logprobs = [pb.PromptLogprobs(token_offset=1, token_ids=[5], logprobs=logprobs)]
+    flags = ["--raw", "--json", "--address", gateway.address]
+    answer = json.loads(run("generate", "count 1", "--prompt-logprobs", "1", *flags).stdout)
+    assert answer["prompt_logprobs"] == {
+        "token_offset": 1,
+        "token_ids": [5],
+        "logprobs": [{"logprob": -0.5, "top": [[7, -0.25]]}],
+    }
+    assert json.loads(run("generate", "count 1", *flags).stdout)["prompt_logprobs"] is None
 
 
 def test_generate_shows_several_outputs_under_headings(gateway):

@@ -10,6 +10,7 @@ from command_line import run
 from tercet.cli.generate import Printer
 from tercet.client import Accepted, Answer, Finished, Output, OutputEnd, ToolCall
 from tercet.messages import Timings, Usage
+from tercet.v1 import inference_pb2 as pb
 
 GET = {"name": "get", "description": "d", "parameters": {"type": "object"}}
 
@@ -34,6 +35,31 @@ def test_what_is_no_list_of_tools(gateway, tmp_path, text):
     assert "is not a JSON list" in done.stderr
     assert gateway.requests == []
     assert "cannot read" in run("generate", "hi", "--tools", str(tmp_path / "none")).stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "forced"),
+    [
+        ("auto", pb.TOOL_CHOICE_UNSPECIFIED, ""),
+        ("none", pb.TOOL_CHOICE_NONE, ""),
+        ("required", pb.TOOL_CHOICE_REQUIRED, ""),
+        ("get", pb.TOOL_CHOICE_UNSPECIFIED, "get"),
+    ],
+)
+def test_whether_tools_are_called_and_which(gateway, tmp_path, given, choice, forced):
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps([GET]))
+    flags = ["--address", gateway.address, "--tools", str(file), "--tool-choice", given]
+    assert run("generate", "hi", *flags).exit_code == 0
+    chat = gateway.requests[0].chat
+    assert (chat.tool_choice, chat.forced_tool) == (choice, forced)
+
+
+def test_a_tool_choice_that_says_nothing_is_refused(gateway):
+    done = run("generate", "hi", "--address", gateway.address, "--tool-choice", "")
+    assert done.exit_code == 2
+    assert "is empty" in done.stderr
+    assert gateway.requests == []
 
 
 @pytest.mark.parametrize(("text", "shown"), [("Well.", "Well.\nget({})\nnow({})\n"), ("", "get({})\nnow({})\n")])
