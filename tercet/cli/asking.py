@@ -91,7 +91,9 @@ def sampling_options(command: Command) -> Command:
             help="Most tokens. Default: what the context leaves.",
         ),
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text; repeatable."),
-        click.option("--include-stop", "include_stop_string", is_flag=True, help="The text ends with the --stop that came."),
+        click.option(
+            "--include-stop", "include_stop_string", is_flag=True, help="The text ends with the --stop that came."
+        ),
         click.option("--stop-token-id", type=_UINT32, multiple=True, metavar="ID", help="Stop at it; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token."),
         click.option("--bad-word", multiple=True, metavar="TEXT", help="Must not come; repeatable."),
