@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from tercet.cli.asking import (
 )
 from tercet.cli.connection import client_options
 from tercet.cli.root import to_text
-from tercet.client import AsyncClient, ChatMessage, Options
+from tercet.client import Answer, AsyncClient, ChatMessage, Conversation, Options
 from tercet.errors import GatewayLostError, RequestError
 
 _COMMANDS = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer."
@@ -37,16 +38,16 @@ async def check_model(client: AsyncClient, model: str) -> None:
 
 
 async def reply(
-    client: AsyncClient, messages: list[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
-) -> None:
-    """Streams the model's turn to the terminal, and into `parts`, which keep what came before an interruption."""
+    client: AsyncClient, messages: Sequence[ChatMessage], options: Options, timeout_s: float | None, parts: list[str]
+) -> Answer:
+    """The model's turn. Streams it to the terminal, and into `parts`, which keep what came before an interruption."""
 
     def show(text: str) -> None:
         parts.append(text)
         show_text(text)
 
     async with client, client.generate(messages, options, timeout_s=timeout_s) as generation:
-        await generation.answer(show)
+        return await generation.answer(show)
 
 
 @click.command()
@@ -62,8 +63,7 @@ def chat(client: AsyncClient, model: str, system: str | None, timeout: float | N
     in the conversation.
     """
     options = options_of(model, sampling)
-    opening = [ChatMessage("system", system)] if system else []
-    messages = list(opening)
+    conversation = Conversation(system or "")
     run_async(check_model(client, model))
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
@@ -73,7 +73,7 @@ def chat(client: AsyncClient, model: str, system: str | None, timeout: float | N
         if line == "/quit":
             break
         if line == "/reset":
-            messages = list(opening)
+            conversation = Conversation(system or "")
             continue
         if _COMMAND.match(line):
             known = line.split()[0] == "/help"
@@ -81,21 +81,23 @@ def chat(client: AsyncClient, model: str, system: str | None, timeout: float | N
             continue
         if not line:
             continue
-        turn = [*messages, ChatMessage("user", line)]
         parts: list[str] = []
         try:
             # A loop per turn: between turns nothing runs, so a blocked prompt can hold nothing up.
-            asyncio.run(reply(client, turn, options, timeout, parts))
+            answer = asyncio.run(reply(client, conversation.asking(line), options, timeout, parts))
         except (KeyboardInterrupt, asyncio.CancelledError):
             click.echo(" [stopped]", err=True)
+            conversation.add_user(line)
+            conversation.add(ChatMessage("assistant", "".join(parts)))
         except GatewayLostError:
             raise
         except RequestError as error:
             # Such as a conversation that has outgrown the context: the user can still /reset.
             click.echo(to_text(error), err=True)
             continue
+        else:
+            conversation.take(line, answer, continues=False)
         show_text("\n")
-        messages = [*turn, ChatMessage("assistant", "".join(parts))]
 
 
 def _read_turn() -> str | None:

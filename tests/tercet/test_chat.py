@@ -7,6 +7,7 @@ import signal
 import pytest
 from command_line import run, start
 
+from tercet import errors
 from tercet.ports import free_ports
 
 
@@ -19,6 +20,15 @@ def test_chat_keeps_the_conversation_until_reset(gateway):
     assert roles == [["system", "user"], ["system", "user", "assistant", "user"], ["system", "user"]]
     assert gateway.requests[1].chat.messages[2].content == "2: one"
     assert [request.cache_salt for request in gateway.requests] == ["mine"] * 3
+
+
+def test_a_turn_that_fails_is_not_in_the_conversation(gateway):
+    gateway.failures = [errors.QueueFullError("full up")]
+    done = run("chat", "--address", gateway.address, stdin="one\ntwo\nthree\n")
+    assert (done.exit_code, done.stdout) == (0, "1: two\n3: three\n")
+    assert "QUEUE_FULL" in done.stderr
+    turns = [(message.role, message.content) for message in gateway.requests[-1].chat.messages]
+    assert turns == [("user", "two"), ("assistant", "1: two"), ("user", "three")]
 
 
 def test_chat_ends_with_its_input_and_when_the_gateway_is_lost(gateway):
@@ -63,4 +73,6 @@ def test_ctrl_c_in_chat_stops_the_answer_and_keeps_talking(gateway):
     assert process.returncode == 0
     assert "[stopped]" in problem
     assert rest.rstrip().endswith("3: and now")
-    assert gateway.requests[1].chat.messages[1].content.startswith("1: forever")
+    question, answer, _ = gateway.requests[1].chat.messages
+    assert (question.role, question.content, answer.role) == ("user", "forever", "assistant")
+    assert answer.content.startswith("1: forever")
