@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from tercet.config import GatewaySettings
-from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError, SlowConsumerError
+from tercet.errors import DeadlineError, RequestCancelledError, RequestError, SlowConsumerError
 from tercet.ledger.row import Outcome
 from tercet.refusal_lines import RefusalLines
 
@@ -138,8 +138,10 @@ class Generation:
         ends = () if request.stop.ignore_eos else model.eos_token_ids
         penalties = await self._penalties()
         check_choice(penalties, max_tokens, {*ends, *request.stop.token_ids}, model.vocab_size)
-        if request.structure is not None:
-            await self._means.grammars.check(request.structure, self.caller.tenant, request.structure_field)
+        salt = prefix_salt(request.cache_salt, self.caller.salt_key)
+        grammar = None if request.structure is None else dataclasses.replace(request.structure, salt=salt)
+        if grammar is not None:
+            await self._means.grammars.check(grammar, self.caller.tenant, request.structure_field)
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
         self.stream = Stream(
@@ -148,6 +150,8 @@ class Generation:
             clock=self._clock,
             cancels=self._cancels,
             num_prompt_logprobs=0 if num_prompt_logprobs is None else len(ids) - 1,
+            # The mesh knows tokens and grammars; the client, what it gave.
+            fields={"prompt_token_ids": input_field(request), "grammar": request.structure_field},
         )
         self._key = link.submit(
             Submission(
@@ -171,19 +175,13 @@ class Generation:
                 n=request.n,
                 traffic_class=request.traffic_class,
                 priority=request.priority,
-                prefix_salt=prefix_salt(request.cache_salt, self.caller.salt_key),
-                grammar=request.structure,
+                prefix_salt=salt,
+                grammar=grammar,
                 grammar_end_ids=model.eos_token_ids,
             ),
             self.stream,
         )
-        try:
-            position = await self.stream.wait_accepted()
-        except InvalidFieldError as error:
-            # The scheduler knows tokens; the client, what it gave.
-            if error.metadata.get("field") == "prompt_token_ids":
-                error.metadata["field"] = input_field(request)
-            raise
+        position = await self.stream.wait_accepted()
         self._admitted_at = self._clock()
         prompt = () if num_prompt_logprobs is None else tuple(ids)
         self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s, prompt)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError, RequestCancelledError, RequestError, SlowConsumerError
@@ -59,12 +59,15 @@ class Stream:
         clock: Callable[[], float],
         cancels: Cancels | None = None,
         num_prompt_logprobs: int = 0,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
-        """`num_prompt_logprobs`: tokens of the prompt whose logprobs come before the first token."""
+        """`num_prompt_logprobs`: tokens of the prompt whose logprobs come before the first token. `fields`: what the
+        client knows those by that errors of the mesh may name."""
         self._outputs = tuple(outputs)
         self._max_tokens_held = max_tokens_held
         self._hard_limit = max_tokens_held + ON_THEIR_WAY * len(self._outputs)
         self._clock = clock
+        self._fields = fields or {}
         self.cancels = cancels or Cancels(clock)
         self._wake = asyncio.Event()
         self._prompt = PromptLogprobs(num_prompt_logprobs)
@@ -202,6 +205,8 @@ class Stream:
         """Ends the stream with an error, unless it has ended. A handler that hangs in a write is interrupted."""
         if self.ended:
             return
+        if (field := error.metadata.get("field", "")) in self._fields:
+            error.metadata["field"] = self._fields[field]
         self.error = error
         self._wake.set()
         if self.interrupt is not None:

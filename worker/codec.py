@@ -98,7 +98,7 @@ def decode_command(message: worker_pb2.WorkerCommand, limits: worker_pb2.Hello) 
                 _penalties(sampling.penalties) if sampling.HasField("penalties") else None,
                 sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
                 sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
-                _structure(sampling.grammar) if sampling.HasField("grammar") else None,
+                _structure(new) if sampling.HasField("grammar") else None,
             ),
             new.prefix_salt,
             _problem(new, limits),
@@ -132,9 +132,10 @@ def _problem(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | Non
     return _problem_of_penalties(new, limits) if sampling.HasField("penalties") else None
 
 
-def _structure(given: sequence_pb2.Grammar) -> Structure:
+def _structure(new: worker_pb2.NewSequence) -> Structure:
+    given = new.sampling.grammar
     syntax = _SYNTAXES.get(given.syntax, Syntax.EBNF)
-    return Structure(Grammar(syntax, given.text), given.prompt_tokens, tuple(given.end_ids))
+    return Structure(Grammar(syntax, given.text, new.prefix_salt), given.prompt_tokens, tuple(given.end_ids))
 
 
 def _problem_of_grammar(new: worker_pb2.NewSequence, limits: worker_pb2.Hello) -> str | None:

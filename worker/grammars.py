@@ -25,7 +25,8 @@ log = structlog.get_logger()
 
 # So long a step waits for masks that are on their way, in seconds: mostly they take a tenth of a millisecond.
 PATIENCE_S = 0.01
-FIELD = "structured_output"
+# The gateway knows where its client said so.
+FIELD = "grammar"
 # Processes that seem to have died of one text before it is given up.
 _MAX_LOSSES = 2
 

@@ -108,7 +108,7 @@ class _Child:
 
 
 def _grammar(asked: dict[str, Any]) -> Grammar:
-    return Grammar(Syntax(asked["syntax"]), asked["text"])
+    return Grammar(Syntax(asked["syntax"]), asked["text"], bytes.fromhex(asked["salt"]))
 
 
 def _pieces(model: dict[str, Any] | None, with_markers: bool) -> list[bytes]:

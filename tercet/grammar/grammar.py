@@ -27,7 +27,9 @@ class Syntax(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the sentences of `text` are."""
+    """What the sentences of `text` are. What is kept of it is found by who has the same `salt` alone, as prefixes are:
+    an answer that comes sooner would tell that somebody else had asked for it."""
 
     syntax: Syntax
     text: str
+    salt: bytes = b""

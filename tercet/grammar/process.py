@@ -98,7 +98,7 @@ class GrammarProcess:
 
     def _ask(self, what: str, key: int, grammar: Grammar | None = None, **fields: Any) -> None:
         if grammar is not None:
-            fields |= {"syntax": grammar.syntax.value, "text": grammar.text}
+            fields |= {"syntax": grammar.syntax.value, "text": grammar.text, "salt": grammar.salt.hex()}
         with self._lock:
             if self._to_write is None:
                 self._begin()

@@ -34,6 +34,15 @@ async def test_what_is_none_is_refused_on_its_field_and_said_again_without_a_que
     assert next(check._keys) == 3
 
 
+async def test_what_another_asked_is_tried_again(check: GrammarCheck) -> None:
+    for count in range(1, 4):
+        salted = Grammar(GOOD.syntax, GOOD.text, bytes([count]))
+        for _ in range(2):
+            await check.check(salted, "a", "x")
+        assert len(check._known) == count
+    assert next(check._keys) == 4
+
+
 async def test_what_was_too_dear_is_asked_again(check: GrammarCheck) -> None:
     answers = [Answer("it takes more than 2 s", b"", too_dear=True), Answer(None, b"")]
 

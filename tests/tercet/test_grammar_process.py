@@ -110,6 +110,17 @@ def test_what_takes_too_long_ends_it_and_the_next_question_begins_another() -> N
         slow.process.close()
 
 
+def test_what_is_compiled_is_so_for_its_own_salt(asked: Asked) -> None:
+    salted = [Grammar(GOOD.syntax, GOOD.text, salt) for salt in (b"\x00\xff", b"b")]
+    asked.process.open(1, salted[0], [END], [])
+    assert asked.mask() == (1, {ord("a")})
+    # Compiling it takes a while. Who has to be compiled waits behind it.
+    asked.process.probe(2, Grammar(Syntax.REGEX, "".join(f"(a{{0,{i}}}|b)*" for i in range(1, 110))))
+    asked.process.open(3, salted[1], [END], [])
+    asked.process.open(4, salted[0], [END], [])
+    assert [asked.next()[0] for _ in range(3)] == [4, 2, 3]
+
+
 def test_whoever_kills_it_loses_what_was_open(asked: Asked) -> None:
     asked.process.open(1, GOOD, [END], [])
     asked.mask()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tercet.grammar.grammar import Grammar, Syntax
 from tercet.mesh.v1 import sequence_pb2, worker_pb2
 from worker.codec import decode_command, encode_event
 from worker.messages import (
@@ -21,6 +22,7 @@ from worker.messages import (
     Released,
     Resume,
     StepResult,
+    Structure,
     TokenLogprobs,
 )
 
@@ -62,6 +64,17 @@ def test_penalties() -> None:
     assert decoded.problem is None
     assert decoded.sampling.penalties == Penalties(2, 1.0, -0.5, 2.0, ((49, 1.5), (0, -100.0)), None, 3)
     assert penalized(allowed_ids=[3, 4]).sampling.penalties == Penalties(2, allowed_ids=(3, 4))
+
+
+def test_a_grammar_has_the_salt_of_its_prefixes() -> None:
+    given = sequence_pb2.Grammar(prompt_tokens=2, syntax=sequence_pb2.GRAMMAR_SYNTAX_REGEX, text="a", end_ids=[4])
+    new = worker_pb2.NewSequence(
+        sequence_id=7, token_ids=[1, 2], max_length=9, sampling=sequence_pb2.Sampling(grammar=given), prefix_salt=b"s"
+    )
+    decoded = decode_command(worker_pb2.WorkerCommand(new_sequence=new), LIMITS)
+    assert isinstance(decoded, NewSequence)
+    assert decoded.problem is None
+    assert decoded.sampling.structure == Structure(Grammar(Syntax.REGEX, "a", b"s"), 2, (4,))
 
 
 def test_logprobs() -> None:

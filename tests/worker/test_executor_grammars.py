@@ -206,7 +206,7 @@ def test_what_the_process_dies_of_fails_alone() -> None:
     failure = ended_of(events)[2].failure
     assert failure is not None
     assert failure.reason == "INVALID_FIELD"
-    assert failure.metadata == {"field": "structured_output"}
+    assert failure.metadata == {"field": "grammar"}
     assert tokens_of(events, 1) == want
 
 

@@ -14,6 +14,9 @@ import pytest
 
 from gateway.served_model import ServedModel, load_model
 from tercet.config import ModelSettings
+from tercet.errors import InvalidFieldError
+from tercet.failure import failure_to_proto
+from tercet.mesh.v1 import sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
 from ..calling_model import answering, answering_in_turn, write_calling_model
@@ -303,3 +306,17 @@ async def test_a_call_that_has_to_be_made_is_a_grammar(client, scheduler, model,
     grammar = scheduler.sequences[-1].submit.sampling.grammar
     assert [name for name in ("weather", "now") if f'\\"name\\": \\"{name}\\"' in grammar.text] == names
     assert list(grammar.end_ids) == list(model.eos_token_ids)
+
+
+async def test_what_a_worker_cannot_follow_is_said_of_the_tools(http, scheduler, model):
+    async def play(sequence):
+        failure = failure_to_proto(InvalidFieldError("it explodes", field="grammar"))
+        await sequence.end(sequence_pb2.END_REASON_FAILED, failure=failure)
+
+    scheduler.play = play
+    body = {"model": "bytes", "messages": [USER], "tools": TOOLS, "tool_choice": "required"}
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    body = {"model": "bytes", "messages": [USER], "guided_regex": "a+"}
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_regex")
