@@ -115,7 +115,8 @@ class Accepted:
     request_id: str
     model: str
     model_revision: str
-    queue_position: int
+    # Requests of the same tenant and class ahead of this one, 0 is next; None: not said, as of GenerateOnce.
+    queue_position: int | None
     seed: int
     prompt_tokens: int
     # From admission to the first token, by forecast; None: nothing was known.
@@ -267,7 +268,7 @@ def from_event(event: pb.GenerateEvent) -> Event | None:
 def from_result(result: pb.GenerateResult) -> Answer:
     """The answer of GenerateOnce."""
     accepted = Accepted(
-        result.request_id, result.model, result.model_revision, 0, result.seed, result.usage.prompt_tokens
+        result.request_id, result.model, result.model_revision, None, result.seed, result.usage.prompt_tokens
     )
     finished = _finished([output.end for output in result.outputs], result.usage, result.timings)
     written = [

@@ -78,7 +78,8 @@ class FakeGateway(
         try:
             if request.prompt == "silent" or "silent" in words[-1:]:
                 await asyncio.sleep(3600)
-            yield pb.GenerateEvent(accepted=pb.Accepted(request_id="r1", model="fake", seed=9, prompt_tokens=3))
+            accepted = pb.Accepted(request_id="r1", model="fake", seed=9, prompt_tokens=3, queue_position=4)
+            yield pb.GenerateEvent(accepted=accepted)
             if self.fails_behind_accepted is not None:
                 await abort(context, self.fails_behind_accepted)
             for part in self.prompt_logprobs if request.sampling.HasField("prompt_logprobs") else ():

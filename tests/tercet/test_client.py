@@ -121,6 +121,13 @@ async def test_text_ids_and_chat_stream_and_unary_alike(gateway, prompt, text):
     assert streamed.finished == once.finished
 
 
+async def test_only_a_stream_says_where_its_request_stood(gateway):
+    async with AsyncClient(gateway.address) as client:
+        streamed = await client.generate("count 1").answer()
+        once = await client.generate_once("count 1")
+    assert (streamed.accepted.queue_position, once.accepted.queue_position) == (4, None)
+
+
 async def test_deltas_of_several_outputs_interleave_and_join_by_index(gateway):
     async with AsyncClient(gateway.address) as client:
         events = [event async for event in client.generate("count 2", n=3)]
