@@ -1,4 +1,4 @@
-"""Ledgers on both kinds of databases: a SQLite file, and a PostgreSQL server that the tests start."""
+"""Ledgers on both kinds of databases: a SQLite file, and a PostgreSQL server that the tests start. And their writers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from bench.postgres_server import PostgresServer, find_tool
+from tercet.ledger import writer as writer_module
 from tercet.ledger.ledger import Ledger
+from tercet.ledger.row import Row
+from tercet.ledger.writer import Writer
+
+from .fake_ledger import FakeLedger
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +76,31 @@ def by_hand(where: str) -> Iterator[Callable[..., list[tuple[object, ...]]]]:
 
     yield run
     engine.dispose()
+
+
+@pytest.fixture
+def database() -> FakeLedger:
+    return FakeLedger()
+
+
+@pytest.fixture
+def written() -> list[Row]:
+    return []
+
+
+@pytest.fixture
+def make_writer(written: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Writer]]:
+    """Starts writers, and stops them behind the test."""
+    monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(writer_module, "TELL_S", 0.02)
+    made: list[Writer] = []
+
+    def make(ledger: Any, retention_days: float = 0.0, instance: str = "one", **options: Any) -> Writer:
+        writer = Writer(ledger, tmp_path / "books", instance, retention_days, written.extend, **options)
+        writer.start()
+        made.append(writer)
+        return writer
+
+    yield make
+    for each in made:
+        each.stop()
