@@ -1,4 +1,4 @@
-"""Ledgers on both kinds of databases: a SQLite file, and a PostgreSQL server that the tests start. And their writers."""
+"""Ledgers on both kinds of databases, a SQLite file and a PostgreSQL server that the tests start, and their writers."""
 
 from __future__ import annotations
 
