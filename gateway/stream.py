@@ -62,7 +62,7 @@ class Stream:
         fields: Mapping[str, str] | None = None,
     ) -> None:
         """`num_prompt_logprobs`: tokens of the prompt whose logprobs come before the first token. `fields`: what the
-        client knows those by that errors of the mesh may name."""
+        client calls a field, by its name in errors of the mesh."""
         self._outputs = tuple(outputs)
         self._max_tokens_held = max_tokens_held
         self._hard_limit = max_tokens_held + ON_THEIR_WAY * len(self._outputs)
