@@ -45,6 +45,8 @@ def read_chat(given: pb.Chat) -> Chat:
     ):
         if len(items) > most:
             raise InvalidFieldError(f"chat has {len(items)} {name}; at most {most} are allowed", field=f"chat.{name}")
+    if not given.tools:
+        _check_nothing_called(given)
     messages = tuple(_message(message, index) for index, message in enumerate(given.messages))
     tools = _tools(given.tools)
     documents = tuple(read_json_object(text, f"chat.documents[{index}]") for index, text in enumerate(given.documents))
@@ -121,6 +123,16 @@ def _check_tool_name(name: str, field: str) -> None:
     if not _TOOL_NAME.fullmatch(name):
         raise InvalidFieldError(
             f"the name of a tool is {name[:64]!r}; it must be 1 to 64 letters, digits and any of _ . : / -", field=field
+        )
+
+
+def _check_nothing_called(given: pb.Chat) -> None:
+    """Of a chat without tools. That one has to be called is refused where it is looked for."""
+    if given.tool_choice == pb.TOOL_CHOICE_AUTO:
+        raise InvalidFieldError("a tool may be called, and there is none", field="chat.tool_choice")
+    if given.HasField("parallel_tool_calls"):
+        raise InvalidFieldError(
+            "parallel_tool_calls is about tools, and there is none", field="chat.parallel_tool_calls"
         )
 
 

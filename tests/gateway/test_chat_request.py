@@ -67,6 +67,10 @@ def test_what_is_not_said() -> None:
     assert read_chat(pb.Chat(messages=[USER])) == Chat((Message("user", "hi"),))
 
 
+def test_without_tools_none_can_be_wanted() -> None:
+    assert read_chat(pb.Chat(messages=[USER], tool_choice=pb.TOOL_CHOICE_NONE)) == read_chat(pb.Chat(messages=[USER]))
+
+
 def test_of_tools_that_it_may_not_call_the_assistant_is_not_told() -> None:
     chat = pb.Chat(messages=[USER], tools=[pb.Tool(name="f")], tool_choice=pb.TOOL_CHOICE_NONE)
     assert read_chat(chat).tools == ()
@@ -136,6 +140,9 @@ def test_a_last_turn_that_goes_on() -> None:
         ({"messages": [USER], "template_kwargs": '{"a":' + "[" * 99_999}, "chat.template_kwargs", ""),
         ({"messages": [USER], "template_kwargs": '{"a":' + "9" * 9_999 + "}"}, "chat.template_kwargs", "not JSON"),
         ({"messages": [USER], "tool_choice": pb.TOOL_CHOICE_REQUIRED}, "chat.tool_choice", "there is none"),
+        ({"messages": [USER], "tool_choice": pb.TOOL_CHOICE_AUTO}, "chat.tool_choice", "there is none"),
+        ({"messages": [USER], "parallel_tool_calls": True}, "chat.parallel_tool_calls", "there is none"),
+        ({"messages": [USER], "parallel_tool_calls": False}, "chat.parallel_tool_calls", "there is none"),
         ({"messages": [USER], "tool_choice": 99}, "chat.tool_choice", "99"),
         ({"messages": [USER], "forced_tool": "f"}, "chat.forced_tool", "no such tool"),
         ({"messages": [USER], "continue_final_message": True}, "chat.continue_final_message", "assistant"),
@@ -178,6 +185,7 @@ chats = st.builds(
     documents=st.lists(short, max_size=2),
     template_kwargs=short,
     tool_choice=st.integers(0, 4),
+    parallel_tool_calls=st.none() | st.booleans(),
     continue_final_message=st.booleans(),
 )
 
