@@ -42,6 +42,9 @@ log = structlog.get_logger()
 
 # A worker without work for so long, in seconds, has the time to verify its pool, which takes milliseconds.
 _IDLE_CHECK_S = 1.0
+# So long a plan is kept that has nothing to compute for want of masks, in seconds. Its end lets the scheduler send
+# another one, and tells it that the worker moves; each costs both of them a message.
+HOLD_S = 0.02
 
 
 class Executor:
@@ -81,10 +84,12 @@ class Executor:
         self._announced: Command | None = None
         self._may_grow = False  # the run, since plans came that only go on
         self._has_returned = False  # a sequence from host memory, which the run does not have
-        self._holds = False  # the plan at the head, for masks without which there is nothing to compute
+        # Until when the plan at the head is kept, by the clock, for masks without which it has nothing to compute.
+        self._held_until: float | None = None
         # Of the thread: whether it waits for commands, and how often it has waited or come to the end of a step.
         self._waits = True
         self._num_turns = 0
+        self._clock = clock
         self._outbox = Outbox()
         self._reports = Reports(self._outbox, self._plans, self._sequences, kv_cache, self._works, clock)
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
@@ -154,7 +159,7 @@ class Executor:
             torch.cuda.set_device(device)
         try:
             while not self._stopped:
-                if not self._works and (self._holds or not self._plans):
+                if not self._works and (self._held_until is not None or not self._plans):
                     self._wait()
                 self._obey_all()
                 self._step()
@@ -169,10 +174,11 @@ class Executor:
                 self._grammars.close()
 
     def _wait(self) -> None:
-        self._holds = False
         self._outbox.flush()
         self._waits = True
-        if not self._mailbox.wait(_IDLE_CHECK_S):
+        if self._held_until is not None:
+            self._mailbox.wait(max(0.0, self._held_until - self._clock()))
+        elif not self._mailbox.wait(_IDLE_CHECK_S):
             self._check_pool()
             self._mailbox.wait(None)
         self._num_turns += 1
@@ -289,6 +295,7 @@ class Executor:
 
     def _begin(self) -> bool:
         """Begins the step at the head of the plans; False if there is none to wait for."""
+        held_until, self._held_until = self._held_until, None
         if not self._plans:
             return False
         self._reports.begin_step()
@@ -305,10 +312,26 @@ class Executor:
             self._report(Outcome())
             self._reports.cache_changes()
         elif is_masking:
-            self._holds = True
+            self._hold(held_until)
         else:
             self._reports.plan_done(revoked=False)
         return False
+
+    def _hold(self, until: float | None) -> None:
+        """Keeps the plan at the head, which waits for masks alone, until that time; None: it begins to wait now. Then,
+        or as soon as one behind it has something to compute, ends it."""
+        now = self._clock()
+        until = now + HOLD_S if until is None else until
+        if now < until and not self._works.has_work_behind:
+            self._held_until = until
+            return
+        head = self._plans.head
+        # A step, if one of nothing: whose plans run none is taken to be broken.
+        self._report(Outcome(step_us=0))
+        if self._plans and self._plans.head is head:
+            # Its first step has gone, and with it what it had of prompts: the next plan has that again.
+            self._reports.plan_done(revoked=False)
+        self._reports.cache_changes()
 
     def _look_ahead(self) -> None:
         if self._announced is None and self._plans:

@@ -59,6 +59,11 @@ class Pipeline:
         size = self._kv_cache.pool.block_size
         return sum(each.table.num_blocks - -(-each.num_computed // size) for each in self._on_their_way())
 
+    @property
+    def has_work_behind(self) -> bool:
+        """Where nothing is computed, and the plan at the head has nothing: whether one behind it has."""
+        return any(self._has_work(plan) for plan in self._plans.later)
+
     def begin(self) -> bool:
         """Where nothing is computed: begins the step at the head of the plans, and in a run those behind it. False if
         there is nothing to compute."""
@@ -131,6 +136,12 @@ class Pipeline:
         """The head has no further outcome."""
         head = self._works.popleft()
         head.close(self._on_their_way())
+
+    def _has_work(self, plan: Plan) -> bool:
+        joined = (self._sequences.get(each) for each in plan.join)
+        return any(each is not None and each.prefill_complete and each.may_draw for each in joined) or bool(
+            missing_chunks(self._sequences, plan.chunks, {})
+        )
 
     def _rows(self, plan: Plan | None, places: dict[Sequence, Row]) -> tuple[list[Row], list[Row]]:
         """Who decodes in the next step, those that follow first, and what it computes of prompts. `places` as in

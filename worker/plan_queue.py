@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice, takewhile
 
 from .messages import BlockCounts, Plan, PlanDone
@@ -44,6 +44,11 @@ class PlanQueue:
     def behind(self) -> tuple[Plan, int] | None:
         """The plan that comes next, if there is one, and its steps, counted in the same way."""
         return (self._plans[1], self._num_steps_alike(1)) if len(self._plans) > 1 else None
+
+    @property
+    def later(self) -> Iterator[Plan]:
+        """All plans behind it."""
+        return islice(self._plans, 1, None)
 
     def _num_steps_alike(self, index: int) -> int:
         behind = takewhile(lambda plan: plan.goes_on, islice(self._plans, index + 1, None))

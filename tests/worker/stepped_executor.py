@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -46,7 +47,7 @@ class SteppedExecutor:
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, num_swap_blocks: int = 0, caching: bool = True,
         model: RecallModel | None = None, captured: int | None = None, swap_space: type[SwapSpace] = SwapSpace,
-        grammars: Grammars | None = None,
+        grammars: Grammars | None = None, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         """`captured` is the seed of a device that computes runs by itself; None: the host computes each step."""
         self.model = model or RecallModel()
@@ -58,6 +59,7 @@ class SteppedExecutor:
             self.swap_space,
             grammars=grammars,
             check_every_step=True,
+            clock=clock,
         )
         self.events: list[Event] = []
         self._plan_seq = 0
