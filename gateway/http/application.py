@@ -92,9 +92,9 @@ class Application:
         except Exception as error:
             told = typed_end(error)
             assert told is not None
-            # Who does not read the answer does not read its end.
-            if not (exchange.started and isinstance(told, SlowConsumerError)):
-                await exchange.fail(failure_of(told, exchange.renamed), {})
+            # Who does not read is not waited for.
+            waits = not isinstance(told, SlowConsumerError)
+            await exchange.fail(failure_of(told, exchange.renamed), {}, waits=waits)
         finally:
             self._calls -= 1
 

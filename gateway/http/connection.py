@@ -27,6 +27,8 @@ STALL_SLACK_SECONDS = 1.0
 # What may wait for a client in this process, and in the kernel: what is beyond that holds the request up.
 WRITE_BUFFER_BYTES = 16 * 1024
 SEND_BUFFER_BYTES = 64 * 1024
+# In the scope of each request: the connection's `last_words`.
+LAST_WORDS = "tercet.last_words"
 
 
 class Connection(H11Protocol):
@@ -55,6 +57,23 @@ class Connection(H11Protocol):
         """A client has sent something."""
         super().data_received(data)
         self._watch()
+
+    def handle_events(self) -> None:
+        """Requests may have begun."""
+        super().handle_events()
+        if self.scope is not None:
+            self.scope[LAST_WORDS] = self.last_words  # type: ignore[literal-required]
+
+    def last_words(self) -> None:
+        """An answer is given up since its client does not read: what ends it is written behind what it has not read,
+        without waiting for room, and then the connection is closed. Its client has as long as before to read it."""
+        if self.flow.write_paused:
+            self.cycle.keep_alive = False
+            self.flow.resume_writing()
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
+            self._abort_unless_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A client has gone."""

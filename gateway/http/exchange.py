@@ -11,6 +11,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from .connection import LAST_WORDS
 from .failures import Failure, HttpError
 
 _JSON = "application/json"
@@ -77,11 +78,13 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def fail(self, failure: Failure, headers: Mapping[str, str]) -> None:
-        """An error: as the answer, or, if that has begun, as the event that ends it."""
+    async def fail(self, failure: Failure, headers: Mapping[str, str], *, waits: bool = True) -> None:
+        """An error: as the answer, or, if that has begun, as the event that ends it, which `waits` for the client."""
         if not self.started:
             await self.answer(failure.status, failure.body, {**failure.headers, **headers})
         elif not self._completed:
+            if not waits:
+                self.scope[LAST_WORDS]()
             await self.event(failure.body)
             await self.end_events()
 

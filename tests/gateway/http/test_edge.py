@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,16 @@ async def answer_to(port: int, data: bytes) -> bytes:
         return await asyncio.wait_for(reader.read(), 20)
     finally:
         writer.close()
+
+
+def dechunk(body: bytes) -> Iterator[bytes]:
+    """The chunks of a whole body, the last of which is empty."""
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        count = int(size, 16)
+        assert rest[count : count + 2] == b"\r\n"
+        yield rest[:count]
+        body = rest[count + 2 :]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +173,22 @@ class TestSlowReader:
         await until(lambda: endless.sequences)
         await asyncio.wait_for(endless.sequences[0].cancelled.wait(), 20)
         assert endless.sequences[0].cancel_reason == sequence_pb2.CANCEL_REASON_SLOW_CONSUMER
+
+    async def test_one_that_reads_on_after_its_end_gets_whole_events_and_the_error(self, gateway, endless, reader):
+        await until(lambda: endless.sequences)
+        await asyncio.wait_for(endless.sequences[0].cancelled.wait(), 20)
+        answer = b""
+        while piece := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(reader, 65_536), 20):
+            answer += piece
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head.lower()
+        chunks = list(dechunk(body))
+        assert chunks.pop() == b""
+        # A chunk is an event.
+        events = [json.loads(chunk.removeprefix(b"data: ").removesuffix(b"\n\n")) for chunk in chunks]
+        assert len(events) > 2
+        assert events[-1]["error"]["code"] == "slow_consumer"
+        assert all("choices" in event for event in events[:-1])
 
     @pytest.mark.parametrize("request_bytes", [LONG_REQUEST])
     async def test_an_answer_in_one_piece_keeps_its_place_until_it_is_read(
