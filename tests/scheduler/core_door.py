@@ -24,9 +24,11 @@ SLOTS = 4
 class Door:
     """A core with one gateway and one worker that never reports: what comes out is what admission says."""
 
-    def __init__(self, max_requests: int = 1000, max_tokens: int = 10**6, **settings: Any) -> None:
+    def __init__(self, max_requests: int = 1000, max_tokens: int = 10**6, num_steps: int = 4, **settings: Any) -> None:
         settings.setdefault("admission_mode", AdmissionMode.OFF)
-        self.core = Core(CoreSettings(("host:1",), Policy(4, 0), QueueBounds(max_requests, max_tokens), **settings))
+        self.core = Core(
+            CoreSettings(("host:1",), Policy(num_steps, 0), QueueBounds(max_requests, max_tokens), **settings)
+        )
         self.now = 0.0
         self.logs: list[Log] = []
         self._keys: Iterator[int] = iter(range(1000, 10**6))
