@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass
 
-from tercet.errors import EngineFaultError, InvalidFieldError
+from tercet.errors import InvalidFieldError
 from tercet.grammar.grammar import Grammar
 from tercet.grammar.library import check_installed
 from tercet.grammar.process import Answer, GrammarProcess, Limits
@@ -18,11 +19,27 @@ _MAX_BYTES = 512 << 20
 _SECONDS = 2.0
 # Grammars of which it is known what to say of them.
 _KEPT = 1024
+# Processes that seem to have died of one grammar before it is given up.
+_MAX_LOSSES = 2
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What somebody waits for, in a loop of its own."""
+
+    grammar: Grammar
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Answer]
+    num_losses: int = 0
+
+    def settle(self, answer: Answer) -> None:
+        self.loop.call_soon_threadsafe(_resolve, self.answer, answer)
 
 
 class GrammarCheck:
     """Tries one at a time, and tenants take turns: who sends what takes long waits for it himself. What was said of the
-    last grammars is kept, but for what was too dear: that may be otherwise another time."""
+    last grammars is kept, but for what was too dear: that may be otherwise another time. What ends the process fails
+    alone: the others are asked again."""
 
     def __init__(self) -> None:
         self._process = GrammarProcess(
@@ -30,7 +47,7 @@ class GrammarCheck:
         )
         self._turns = Turns(1)
         self._keys = itertools.count(1)
-        self._asked: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Answer]]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
 
     async def check(self, grammar: Grammar, tenant: str, field: str) -> None:
@@ -60,39 +77,31 @@ class GrammarCheck:
 
     async def _try(self, grammar: Grammar) -> Answer:
         loop, key = asyncio.get_running_loop(), next(self._keys)
-        answer: asyncio.Future[Answer] = loop.create_future()
-        self._asked[key] = loop, answer
+        asked = self._asked[key] = _Asked(grammar, loop, loop.create_future())
         try:
             # To begin a process takes some milliseconds.
             await asyncio.to_thread(self._process.probe, key, grammar)
-            return await answer
+            return await asked.answer
         finally:
-            self._asked.pop(key, None)
+            del self._asked[key]
+            # Where nobody waits any more it does not have to be begun.
+            self._process.drop(key)
 
     def _answered(self, key: int, answer: Answer) -> None:
-        self._settle(key, answer)
+        if (asked := self._asked.get(key)) is not None:
+            asked.settle(answer)
 
     def _lost(self, culprit: int | None, problem: str) -> None:
-        for key in [*self._asked]:
+        for key, asked in [*self._asked.items()]:
             if key == culprit:
-                self._settle(key, Answer(problem, b"", too_dear=True))
-            elif (asked := self._asked.get(key)) is not None:
-                loop, answer = asked
-                error = EngineFaultError("the process that tries grammars was lost")
-                loop.call_soon_threadsafe(_fail, answer, error)
-
-    def _settle(self, key: int, answer: Answer) -> None:
-        asked = self._asked.get(key)
-        if asked is not None:
-            loop, wanted = asked
-            loop.call_soon_threadsafe(_resolve, wanted, answer)
+                asked.num_losses += 1
+            # It may have been something else, once.
+            if asked.num_losses == _MAX_LOSSES:
+                asked.settle(Answer(problem, b"", too_dear=True))
+            else:
+                self._process.probe(key, asked.grammar)
 
 
 def _resolve(wanted: asyncio.Future[Answer], answer: Answer) -> None:
     if not wanted.done():
         wanted.set_result(answer)
-
-
-def _fail(answer: asyncio.Future[Answer], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)

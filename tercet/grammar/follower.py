@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,8 @@ _CONTROLS = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 
 
 class Follower:
-    """Compiled grammars are kept for later texts, the last used ones, as long as they take `cache_bytes` together."""
+    """Compiled grammars are kept for later texts, the last used ones, as long as they take `cache_bytes` together. Used
+    by any thread, for one text by one at a time."""
 
     def __init__(self, read_pieces: Callable[[bool], Sequence[bytes]], cache_bytes: int, num_threads: int = 1) -> None:
         """`read_pieces(with_markers)` gives what tokens add to a text, by id."""
@@ -30,6 +32,7 @@ class Follower:
         self._vocab_size = len(read_pieces(False))
         self._cache_bytes = cache_bytes
         self._num_threads = num_threads
+        self._keeping = threading.Lock()
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._num_bytes = 0
         self._matchers: dict[int, Matcher] = {}
@@ -42,16 +45,21 @@ class Follower:
         """Whether it is compiled."""
         return grammar in self._compiled
 
-    def compile(self, grammar: Grammar) -> None:
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Takes as long as the grammar does. Raises ValueError if it is none, MemoryError."""
-        if not self.knows(grammar):
-            compiled = compile_grammar(grammar, self._vocabulary(grammar.syntax), self._num_threads)
-            self._compiled[grammar] = compiled
-            self._num_bytes += compiled.num_bytes
-        self._compiled.move_to_end(grammar)
-        while self._num_bytes > self._cache_bytes and len(self._compiled) > 1:
-            _, oldest = self._compiled.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+        with self._keeping:
+            if (known := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        compiled = compile_grammar(grammar, self._vocabulary(grammar.syntax), self._num_threads)
+        with self._keeping:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled
+                self._num_bytes += compiled.num_bytes
+            while self._num_bytes > self._cache_bytes and len(self._compiled) > 1:
+                _, oldest = self._compiled.popitem(last=False)
+                self._num_bytes -= oldest.num_bytes
+        return compiled
 
     @functools.cache  # noqa: B019 - there is one
     def _vocabulary(self, syntax: Syntax) -> Vocabulary:
@@ -61,8 +69,7 @@ class Follower:
 
     def open(self, key: int, grammar: Grammar, end_ids: Sequence[int], token_ids: Iterable[int]) -> bytes:
         """Begins a text whose first tokens are given; as `step`."""
-        self.compile(grammar)
-        matcher = self._compiled[grammar].matcher(end_ids)
+        matcher = self.compile(grammar).matcher(end_ids)
         for token_id in token_ids:
             _accept(matcher, token_id)
         self._matchers[key] = matcher
@@ -81,9 +88,8 @@ class Follower:
 
     def probe(self, grammar: Grammar) -> None:
         """Compiles it and writes a random sentence. Raises ValueError if it is none, or takes too long to follow."""
-        self.compile(grammar)
         end_id = self._vocab_size - 1
-        matcher, rng = self._compiled[grammar].matcher([end_id]), random.Random(0)
+        matcher, rng = self.compile(grammar).matcher([end_id]), random.Random(0)
         begin = time.thread_time()
         for _ in range(TRIED_TOKENS):
             mask = np.frombuffer(self._mask(matcher), np.uint8)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # Blanks between the tokens of JSON. Without a bound, models may write nothing else.
 MAX_BLANKS = 16
+# The first bytes of a salt are those of all salts of its tenant.
+OWNER_BYTES = 8
 
 
 class Syntax(enum.Enum):
@@ -33,3 +35,8 @@ class Grammar:
     syntax: Syntax
     text: str
     salt: bytes = b""
+
+    @property
+    def owner(self) -> bytes:
+        """The same for all grammars of a tenant."""
+        return self.salt[:OWNER_BYTES]

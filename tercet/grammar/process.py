@@ -24,12 +24,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the process may take. A grammar that takes longer to compile, or a text to go on by a token, ends it."""
+    """What the process may take. A grammar that takes longer to compile, or a text to go on by a token, ends it. At
+    most `places` are compiled at a time, each of another tenant."""
 
     max_bytes: int
     compile_seconds: float
     step_seconds: float = 1.0
     num_threads: int = 1
+    places: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,13 @@ class GrammarProcess:
         self._lock = threading.Lock()
         self._to_write: queue.SimpleQueue[dict[str, Any] | None] | None = None  # None: no process
         self._process: subprocess.Popen[bytes] | None = None
-        # Asked and not answered, in the order in which they were; opens and probes of grammars before steps.
+        # Asked and not answered, in the order in which they were.
         self._waiting: dict[int, None] = {}
+        # At what it is, whether or not anybody still wants that.
+        self._begun: set[int] = set()
+        # Of several at which one died without a word nobody can be told; the next one is at one at a time.
+        self._is_unsure = False
+        self._is_closed = False
 
     def open(self, key: int, grammar: Grammar, end_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Begins a text, and asks what may come behind its first tokens."""
@@ -85,8 +92,9 @@ class GrammarProcess:
                 self._to_write.put({"do": "drop", "key": key})
 
     def close(self) -> None:
-        """Ends the process. Nothing is answered any more."""
+        """Ends the process. Nothing is answered any more, nor what is asked later."""
         with self._lock:
+            self._is_closed = True
             self._waiting.clear()
             process, self._process = self._process, None
             if self._to_write is not None:
@@ -100,6 +108,8 @@ class GrammarProcess:
         if grammar is not None:
             fields |= {"syntax": grammar.syntax.value, "text": grammar.text, "salt": grammar.salt.hex()}
         with self._lock:
+            if self._is_closed:
+                return
             if self._to_write is None:
                 self._begin()
             assert self._to_write is not None
@@ -119,6 +129,7 @@ class GrammarProcess:
             "compile_seconds": limits.compile_seconds,
             "step_seconds": limits.step_seconds,
             "num_threads": limits.num_threads,
+            "places": 1 if self._is_unsure else limits.places,
         }
         # A session of its own: who stops the service by a key of the terminal does not mean this one. What it says is
         # not read: it may repeat grammars, and these are prompts.
@@ -143,7 +154,7 @@ class GrammarProcess:
 
     def _read(self, process: subprocess.Popen[bytes], to_write: queue.SimpleQueue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None
-        told: int | None = None
+        has_told = False
         problem = "it ended the process that follows grammars"
         while True:
             try:
@@ -153,9 +164,15 @@ class GrammarProcess:
             if head["key"] is None:
                 problem = head["problem"]
                 continue
-            told = head["key"] if head["problem"] is not None else None
             with self._lock:
-                known = self._process is process and head["key"] in self._waiting
+                if self._process is not process:
+                    continue
+                if "begun" in head:
+                    self._begun.add(head["key"])
+                    continue
+                has_told = "last" in head
+                self._begun.discard(head["key"])
+                known = head["key"] in self._waiting
                 if known:
                     del self._waiting[head["key"]]
             if known:
@@ -167,8 +184,18 @@ class GrammarProcess:
             if self._process is not process:
                 return
             self._process = self._to_write = None
-            # One that ended by itself has said for whom; else it died of what it was at.
-            culprit = None if code == 0 and told is not None else next(iter(self._waiting), None)
+            culprit = None if has_told else self._suspect()
+            self._is_unsure = not has_told and len(self._begun) > 1
             self._waiting.clear()
+            self._begun.clear()
         log.error("grammar_process_lost", code=code, problem=problem)
         self._on_loss(culprit, problem)
+
+    def _suspect(self) -> int | None:
+        """What a process died of that said nothing: what it was at, or was asked first."""
+        if not self._begun:
+            return next(iter(self._waiting), None)
+        if len(self._begun) > 1:
+            return None
+        (key,) = self._begun
+        return key if key in self._waiting else None

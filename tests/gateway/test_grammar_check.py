@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway import grammar_check
 from gateway.grammar_check import GrammarCheck
 from tercet import errors
 from tercet.grammar import library
@@ -16,6 +17,23 @@ from tercet.grammar.grammar import Grammar, Syntax
 from tercet.grammar.process import Answer
 
 GOOD, BAD = Grammar(Syntax.REGEX, "ab?"), Grammar(Syntax.REGEX, "(a")
+
+
+class FakeProcess:
+    """Notes what is asked, and answers nothing."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def probe(self, key: int, grammar: Grammar) -> None:
+        """See GrammarProcess."""
+        self.keys.append(key)
+
+    def drop(self, key: int) -> None:
+        """See GrammarProcess."""
+
+    def close(self) -> None:
+        """See GrammarProcess."""
 
 
 @pytest.fixture
@@ -68,13 +86,49 @@ async def test_a_process_that_was_killed_is_begun_again(check: GrammarCheck) -> 
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     await asyncio.to_thread(process.wait)
-    # What is asked before that was noticed is answered, or fails with a typed error.
+    # Also what is asked before that was noticed.
     for text in ("x", "xy", "xyz"):
-        try:
-            await asyncio.wait_for(check.check(Grammar(Syntax.REGEX, text), "", "x"), 60)
-        except errors.RequestError:
-            continue
-    await asyncio.wait_for(check.check(Grammar(Syntax.REGEX, "z"), "", "x"), 60)
+        await asyncio.wait_for(check.check(Grammar(Syntax.REGEX, text), "", "x"), 60)
+
+
+async def test_what_ends_the_process_fails_alone_and_others_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "_SECONDS", 0.05)
+    check = GrammarCheck()
+    try:
+        dear = Grammar(Syntax.REGEX, "".join(f"(a{{0,{i}}}|b)*" for i in range(1, 200)), b"tenant-1")
+        goods = [Grammar(Syntax.REGEX, f"[ab]0{count}", b"tenant-2") for count in range(5)]
+        first, *others = await asyncio.gather(
+            check.check(dear, "1", "x"), *(check.check(each, "2", "x") for each in goods), return_exceptions=True
+        )
+        assert isinstance(first, errors.InvalidFieldError)
+        assert "more than 0.05 s" in str(first)
+        assert others == [None] * 5
+        # Also where who asked for it has left.
+        for count in range(3):
+            left = asyncio.create_task(check.check(Grammar(dear.syntax, dear.text, b"%d" % count), "1", "x"))
+            while not check._process._begun:  # noqa: ASYNC110 - it is another thread's
+                await asyncio.sleep(0.001)
+            left.cancel()
+            await check.check(Grammar(Syntax.REGEX, f"[ab]1{count}", b"tenant-2"), "2", "x")
+        assert not check._asked
+    finally:
+        check.close()
+
+
+async def test_what_it_dies_of_without_a_word_is_refused_the_second_time(check: GrammarCheck) -> None:
+    process = FakeProcess()
+    check._process = process  # type: ignore[assignment]
+    suspect = asyncio.create_task(check.check(GOOD, "", "x"))
+    while not process.keys:  # noqa: ASYNC110 - a plain list
+        await asyncio.sleep(0.001)
+    (key,) = process.keys
+    for culprit in (None, key, None):
+        check._lost(culprit, "it died")
+    assert process.keys == [key] * 4
+    check._lost(key, "it died")
+    with pytest.raises(errors.InvalidFieldError, match="it died"):
+        await suspect
+    assert process.keys == [key] * 4
 
 
 async def test_without_the_library_it_is_said_that_it_is_missing(

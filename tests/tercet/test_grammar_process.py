@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from tercet.model_source import ModelFormat, ModelSource
 END = 256
 GOOD = Grammar(Syntax.REGEX, "ab?")
 PATIENCE_S = 60.0
+# The longer the text, the more ways there are in which it may have come about: it keeps the library busy for minutes.
+ENDLESS, ENDLESS_TEXT = 'root ::= root root | "a"', [ord("a")] * 20_000
 
 
 class Asked:
@@ -99,9 +102,7 @@ def test_what_is_no_grammar_is_told_and_others_go_on(asked: Asked, grammar: Gram
 def test_what_takes_too_long_ends_it_and_the_next_question_begins_another() -> None:
     slow = Asked(Limits(256 << 20, compile_seconds=0.05, step_seconds=5.0))
     try:
-        # The longer the text, the more ways there are in which it may have come about.
-        grammar = Grammar(Syntax.EBNF, 'root ::= root root | "a"')
-        slow.process.open(7, grammar, [END], [ord("a")] * 4000)
+        slow.process.open(7, Grammar(Syntax.EBNF, ENDLESS), [END], ENDLESS_TEXT)
         key, problem = slow.problem()
         assert key == 7
         assert "more than 0.05 s" in problem
@@ -114,11 +115,79 @@ def test_what_is_compiled_is_so_for_its_own_salt(asked: Asked) -> None:
     salted = [Grammar(GOOD.syntax, GOOD.text, salt) for salt in (b"\x00\xff", b"b")]
     asked.process.open(1, salted[0], [END], [])
     assert asked.mask() == (1, {ord("a")})
-    # Compiling it takes a while. Who has to be compiled waits behind it.
-    asked.process.probe(2, Grammar(Syntax.REGEX, "".join(f"(a{{0,{i}}}|b)*" for i in range(1, 110))))
+    # Compiling it takes a while. What has to be compiled waits behind what is of the same tenant.
+    asked.process.probe(2, Grammar(Syntax.REGEX, "".join(f"(a{{0,{i}}}|b)*" for i in range(1, 110)), b"b"))
     asked.process.open(3, salted[1], [END], [])
     asked.process.open(4, salted[0], [END], [])
     assert [asked.next()[0] for _ in range(3)] == [4, 2, 3]
+
+
+def begin_endless(asked: Asked, key: int, salt: bytes) -> None:
+    """It is what the process is at."""
+    asked.process.open(key, Grammar(Syntax.EBNF, ENDLESS, salt), [END], ENDLESS_TEXT)
+    deadline = time.monotonic() + PATIENCE_S
+    while key not in asked.process._begun:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_nobody_waits_for_what_another_tenant_brings_along() -> None:
+    asked = Asked(Limits(256 << 20, compile_seconds=600.0))
+    try:
+        begin_endless(asked, 1, b"tenant-1")
+        for count in range(2, 9):
+            salt = b"tenant-1" + bytes([count])
+            asked.process.open(count, Grammar(Syntax.EBNF, ENDLESS, salt), [END], ENDLESS_TEXT)
+        for count in range(9, 13):
+            asked.process.open(count, Grammar(GOOD.syntax, GOOD.text, b"tenant-2" + bytes([count])), [END], [])
+        # One tenant's come in their order, the other's own wait for its first.
+        assert [asked.mask() for _ in range(4)] == [(count, {ord("a")}) for count in range(9, 13)]
+        assert asked.process._begun == {1}
+    finally:
+        asked.process.close()
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_it_died_of_what_it_was_at_not_of_what_waited(asked: Asked, is_wanted: bool) -> None:
+    begin_endless(asked, 5, b"tenant-1")
+    asked.process.open(6, Grammar(GOOD.syntax, GOOD.text, b"tenant-1"), [END], [])
+    if is_wanted:
+        # Asked once more, it is behind the other one.
+        asked.process._waiting.pop(5)
+        asked.process._waiting[5] = None
+    else:
+        asked.process.drop(5)
+    process = asked.process._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert asked.next()[0] == (5 if is_wanted else None)
+    asked.process.open(6, GOOD, [END], [])
+    assert asked.mask() == (6, {ord("a")})
+
+
+def test_of_two_at_which_it_died_nobody_is_told_and_then_it_is_at_one_at_a_time() -> None:
+    asked = Asked(Limits(256 << 20, compile_seconds=600.0))
+    try:
+        for key in (1, 2):
+            begin_endless(asked, key, f"tenant-{key}".encode())
+        for culprit in (None, 1):
+            process = asked.process._process
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
+            assert asked.next()[0] == culprit
+            if culprit is None:
+                begin_endless(asked, 1, b"tenant-1")
+                asked.process.open(2, Grammar(GOOD.syntax, GOOD.text, b"tenant-2"), [END], [])
+    finally:
+        asked.process.close()
+
+
+def test_nothing_is_begun_behind_the_end(asked: Asked) -> None:
+    asked.process.open(1, GOOD, [END], [])
+    asked.mask()
+    asked.process.close()
+    asked.process.open(2, GOOD, [END], [])
+    assert asked.process._process is None
 
 
 def test_whoever_kills_it_loses_what_was_open(asked: Asked) -> None:
