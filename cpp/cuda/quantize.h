@@ -38,8 +38,8 @@ struct Rescale {
   const void* bias;
 };
 
-// Of what gate_mul (activation.h) gives with silu for gate_up [T, 2D] in the place of x, rounded to bfloat16 first, and before
-// that `rescale`d.
+// Of what gate_mul (activation.h) gives with silu for gate_up [T, 2D] in the place of x, rounded to bfloat16 first, and
+// before that `rescale`d.
 void silu_mul_quantized(const QuantizeRows& args, const Rescale& scales, Stream stream);
 
 // sums [T, N] of bfloat16, contiguous, N a multiple of 8: sums * of_rows * of_outputs + bias in place, in float32.
