@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -37,15 +38,16 @@ class _Asked:
 
 
 class GrammarCheck:
-    """Tries one at a time, and tenants take turns: who sends what takes long waits for it himself. What was said of the
-    last grammars is kept, but for what was too dear: that may be otherwise another time. What ends the process fails
-    alone: the others are asked again."""
+    """Asks for one of each tenant at a time; those take turns in the process. What was said of the last grammars is
+    kept, but for what was too dear: that may be otherwise another time. What ends the process fails alone: the others
+    are asked again."""
 
     def __init__(self) -> None:
         self._process = GrammarProcess(
             None, Limits(_MAX_BYTES, compile_seconds=_SECONDS, step_seconds=_SECONDS), self._answered, self._lost
         )
-        self._turns = Turns(1)
+        # By tenant, as long as somebody waits.
+        self._turns: weakref.WeakValueDictionary[str, Turns] = weakref.WeakValueDictionary()
         self._keys = itertools.count(1)
         self._asked: dict[int, _Asked] = {}
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
@@ -64,7 +66,8 @@ class GrammarCheck:
     async def _problem(self, grammar: Grammar, tenant: str) -> str | None:
         if grammar not in self._known:
             check_installed()
-            async with self._turns.place(tenant):
+            turns = self._turns.setdefault(tenant, Turns(1))
+            async with turns.place(tenant):
                 if grammar not in self._known:
                     answer = await self._try(grammar)
                     if answer.too_dear:

@@ -75,8 +75,8 @@ async def test_what_was_too_dear_is_asked_again(check: GrammarCheck) -> None:
 
 
 async def test_many_ask_at_once(check: GrammarCheck) -> None:
-    grammars = [Grammar(Syntax.REGEX, f"a{{{count}}}") for count in range(1, 20)]
-    await asyncio.gather(*(check.check(each, str(i % 3), "x") for i, each in enumerate([*grammars, *grammars])))
+    grammars = [Grammar(Syntax.REGEX, f"a{{{count}}}", b"%d" % (count % 3)) for count in range(1, 20)]
+    await asyncio.gather(*(check.check(each, each.salt.decode(), "x") for each in [*grammars, *grammars]))
     assert next(check._keys) == len(grammars) + 1
 
 
@@ -118,17 +118,41 @@ async def test_what_ends_the_process_fails_alone_and_others_are_asked_again(monk
 async def test_what_it_dies_of_without_a_word_is_refused_the_second_time(check: GrammarCheck) -> None:
     process = FakeProcess()
     check._process = process  # type: ignore[assignment]
-    suspect = asyncio.create_task(check.check(GOOD, "", "x"))
-    while not process.keys:  # noqa: ASYNC110 - a plain list
+    suspect, neighbour = (asyncio.create_task(check.check(GOOD, tenant, "x")) for tenant in "ab")
+    while len(process.keys) < 2:  # noqa: ASYNC110 - a plain list
         await asyncio.sleep(0.001)
-    (key,) = process.keys
+    key, other = sorted(process.keys)
     for culprit in (None, key, None):
+        process.keys.clear()
         check._lost(culprit, "it died")
-    assert process.keys == [key] * 4
+        assert process.keys == [key, other]
+    process.keys.clear()
     check._lost(key, "it died")
     with pytest.raises(errors.InvalidFieldError, match="it died"):
         await suspect
-    assert process.keys == [key] * 4
+    assert process.keys == [other]
+    check._answered(other, Answer(None, b""))
+    await neighbour
+
+
+async def test_each_tenant_asks_for_one_at_a_time_and_waits_for_no_other(check: GrammarCheck) -> None:
+    process = FakeProcess()
+    check._process = process  # type: ignore[assignment]
+    first, *behind = (
+        asyncio.create_task(check.check(Grammar(Syntax.REGEX, text, tenant.encode()), tenant, "x"))
+        for text, tenant in [("a", "a"), ("b", "a"), ("c", "a"), ("a", "b")]
+    )
+    while len(process.keys) < 2:  # noqa: ASYNC110 - a plain list
+        await asyncio.sleep(0.001)
+    assert len(check._turns) == len(check._asked) == 2
+    first.cancel()
+    while not all(each.done() for each in behind):
+        for key in [*check._asked]:
+            check._answered(key, Answer(None, b""))
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*behind)
+    assert len(process.keys) == 4
+    assert not check._asked
 
 
 async def test_without_the_library_it_is_said_that_it_is_missing(
