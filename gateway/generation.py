@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -121,8 +121,11 @@ class Generation:
         self._completed = False
         self._closed = False
 
-    async def open(self) -> Admission:
-        """Tokenizes, submits, and waits until the scheduler has admitted. Raises the RequestError that refuses."""
+    async def open(self, before_submit: Callable[[int], Awaitable[None]] | None = None) -> Admission:
+        """Tokenizes, submits, and waits until the scheduler has admitted. Raises the RequestError that refuses.
+
+        `before_submit` gets the tokens that the request may use at worst, and may refuse it.
+        """
         request, model, link = self._request, self._request.model, self._means.link
         # Before any work: a mesh that cannot serve says so at once, or as soon as that is known.
         pool = await link.settled_pool(model.name, model.revision)
@@ -144,6 +147,9 @@ class Generation:
             await self._means.grammars.check(grammar, self.caller.tenant, request.structure_field)
         seed = self._means.draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._raise_if_ended()
+        if before_submit is not None:
+            await before_submit(len(ids) + request.n * max_tokens)
+            self._raise_if_ended()
         self.stream = Stream(
             (output_of(request, ids) for _ in range(request.n)),
             max_tokens_held=self._means.settings.max_stream_tokens,

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tercet.tenants.plan import DEBT, most_at_once
+
 MINUTE_S = 60.0
-# How far below empty a bucket of tokens may go when requests get longer than expected, as a part of what it holds.
-DEBT = 0.25
-
-
-def most_at_once(tokens_per_minute: int) -> int:
-    """Tokens that one request may use at worst under that limit."""
-    return int(tokens_per_minute * (1 + DEBT))
 
 
 @dataclass(slots=True, eq=False)

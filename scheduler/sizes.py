@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tercet import errors
+from tercet.tenants.plan import most_at_once
 
 from .credits import blocks_for
 from .events import Submission
 from .kv_shares import granted_tokens
 from .pool import Pool
-from .quota import most_at_once
 from .tenant import NamedPlan
 from .worker import Worker
 

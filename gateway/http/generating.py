@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,6 +25,7 @@ from .answers import answer_in_events, answer_once, owned, together
 from .asked import Asked, read_chat, read_completion
 from .delivery import typed_end
 from .exchange import Exchange
+from .several_requests import SeveralRequests, check_count
 from .shapes import ChatShape, CompletionShape, Shape
 
 _refusals = RefusalLines(structlog.get_logger(), "http_requests_refused")
@@ -66,9 +68,10 @@ class Generating:
         timer: asyncio.TimerHandle | None = None
         try:
             asked, requests, deadline_s = self._start(exchange, caller, read, started)
+            call = SeveralRequests(len(requests), caller)
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(deadline_s, _end_late, started)
-            await together([owned(each, each.open()) for each in started])
+            await together([owned(each, each.open(partial(call.wait, index))) for index, each in enumerate(started)])
             _check_echoed(requests, started)
             shape = await make_shape(asked, requests, caller)
             headers = {REQUEST_ID: shape.request_id} | ignored_header(asked.ignored)
@@ -105,6 +108,7 @@ class Generating:
                 message.traffic_class = traffic_class
                 requests.append(validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes))
             deadline_s = _deadline_s(exchange)
+            check_count(len(requests), caller)
             started += (self._generations.start(request, caller, deadline_s) for request in requests)
         except RequestError as error:
             self._generations.note_refusal(caller.tenant, traffic_class, error)

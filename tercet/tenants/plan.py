@@ -19,6 +19,8 @@ MAX_TOKENS = 2**53
 # As those of traffic classes: the shares of two are never further apart.
 MIN_WEIGHT = 0.001
 MAX_WEIGHT = 1000.0
+# How far below empty a bucket of tokens may go when requests get longer than expected, as a part of what it holds.
+DEBT = 0.25
 
 
 class PlanError(TenantError):
@@ -73,6 +75,11 @@ class TenantPlan:
         for field, most in _COUNTS.items():
             if not 0 <= getattr(self, field) <= most:
                 yield field, f"must be from 0 to {most:,}, is {getattr(self, field):,}"
+
+
+def most_at_once(tokens_per_minute: int) -> int:
+    """Tokens that may be used at worst by all that is under way at a time under that limit."""
+    return int(tokens_per_minute * (1 + DEBT))
 
 
 def used_up(tenant: str, quota: str, limit: int, retry_after_s: float) -> TenantQuotaError:

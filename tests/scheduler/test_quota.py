@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.quota import DEBT, MINUTE_S, Bucket, Reservation, TokenBucket
+from scheduler.quota import MINUTE_S, Bucket, Reservation, TokenBucket
 from scheduler.tenant import NamedPlan
 from scheduler.usage import (
     OUTPUTS_KNOWN,
@@ -20,6 +20,7 @@ from scheduler.usage import (
 )
 from tercet import errors
 from tercet.retry import LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
+from tercet.tenants.plan import DEBT
 
 LIMIT = 600
 RATE = LIMIT / MINUTE_S
