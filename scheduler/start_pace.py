@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tercet.mean import Mean
-from tercet.retry import LONGEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS, bounded_retry
+from tercet.retry import UNKNOWN_RETRY_SECONDS, Spread, bounded_retry
 
 # Those who were refused are told to come one behind the other, over so many seconds: who does not come leaves a gap.
 SPREAD_SECONDS = 10.0
@@ -21,8 +21,8 @@ class StartPace:
     started_at: float | None = None
     # When somebody began to wait where nobody did, if none has started since.
     waits_since: float | None = None
-    # When the one who was refused last was told to come again.
-    expected_at: float = 0.0
+    # What those who were refused are told.
+    told: Spread = field(default_factory=Spread)
 
     def note(self, count: int, waiting: bool, now: float) -> None:
         """That many started; `waiting`: others wait still, so that the time to the next is not the lack of them."""
@@ -47,8 +47,5 @@ class StartPace:
     def retry_after(self, soonest_s: float, now: float) -> float:
         """When one who is refused may come again, no sooner than in `soonest_s`: as many in a second as start, so that
         not all who were refused for the same come in the same moment."""
-        soonest = now + soonest_s
-        after = self.expected_at + (self.between.value if self.between.count else UNKNOWN_RETRY_SECONDS)
-        # Beyond, it starts over: as many come for each place.
-        self.expected_at = after if soonest <= after <= soonest + SPREAD_SECONDS else soonest
-        return min(self.expected_at - now, LONGEST_RETRY_SECONDS)
+        each_s = self.between.value if self.between.count else UNKNOWN_RETRY_SECONDS
+        return self.told.retry_after(soonest_s, each_s, SPREAD_SECONDS, now)

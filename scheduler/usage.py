@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tercet import errors
 from tercet.mean import Mean
-from tercet.retry import UNKNOWN_RETRY_SECONDS, bounded_retry
+from tercet.retry import UNKNOWN_RETRY_SECONDS, Spread, bounded_retry
 from tercet.tenants.plan import quota_names, used_up
 
 from .quota import Bucket, Reservation, TokenBucket
@@ -15,6 +15,8 @@ from .tenant import NamedPlan
 
 # So many outputs have to have ended before their mean length is expected of the next.
 OUTPUTS_KNOWN = 4
+# Nobody is told to wait for longer than this for the sake of others: clients give up then.
+SPREAD_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Usage:
     seconds: Mean = field(default_factory=Mean)
     # When one of those that run ended last, or the first of them began.
     still_since: float = 0.0
+    # What those were told for which tokens did not suffice.
+    told: Spread = field(default_factory=Spread)
 
     def adopt(self, plan: NamedPlan, now: float) -> None:
         """The plan from now on. A bucket whose limit changes is as full as it was, for its size; that of a limit where
@@ -65,7 +69,8 @@ class Usage:
             self.tokens.resize(limit, now)
 
     def check(self, demand: Demand, traffic_class: str, now: float) -> None:
-        """Raises TenantQuotaError, without a time to retry if the request can never be let in. Changes nothing."""
+        """Raises TenantQuotaError, without a time to retry if the request can never be let in. Changes
+        nothing but when the next one that lacks tokens is told to come."""
         if self.tokens is not None and demand.most > self.tokens.most_at_once:
             raise self._never(demand, self.tokens)
         if self.requests is not None and (wait := self.requests.seconds_until(1.0, now)):
@@ -110,7 +115,10 @@ class Usage:
             # Something under way has to end first.
             wait = max(wait, self._next_ends(1, now))
         if wait:
-            raise self._refusal("tokens_per_minute", bucket.per_minute, wait)
+            # One behind the other, as the bucket fills for each.
+            each = self._expected(demand, traffic_class) / bucket.rate
+            over = max(0.0, SPREAD_SECONDS - wait)
+            raise self._refusal("tokens_per_minute", bucket.per_minute, self.told.retry_after(wait, each, over, now))
 
     def _expected(self, demand: Demand, traffic_class: str) -> int:
         """Tokens, by the outputs of the class so far; the most that it may be while nothing is known."""

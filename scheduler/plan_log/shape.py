@@ -14,7 +14,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any
 
-from tercet import mean
+from tercet import mean, retry
 
 from .. import (
     actions,
@@ -91,6 +91,7 @@ _MODULES = (
     prefix_index,
     progress,
     quota,
+    retry,
     sequence,
     start_pace,
     state,

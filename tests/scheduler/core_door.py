@@ -62,11 +62,15 @@ class Door:
         # What comes with the time comes without it, too.
         self.handle(TimePassed())
         before = state_of(self.core)
-        expected_at = {key: pace.expected_at for key, pace in self.core._mesh.paces.items()}
+        mesh = self.core._mesh
+        expected_at = {key: pace.told.expected_at for key, pace in mesh.paces.items()}
+        expected_at |= {key: usage.told.expected_at for key, usage in mesh.tenants.usage.items()}
         answer = self.ask(prompt, **changes)
         assert isinstance(answer, Refused)
-        for key, pace in self.core._mesh.paces.items():
-            pace.expected_at = expected_at[key]
+        for key, pace in mesh.paces.items():
+            pace.told.expected_at = expected_at[key]
+        for key, usage in mesh.tenants.usage.items():
+            usage.told.expected_at = expected_at[key]
         assert state_of(self.core) == before
         assert self.logs[-1].event == "request_refused"
         assert self.logs[-1].fields["reason"] == answer.failure.reason

@@ -252,6 +252,29 @@ def test_time_and_what_was_not_used_bring_tokens_back() -> None:
     assert refusal_of(usage, Demand(100, 391, 1), 2.0).retry_after_s == pytest.approx(0.1)
 
 
+def test_who_lacks_tokens_comes_behind_the_one_before() -> None:
+    usage = usage_of(tokens_per_minute=600)
+    usage.accept(Demand(100, 500, 1), "rag", 0.0)
+    demand = Demand(10, 50, 1)
+    waits = [refusal_of(usage, demand).retry_after_s for _ in range(6)]
+    # Sixty tokens are there every six seconds; nobody waits for more than thirty seconds for others' sake.
+    assert waits == pytest.approx([6.0, 12.0, 18.0, 24.0, 30.0, 6.0])
+    # Each that comes as told is let in.
+    for at in (6.0, 12.0, 18.0, 24.0, 30.0):
+        usage.check(demand, "rag", at)
+        usage.accept(demand, "rag", at)
+        assert refusal_of(usage, demand, at).retry_after_s
+
+
+def test_nobody_is_told_to_wait_for_longer_than_clients_do() -> None:
+    usage = usage_of(tokens_per_minute=600)
+    usage.accept(Demand(100, 650, 1), "rag", 0.0)
+    assert usage.tokens is not None
+    # More was used than was taken: the bucket is below empty.
+    usage.tokens.take(150.0, 0.0)
+    assert [refusal_of(usage, Demand(100, 500, 1)).retry_after_s for _ in range(3)] == [LONGEST_RETRY_SECONDS] * 3
+
+
 def test_what_can_never_be_is_told_so() -> None:
     usage = usage_of(tokens_per_minute=100)
     usage.check(Demand(25, 50, 2), "rag", 0.0)
