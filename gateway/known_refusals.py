@@ -9,11 +9,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tercet.errors import PermissionDeniedError, RequestError, TenantQuotaError
+from tercet.retry import Spread
 from tercet.tenants.plan import TenantPlan
 
 # The scheduler is asked again after so many seconds, whatever it has said: it may have heard of another plan from
 # another gateway. So long a key that was revoked may open as well.
 ASK_AGAIN_S = 1.0
+# Nobody is told to wait for longer than this for the sake of others: clients give up then.
+_SPREAD_S = 30.0
+_MINUTE_S = 60.0
 # By so many seconds a time to retry was rounded up on its way.
 _ROUNDED_S = 0.001
 
@@ -40,11 +44,14 @@ class KnownRefusals:
         self._known: dict[str, dict[str, _Known]] = {}
         # Accepted by the scheduler, and not known to have ended.
         self._running: Counter[str] = Counter()
+        # What those were told whose requests by the minute are used up, by tenant.
+        self._told: dict[str, Spread] = {}
         self._forgotten_at = 0.0
 
     def forget(self, now: float) -> None:
         """Another scheduler, or other plans: what is on its way may be of before."""
         self._known.clear()
+        self._told.clear()
         self._forgotten_at = now
 
     def accepted(self, tenant: str) -> None:
@@ -71,6 +78,8 @@ class KnownRefusals:
             # so long after the other it does.
             ask_at = min(ask_at, asked_at + error.retry_after_s - _ROUNDED_S)
             retry_at = now + error.retry_after_s
+            told = self._told.setdefault(tenant, Spread())
+            told.expected_at = max(told.expected_at, retry_at)
         elif quota == "max_concurrent" and of.get("limit", "").isdecimal():
             limit = int(of["limit"])
         elif not (isinstance(error, PermissionDeniedError) and "traffic_class" in of):
@@ -93,6 +102,11 @@ class KnownRefusals:
         full = not plan.tokens_per_minute and self._running[tenant] >= known.limit
         if known.limit and not full:
             return None
-        retry_after_s = error.retry_after_s if known.retry_at is None else known.retry_at - now
+        retry_after_s = error.retry_after_s
+        if known.retry_at is not None:
+            soonest_s = known.retry_at - now
+            over_s = max(0.0, _SPREAD_S - soonest_s)
+            each_s = _MINUTE_S / max(1, plan.requests_per_minute)
+            retry_after_s = self._told[tenant].retry_after(soonest_s, each_s, over_s, now)
         # Another one, since what is raised keeps where that was.
         return type(error)(error.message, metadata=error.metadata, retry_after_s=retry_after_s)

@@ -51,6 +51,23 @@ def test_the_time_to_retry_comes_nearer() -> None:
     assert find(known, 5.4995) is None
 
 
+def test_who_has_no_request_left_comes_behind_the_one_before() -> None:
+    known, plan = noted(quota("requests_per_minute", 2.0)), TenantPlan(requests_per_minute=6)
+
+    def told(now: float) -> float:
+        found = find(known, now, plan)
+        assert found is not None
+        assert found.retry_after_s is not None
+        return now + found.retry_after_s
+
+    # The scheduler told the first of them to come at 7, and each minute brings six.
+    assert [told(5.5) for _ in range(4)] == pytest.approx([17.0, 27.0, 7.0, 17.0])
+    # They are still on their way when the scheduler is asked again.
+    assert find(known, 6.0, plan) is None
+    known.note("a", "batch", quota("requests_per_minute", 1.0), 6.0, 6.0)
+    assert told(6.0) == pytest.approx(27.0)
+
+
 def test_requests_at_a_time_are_counted_here() -> None:
     known = KnownRefusals()
     known.accepted("a")
