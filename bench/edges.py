@@ -69,7 +69,7 @@ def over_http(port: int) -> Ask:
         reader, writer = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
         began, first_s, messages = time.perf_counter(), 0.0, 0
         body = json.dumps({"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
         writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
         status = await reader.readuntil(b"\r\n\r\n")
         assert status.startswith(b"HTTP/1.1 200 "), status
