@@ -19,7 +19,7 @@ import tercet
 from bench.drive import Driver
 from bench.measure import measure
 from bench.workload import PRESETS, Shape, work_for
-from tercet.config import Quantization, WorkerSettings
+from tercet.sections import Quantization, WorkerSettings
 from tercet.telemetry import configure_logging
 from worker import _core
 from worker.budget import Budget, Usage, plan_budget

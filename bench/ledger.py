@@ -31,9 +31,9 @@ from gateway.books import Books, Ending
 from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stream import Stream
 from gateway.validate import GenerationRequest
-from tercet.config import LedgerSettings
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Outcome, Refusals, Row, Targets
+from tercet.sections import LedgerSettings
 
 TOKENS = 64
 RUNS_S = 0.5

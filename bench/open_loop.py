@@ -35,8 +35,9 @@ from bench.figures import gaps, percentile
 from bench.workload import PRESETS, Request, mixed, prompts, work_for
 from tercet.cli.demo import private
 from tercet.client import AsyncClient
-from tercet.config import MeshConfig, load_config
+from tercet.config import load_config
 from tercet.mesh_processes import MeshProcesses
+from tercet.sections import MeshConfig
 
 GOOD_TTFT_S = 1.0
 GOOD_TPOT_S = 0.040

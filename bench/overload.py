@@ -36,8 +36,9 @@ from bench.overload_mesh import OverloadMesh
 from bench.workload import PRESETS
 from scheduler.simulator.workload import Flow, Lengths
 from tercet.cli.demo import private
-from tercet.config import MeshConfig, load_config
+from tercet.config import load_config
 from tercet.garbage import settle
+from tercet.sections import MeshConfig
 
 Figures = dict[str, Any]
 

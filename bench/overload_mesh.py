@@ -17,8 +17,8 @@ from bench.offer import FIRST_TOKEN, Offer
 from scheduler.simulator.flow_tally import FlowTally
 from scheduler.traffic_class import TrafficClass, class_of
 from tercet.client import AsyncClient
-from tercet.config import MeshConfig
 from tercet.mesh_processes import MeshProcesses
+from tercet.sections import MeshConfig
 
 # How long those that have arrived may take when no more come.
 PATIENCE_S = 10.0

@@ -10,7 +10,7 @@ from scheduler.server import core_settings
 from scheduler.simulator.capacity import CapacityMesh, Fleet, Result, simulated_info
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.workload import Workload
-from tercet.config import MeshConfig
+from tercet.sections import MeshConfig
 
 # Of the 8b preset in bfloat16 (docs/results.md): a step of one token, what each further one takes, what each token in
 # the caches of its sequences takes; and blocks in what the model leaves of the memory.

@@ -31,8 +31,9 @@ from bench.measure import measure
 from bench.workload import PRESETS, Request, Work, prompts, work_for
 from tercet.cli.demo import private
 from tercet.client import AsyncClient, Delta, Finished
-from tercet.config import MeshConfig, load_config
+from tercet.config import load_config
 from tercet.mesh_processes import MeshProcesses
+from tercet.sections import MeshConfig
 
 FIRST_TOKEN_RUNS = 60
 

@@ -28,11 +28,12 @@ from scheduler.events import Event, WorkerInfo
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.worker import SimulatedWorker
 from tercet import ids, rpc
-from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig, load_config
+from tercet.config import PROCESS_NAME_VARIABLE, load_config
 from tercet.garbage import settle
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tercet.mesh_processes import die_with_parent
 from tercet.model_source import fingerprint, resolve_model
+from tercet.sections import MeshConfig
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8192

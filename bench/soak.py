@@ -22,7 +22,7 @@ import torch
 
 from bench.engine import start_executor
 from bench.workload import PRESETS
-from tercet.config import WorkerSettings
+from tercet.sections import WorkerSettings
 from tercet.telemetry import configure_logging
 from worker.executor import Executor
 from worker.messages import (

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tercet.config import LedgerSettings
 from tercet.errors import LedgerLostError
 from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Row, Targets, slo_of
 from tercet.ledger.store import LedgerStore
 from tercet.ledger.writer import Writer
 from tercet.retry import UNKNOWN_RETRY_SECONDS
+from tercet.sections import LedgerSettings
 
 from .cancel import Cancels
 from .sequence_end import Account

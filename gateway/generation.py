@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, RequestCancelledError, RequestError, SlowConsumerError
 from tercet.ledger.row import Outcome
 from tercet.refusal_lines import RefusalLines
+from tercet.sections import GatewaySettings
 
 from .answer_size import AnswerSize, too_large
 from .books import Books, Ending, Entry

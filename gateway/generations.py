@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from tercet.config import GatewaySettings
 from tercet.errors import DeadlineError, DrainingError, DuplicateRequestError, RequestCancelledError, RequestError
 from tercet.ids import new_request_id
 from tercet.retry import UNKNOWN_RETRY_SECONDS
+from tercet.sections import GatewaySettings
 from tercet.tenants.directory import Directory
 
 from .books import Books

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tercet.config import ModelSettings
 from tercet.errors import ConfigError, InvalidFieldError, ModelNotFoundError
 from tercet.model_source import fingerprint, resolve_model
+from tercet.sections import ModelSettings
 
 from .chat import Chat
 from .model_files import SamplingDefaults, read_model_files

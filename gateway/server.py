@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tercet import rpc
-from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.dialer import Dialer
 from tercet.ids import new_epoch, new_process_id
 from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder
 from tercet.public_bind import is_public
+from tercet.sections import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.tenants.directory import Directory
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.server import edge_tls

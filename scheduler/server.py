@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 
 from tercet import ids, rpc
-from tercet.config import MeshConfig
 from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
 
 from .admission import AdmissionMode, QueueBounds

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tercet.config import ENV_PREFIX, LedgerSettings, MeshConfig, to_environment
+from tercet.config import ENV_PREFIX, to_environment
 from tercet.errors import ConfigError, LedgerError, ModelError
 from tercet.ledger.place import AUTO, REMEDY, ledger_place
 from tercet.model_source import ModelFormat, ModelSource, resolve_model
 from tercet.ports import check_port_free
+from tercet.sections import LedgerSettings, MeshConfig
 
 Verdict = Literal["ok", "warn", "fail"]
 

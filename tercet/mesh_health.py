@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from tercet.config import MeshConfig
 from tercet.health import NAMES, Reasons
 from tercet.health_client import ask
 from tercet.mesh_layout import Member
 from tercet.rpc import open_channel
+from tercet.sections import MeshConfig
 from tercet.setting_check import DNS_PREFIX
 from tercet.tls.client import ClientTls
 from tercet.tls.probe import probe_tls

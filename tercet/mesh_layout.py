@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tercet.config import MeshConfig, WorkerSettings, raise_all
+from tercet.config import raise_all
 from tercet.errors import ConfigError
 from tercet.ports import MAX_PORT, check_port_free, free_ports
+from tercet.sections import MeshConfig, WorkerSettings
 
 # In the order in which they stop: the edge first, so that nothing new comes in; the device last.
 SERVICES = ("gateway", "scheduler", "worker")

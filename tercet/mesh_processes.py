@@ -22,18 +22,13 @@ from typing import Any, Literal
 import grpc.aio
 
 import tercet
-from tercet.config import (
-    PARENT_PID_VARIABLE,
-    PROCESS_NAME_VARIABLE,
-    MeshConfig,
-    is_setting,
-    to_environment,
-)
+from tercet.config import PARENT_PID_VARIABLE, PROCESS_NAME_VARIABLE, is_setting, to_environment
 from tercet.errors import StartupError
 from tercet.health import Reasons
 from tercet.health_client import ask
 from tercet.mesh_layout import SERVICES, Member, check_ports, layout, service_of
 from tercet.rpc import open_channel
+from tercet.sections import MeshConfig
 from tercet.telemetry import level_of
 from tercet.tls.probe import probe_tls
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from tercet.config import MeshConfig
 from tercet.errors import ConfigError
+from tercet.sections import MeshConfig
 
 
 def is_public(host: str) -> bool:

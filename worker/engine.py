@@ -9,10 +9,10 @@ from collections.abc import Callable
 import structlog
 import torch
 
-from tercet.config import WorkerSettings
 from tercet.errors import StartupError
 from tercet.grammar.process import GrammarProcess, Limits
 from tercet.model_source import ModelSource
+from tercet.sections import WorkerSettings
 
 from . import _core
 from .budget import Budget, Usage

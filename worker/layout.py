@@ -9,9 +9,9 @@ from pathlib import Path
 import structlog
 import torch
 
-from tercet.config import MeshConfig, Quantization, WorkerSettings
 from tercet.errors import ConfigError, StartupError
 from tercet.model_source import ModelSource
+from tercet.sections import MeshConfig, Quantization, WorkerSettings
 
 from . import _core
 from .budget import Budget, Room, Usage, gpu_room, host_room, plan_budget

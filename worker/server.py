@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import structlog
 
 from tercet import ids, rpc
-from tercet.config import MeshConfig
 from tercet.errors import EngineFaultError
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
 from tercet.model_source import ModelSource, fingerprint, resolve_model
+from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
 
 from .engine import build_executor, warm_up

@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from tercet.config import GatewaySettings
 from tercet.errors import ConfigError
+from tercet.sections import GatewaySettings
 from tercet.tls.certificate import Certificate
 from tercet.tls.server import ServerTls
 

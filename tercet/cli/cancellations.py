@@ -23,9 +23,9 @@ from tercet.cli.console import Output
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.cli.usage import to_moment
 from tercet.client import AsyncClient
-from tercet.config import LedgerSettings, MeshConfig
 from tercet.ledger.place import AUTO, ledger_place
 from tercet.ledger.row import Cancelled
+from tercet.sections import LedgerSettings, MeshConfig
 
 _MOST = 1_000_000
 

@@ -19,9 +19,9 @@ from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
 from tercet.cli.up import stop_on_signals
 from tercet.client import Answer, AsyncClient, ChatMessage, FleetInfo
-from tercet.config import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.mesh_layout import SERVICES
 from tercet.mesh_processes import MeshProcesses
+from tercet.sections import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.tls.settings import TlsSettings
 
 QUESTION = "What is the capital of France?"

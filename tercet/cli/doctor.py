@@ -10,8 +10,8 @@ from rich.text import Text
 from tercet.cli.console import Output
 from tercet.cli.root import EXIT_REQUEST
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
-from tercet.config import MeshConfig
 from tercet.doctor import Finding, examine, failed
+from tercet.sections import MeshConfig
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

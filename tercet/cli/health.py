@@ -16,10 +16,11 @@ from tercet.cli.asking import run_async
 from tercet.cli.finite import SECONDS, SOME_SECONDS
 from tercet.cli.root import EXIT_REQUEST
 from tercet.cli.settings import SettingsCommand, with_config
-from tercet.config import CA_VARIABLE, MeshConfig
+from tercet.config import CA_VARIABLE
 from tercet.health import LIVE, NAMES, READY
 from tercet.mesh_health import Report, Target, find_targets, look_at
 from tercet.mesh_layout import SERVICES
+from tercet.sections import MeshConfig
 from tercet.tls.client import ClientTls
 from tercet.tls.probe import probe_tls
 

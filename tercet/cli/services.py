@@ -11,12 +11,13 @@ import click
 import structlog
 
 from tercet.cli.settings import SettingsCommand, with_config
-from tercet.config import PROCESS_NAME_VARIABLE, MeshConfig
+from tercet.config import PROCESS_NAME_VARIABLE
 from tercet.errors import ConfigError
 from tercet.garbage import SELDOM, USUAL, settle
 from tercet.mesh_processes import die_with_parent
 from tercet.open_files import allow_many
 from tercet.public_bind import check_public_bind, is_public, open_doors
+from tercet.sections import MeshConfig
 from tercet.telemetry import configure_logging
 
 # What only gateways have.

@@ -1,4 +1,4 @@
-"""Flags for settings: made from the fields of tercet.config, so that no setting can lack its flag."""
+"""Flags for settings: made from the fields of tercet.sections, so that no setting can lack its flag."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from tercet.class_settings import SECTION, class_fields
-from tercet.config import MeshConfig, load_config, setting_keys
+from tercet.config import load_config, setting_keys
 from tercet.errors import ConfigError
+from tercet.sections import MeshConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -17,8 +17,9 @@ from tercet.cli.console import Output
 from tercet.cli.finite import SECONDS, FiniteNumber
 from tercet.cli.root import EXIT_REQUEST, Failure
 from tercet.cli.settings import SettingsCommand, with_config
-from tercet.config import MeshConfig, variable_of
+from tercet.config import variable_of
 from tercet.errors import StoreError, TenantError
+from tercet.sections import MeshConfig
 from tercet.tenants.api_key import ApiKey
 from tercet.tenants.plan import MAX_WEIGHT, MIN_WEIGHT, MOST_URGENT, PlanError, TenantPlan
 from tercet.tenants.store import Store, TenantEntry

@@ -18,11 +18,11 @@ from tercet.cli.finite import SOME_SECONDS
 from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.cli.status_board import StatusBoard
-from tercet.config import MeshConfig
 from tercet.ledger.place import ledger_place
 from tercet.mesh_layout import SERVICES, check_ports, layout
 from tercet.mesh_processes import MeshProcesses, ServiceFailedError
 from tercet.public_bind import check_public_bind, is_public, open_doors
+from tercet.sections import MeshConfig
 
 # `up` itself tells all where the others are.
 _LINKS = ("gateway.scheduler", "scheduler.workers", "scheduler.peers")

@@ -16,13 +16,14 @@ from rich.table import Table
 
 from tercet.cli.console import Output
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
-from tercet.config import MeshConfig, variable_of
+from tercet.config import variable_of
 from tercet.errors import LedgerError
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.place import ledger_place
 from tercet.ledger.row import Outcome
 from tercet.ledger.usage import GROUPS, SUMS, Usage
 from tercet.ledger.usage import usage as read_usage
+from tercet.sections import MeshConfig
 
 _DATABASE = "ledger.database"
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}

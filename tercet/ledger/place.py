@@ -8,8 +8,8 @@ import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
-from tercet.config import LedgerSettings
 from tercet.errors import LedgerError
+from tercet.sections import LedgerSettings
 
 # Words that are no place: "./none" is a file.
 AUTO = "auto"

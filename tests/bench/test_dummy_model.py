@@ -12,9 +12,9 @@ from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
 from bench.workload import PRESETS, Shape
 from gateway.model_files import read_model_files
 from gateway.served_model import load_model
-from tercet.config import MeshConfig, ModelSettings, WorkerSettings
 from tercet.errors import ModelError
 from tercet.model_source import fingerprint, resolve_model
+from tercet.sections import MeshConfig, ModelSettings, WorkerSettings
 from worker import engine
 from worker.layout import plan_layout
 from worker.weights.loader import load_config

@@ -25,8 +25,8 @@ from scheduler.outbox import Outbox, OutboxClosedError
 from scheduler.server import core_settings
 from scheduler.worker import Worker
 from tercet import rpc
-from tercet.config import MeshConfig, SchedulerSettings
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+from tercet.sections import MeshConfig, SchedulerSettings
 from tests.worker.recall_model import CONFIG, RecallModel, continuation
 from worker.executor import Executor
 from worker.host_steps import HostSteps

@@ -19,11 +19,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from gateway import server
 from gateway.served_model import ServedModel, load_model
 from tercet import errors, rpc
-from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
 from tercet.health import NAMES
 from tercet.health_service import HealthService
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc, sequence_pb2
+from tercet.sections import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
 from tercet.tenants.kept import says_kept
 from tercet.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, operations_pb2, operations_pb2_grpc
 

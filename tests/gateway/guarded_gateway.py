@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from gateway import server
-from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings, TenantsSettings
+from tercet.sections import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings, TenantsSettings
 from tercet.tenants.api_key import ApiKey
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store

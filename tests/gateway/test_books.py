@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from gateway import server
 from gateway.output import Output
 from gateway.stream import Stream
-from tercet.config import LedgerSettings, TenantsSettings
 from tercet.errors import ConfigError, LedgerError, QueueFullError
 from tercet.failure import failure_to_proto
 from tercet.ledger.ledger import Ledger
@@ -27,6 +26,7 @@ from tercet.ledger.record import from_line
 from tercet.ledger.row import Outcome, Row
 from tercet.ledger.tables import refusals, requests
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.sections import LedgerSettings, TenantsSettings
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store
 from tercet.v1 import inference_pb2 as pb

@@ -17,11 +17,11 @@ from gateway import link as link_module
 from gateway import sent_requests
 from gateway.cancel import CancelCause, Cancels, CancelTrail
 from gateway.sent_requests import MAX_DOUBTS
-from tercet.config import LedgerSettings
 from tercet.ledger.cancellations import read_cancellations
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Cancelled
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.sections import LedgerSettings
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import operations_pb2
 

@@ -17,7 +17,7 @@ from gateway import server
 from gateway.caller import ANYONE
 from gateway.guard import Guard
 from tercet import errors
-from tercet.config import GatewaySettings, MeshConfig, ModelSettings, TenantsSettings
+from tercet.sections import GatewaySettings, MeshConfig, ModelSettings, TenantsSettings
 from tercet.tenants.api_key import ApiKey, new_key
 from tercet.tenants.plan import TenantPlan
 from tercet.tenants.store import Store

@@ -14,11 +14,11 @@ import pytest
 from gateway import health
 from gateway.books import Books
 from gateway.health import SILENT_LOOKS, GatewayFacts, Health, conditions
-from tercet.config import LedgerSettings
 from tercet.errors import LedgerError, SchedulerLostError
 from tercet.health import Conditions
 from tercet.health_client import ask
 from tercet.ledger import writer
+from tercet.sections import LedgerSettings
 
 SERVICE = "tercet.v1.Inference"
 WELL = GatewayFacts(

@@ -12,9 +12,9 @@ import structlog
 from google.rpc import error_details_pb2, status_pb2
 
 from gateway import server
-from tercet.config import GatewaySettings, MeshConfig, ModelSettings
 from tercet.errors import ConfigError
 from tercet.mesh.v1 import sequence_pb2
+from tercet.sections import GatewaySettings, MeshConfig, ModelSettings
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc
 

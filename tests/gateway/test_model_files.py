@@ -10,8 +10,8 @@ import pytest
 from gateway.chat import Chat, Message, Tool
 from gateway.model_files import SamplingDefaults
 from gateway.served_model import Catalogue, load_model
-from tercet.config import ModelSettings
 from tercet.errors import ConfigError, InvalidFieldError, ModelError, ModelNotFoundError
+from tercet.sections import ModelSettings
 
 
 def load(path: Path, **settings: Any) -> Any:

@@ -14,8 +14,8 @@ import pytest
 
 from gateway import schedulers
 from gateway.served_model import ServedModel
-from tercet.config import SchedulerSettings
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
+from tercet.sections import SchedulerSettings
 from tercet.v1 import inference_pb2 as pb
 
 from .conftest import FakeScheduler, Gateway, config_for, start_gateway, stop_gateway

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from gateway.served_model import load_model
 from gateway.token_reach import token_reach
 from gateway.tokenizer import Tokenizer, from_hugging_face
-from tercet.config import ModelSettings
+from tercet.sections import ModelSettings
 from tercet.token_pieces import character_of_byte
 
 ALPHABET = character_of_byte()

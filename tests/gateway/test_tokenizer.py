@@ -18,9 +18,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from gateway import gguf_tokenizer, tokenizer
 from gateway.chat import Chat, Message
 from gateway.served_model import ServedModel, load_model
-from tercet.config import ModelSettings
 from tercet.errors import ModelError
 from tercet.model_source import resolve_model
+from tercet.sections import ModelSettings
 
 TEXTS = [
     "The capital of France is",

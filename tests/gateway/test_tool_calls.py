@@ -20,9 +20,9 @@ from gateway.token_logprobs import TokenLogprobs
 from gateway.tool_format import HERMES, MISTRAL, ToolFormat
 from gateway.tool_parser import ToolParser
 from gateway.validate import validate_generate
-from tercet.config import ModelSettings
 from tercet.errors import InvalidFieldError
 from tercet.ids import new_tool_call_id
+from tercet.sections import ModelSettings
 from tercet.v1 import inference_pb2 as pb
 
 from .calling_model import answering, write_calling_model

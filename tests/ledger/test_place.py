@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tercet.config import LedgerSettings, load_config
+from tercet.config import load_config
 from tercet.errors import LedgerError
 from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder, state_folder
+from tercet.sections import LedgerSettings
 
 
 def test_by_default_it_is_in_the_state_folder(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from scheduler.links import Links
 from scheduler.loop import Loop
 from scheduler.server import core_settings
 from scheduler.simulator.small import worker_info
-from tercet.config import MeshConfig, SchedulerSettings
 from tercet.dialer import Dialer
+from tercet.sections import MeshConfig, SchedulerSettings
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -22,9 +22,9 @@ from scheduler.server import _cancel, serve
 from scheduler.simulator.small import worker_info
 from scheduler.simulator.text import VOCAB, run_alone
 from tercet import rpc
-from tercet.config import MeshConfig, SchedulerSettings
 from tercet.errors import ConfigError
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
+from tercet.sections import MeshConfig, SchedulerSettings
 from tercet.v1 import operations_pb2
 
 pytestmark = pytest.mark.timeout(60)

@@ -17,8 +17,9 @@ from tercet.cli import main
 from tercet.cli.finite import FiniteNumber, FiniteRange
 from tercet.cli.root import to_text
 from tercet.cli.settings import flag_names, with_config
-from tercet.config import MeshConfig, setting_keys
+from tercet.config import setting_keys
 from tercet.errors import QueueFullError
+from tercet.sections import MeshConfig
 
 COMMANDS = ["up", "gateway", "scheduler", "worker", "generate", "chat", "tokenize", "fleet", "doctor", "demo"]
 COMMANDS += ["tenant", "top", "simulate", "dump-plans", "replay-plans"]

@@ -9,7 +9,7 @@ import sys
 TOLD_AT_THE_END = """
 import os, signal, types
 from tercet.cli import services
-from tercet.config import MeshConfig
+from tercet.sections import MeshConfig
 
 async def serve(config, ready):
     pass

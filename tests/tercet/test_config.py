@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.class_settings import DEFAULT_CLASSES, ClassSettings, class_fields
-from tercet.config import ConfigErrors, MeshConfig, is_setting, load_config, setting_keys, to_environment
+from tercet.config import ConfigErrors, is_setting, load_config, setting_keys, to_environment
 from tercet.errors import ConfigError
+from tercet.sections import MeshConfig
 
 
 def _file(tmp_path, text):

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet import mesh_layout
-from tercet.config import ConfigErrors, MeshConfig, load_config
+from tercet.config import ConfigErrors, load_config
 from tercet.errors import ConfigError
 from tercet.mesh_layout import SERVICES, check_ports, layout, num_cores, stop_order
 from tercet.ports import check_port_free, free_ports
+from tercet.sections import MeshConfig
 
 FREE = {"gateway.port": 0, "scheduler.port": 0, "worker.port": 0}
 

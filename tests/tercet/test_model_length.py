@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
 from gateway.served_model import load_model
-from tercet.config import ModelSettings
 from tercet.model_source import ModelFormat, ModelSource
+from tercet.sections import ModelSettings
 from tests.worker.gguf_files import write_gguf
 from tests.worker.models import CASES, VOCAB_SIZE, save_tiny, tiny_reference
 from worker.weights.loader import load_config

@@ -9,10 +9,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from gateway.served_model import load_model
-from tercet.config import ModelSettings
 from tercet.errors import ModelError
 from tercet.grammar.vocabulary import read_pieces
 from tercet.model_source import ModelFormat, ModelSource, resolve_model
+from tercet.sections import ModelSettings
 from tests.gateway.conftest import make_byte_tokenizer, write_model
 
 

@@ -13,9 +13,9 @@ import torch
 
 from bench.dummy_model import write_dummy_model
 from bench.workload import Shape
-from tercet.config import MeshConfig, ModelSettings, WorkerSettings
 from tercet.errors import StartupError
 from tercet.model_source import ModelSource, resolve_model
+from tercet.sections import MeshConfig, ModelSettings, WorkerSettings
 from tests.worker.cuda import needs_cuda
 from worker.engine import build_executor, warm_up
 from worker.executor import Executor

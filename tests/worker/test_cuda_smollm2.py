@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tercet.config import MeshConfig, WorkerSettings
+from tercet.sections import MeshConfig, WorkerSettings
 from tests.worker.cuda import needs_cuda
 from tests.worker.models import PagedRunner, reference_logits
 from tests.worker.smollm2 import COUNT, PROMPTS, SmolLM2

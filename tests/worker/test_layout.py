@@ -13,9 +13,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tercet.config import MeshConfig, WorkerSettings
 from tercet.errors import ConfigError, StartupError
 from tercet.model_source import resolve_model
+from tercet.sections import MeshConfig, WorkerSettings
 from worker import layout
 from worker.ops.dtypes import KERNELS_PROBLEM
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tercet.config import WorkerSettings
 from tercet.errors import StartupError
+from tercet.sections import WorkerSettings
 from worker.budget import Budget, Room, Usage, plan_budget
 from worker.engine import build_within, warm_up
 from worker.kv_cache import KVCache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tercet.config import Quantization
+from tercet.sections import Quantization
 
 from ..ops.linear_fp8 import SIDE_MULTIPLE
 from .config import ModelConfig

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tercet.config import Quantization
+from tercet.sections import Quantization
 
 from ..model.config import ModelConfig
 from ..model.decoder import Layer, Model, Projection, Weights

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tercet.config import Quantization
 from tercet.model_source import ModelFormat, ModelSource
+from tercet.sections import Quantization
 
 from ..model.config import ModelConfig, served
 from ..model.decoder import Model

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.served_model import ServedModel, load_model
-from tercet.config import ModelSettings
+from tercet.sections import ModelSettings
 
 from ..calling_model import answering, write_calling_model
 

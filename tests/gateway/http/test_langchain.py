@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.served_model import ServedModel, load_model
-from tercet.config import ModelSettings
+from tercet.sections import ModelSettings
 
 from ..calling_model import answering_in_turn, write_calling_model
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.served_model import ServedModel, load_model
-from tercet.config import ModelSettings
+from tercet.sections import ModelSettings
 
 from ..calling_model import answering_in_turn, write_calling_model
 

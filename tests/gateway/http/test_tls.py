@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from gateway.http import server
-from tercet.config import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
+from tercet.sections import GatewaySettings, LedgerSettings, MeshConfig, ModelSettings
 from tercet.tls.settings import TlsSettings
 
 from ...tercet import certificates

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gateway.served_model import ServedModel, load_model
-from tercet.config import ModelSettings
 from tercet.errors import InvalidFieldError
 from tercet.failure import failure_to_proto
 from tercet.mesh.v1 import sequence_pb2
+from tercet.sections import ModelSettings
 from tercet.v1 import inference_pb2 as pb
 
 from ..calling_model import answering, answering_in_turn, write_calling_model
