@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from bench.figures import percentile
 from tercet.client import Accepted, AsyncClient, Delta, Event
 from tercet.errors import RequestError
+from tercet.load.figures import percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ import click
 import grpc.aio
 import uvloop
 
-from bench.figures import gaps
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.refusal_load import GENERATE, LEAD_S, in_ms, started
 from tercet import rpc
@@ -37,6 +36,7 @@ from tercet.cancel_times import times_by_origin
 from tercet.client import AsyncClient, Delta
 from tercet.ledger.cancellations import read_cancellations
 from tercet.ledger.ledger import Ledger
+from tercet.load.figures import gaps
 from tercet.v1 import inference_pb2 as pb
 
 Figures = dict[str, Any]

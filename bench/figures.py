@@ -1,23 +1,8 @@
-"""What is said of many measurements: percentiles, gaps, and shares of a window of time. Pure."""
+"""What benches say of many measurements beside percentiles: shares of a window of time, ranges. Pure."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterable, Sequence
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of all do not exceed. Raises ValueError if there is none."""
-    if not values:
-        raise ValueError("nothing was measured")
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
-
-
-def gaps(moments: Sequence[float]) -> list[float]:
-    """Seconds between each moment and the next."""
-    return [later - earlier for earlier, later in itertools.pairwise(moments)]
 
 
 def overlap(spans: Iterable[Sequence[float]], begin: float, end: float) -> float:

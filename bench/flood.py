@@ -21,7 +21,6 @@ from typing import Any
 
 import click
 
-from bench.figures import percentile
 from bench.overload_study import BLOCK_SIZE, COST, MESSAGE_DELAY_S, NUM_BLOCKS
 from scheduler.actions import Accepted, Action, NewSequence, ToGateway, TokenBatch, ToWorker
 from scheduler.admission import QueueBounds
@@ -30,6 +29,7 @@ from scheduler.simulator.capacity import CapacityMesh, Fleet, simulated_info
 from scheduler.simulator.worker import SimulatedWorker
 from scheduler.simulator.workload import Arrival, Flow, Lengths, Workload
 from scheduler.tenant import NamedPlan
+from tercet.load.figures import percentile
 
 Figures = dict[str, Any]
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import click
 
-from bench.figures import percentile
 from scheduler.actions import Action, Log
 from scheduler.admission import AdmissionMode, QueueBounds
 from scheduler.policy import Policy
@@ -33,6 +32,7 @@ from scheduler.simulator.workload import Arrivals, Flow, Lengths, Workload
 from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
 from tercet.garbage import settle
+from tercet.load.figures import percentile
 
 H200 = StepCost(4e-3, 25e-6, 40e-9)
 CPU = StepCost(20e-3, 400e-6, 2e-6)

@@ -26,13 +26,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from bench.figures import percentile
 from gateway.books import Books, Ending
 from gateway.sequence_end import Account, EndReason, SequenceEnd
 from gateway.stream import Stream
 from gateway.validate import GenerationRequest
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Outcome, Refusals, Row, Targets
+from tercet.load.figures import percentile
 from tercet.sections import LedgerSettings
 
 TOKENS = 64

@@ -31,11 +31,11 @@ import uvloop
 import tercet
 from bench.arrivals import Ask, Seen, ask, lag, send
 from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
-from bench.figures import gaps, percentile
 from bench.workload import PRESETS, Request, mixed, prompts, work_for
 from tercet.cli.demo import private
 from tercet.client import AsyncClient
 from tercet.config import load_config
+from tercet.load.figures import gaps, percentile
 from tercet.mesh_processes import MeshProcesses
 from tercet.sections import MeshConfig
 

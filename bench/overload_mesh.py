@@ -12,11 +12,11 @@ from typing import Any
 import uvloop
 
 from bench.arrivals import Ask, Seen, connections, lag, send
-from bench.figures import percentile
 from bench.offer import FIRST_TOKEN, Offer
 from scheduler.simulator.flow_tally import FlowTally
 from scheduler.traffic_class import TrafficClass, class_of
 from tercet.client import AsyncClient
+from tercet.load.figures import percentile
 from tercet.mesh_processes import MeshProcesses
 from tercet.sections import MeshConfig
 

@@ -15,11 +15,12 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.figures import overlap, percentile
+from bench.figures import overlap
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.timer import timer_gaps
 from bench.token_gateway import TokenGateway
 from tercet.client import AsyncClient, Delta
+from tercet.load.figures import percentile
 
 VOCAB_SIZE = 49152
 # Of streams beside those that are measured.

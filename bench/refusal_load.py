@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 import uvloop
 
-from bench.figures import gaps, percentile
 from tercet import rpc
 from tercet.client import AsyncClient, Delta
+from tercet.load.figures import gaps, percentile
 
 GENERATE = "/tercet.v1.Inference/Generate"
 # Streams have begun, and the mesh is calm, so many seconds before they are looked at.

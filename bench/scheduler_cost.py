@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.core_driver import CoreDriver, Took
-from bench.figures import overlap, percentile
+from bench.figures import overlap
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.token_gateway import TokenGateway
 from scheduler.admission import QueueBounds
 from scheduler.events import WorkerInfo
 from scheduler.simulator.small import worker_info
+from tercet.load.figures import percentile
 
 RUNNING, WAITING = 1024, 10_000
 PLAN_LOG_ROUNDS = 20_000

@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from bench.figures import gaps, percentile
+from tercet.load.figures import gaps, percentile
 from worker import _kernels
 from worker.ops.commit import LIVE, NUM_STOP_IDS, CommitRows, commit
 from worker.ops.sampler import PARAMS_BYTES

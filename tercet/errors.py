@@ -8,6 +8,7 @@
     │   └── ModelError               model files are missing, broken or unsupported
     ├── TenantError                  no such tenant or key, or one that is there already; never on the wire
     ├── PlanFileError                a file is no plan log, or is broken; never on the wire
+    ├── LoadError                    a load cannot be offered, or what came of one cannot be read; never on the wire
     └── RequestError                 one request failed; has a stable reason
         ├── InvalidFieldError        INVALID_ARGUMENT     INVALID_FIELD
         │   ├── PromptTooLongError                        PROMPT_TOO_LONG
@@ -89,6 +90,10 @@ class TenantError(TercetError):
 
 class PlanFileError(TercetError):
     """A file is not what `tercet dump-plans` writes, or a part of it is missing."""
+
+
+class LoadError(TercetError):
+    """What `tercet bench` is to do cannot be done, or a file is not what it writes."""
 
 
 class RequestError(TercetError):
