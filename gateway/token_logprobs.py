@@ -14,3 +14,7 @@ class TokenLogprobs:
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+
+    def only(self, num_top: int) -> TokenLogprobs:
+        """With no more than so many of the likeliest ones."""
+        return TokenLogprobs(self.logprob, self.top_ids[:num_top], self.top_logprobs[:num_top])

@@ -30,8 +30,8 @@ async def answer_once(
     made = await together([owned(each, _read_all(each, size)) for each in generations])
     choices: list[Json] = []
     for generation, (parts, deltas, summary) in zip(generations, made, strict=True):
+        _note_prompt(shape, range(len(choices), len(choices) + len(summary.finishes)), generation, parts)
         for output_index, finish in enumerate(summary.finishes):
-            _note_prompt(shape, len(choices), generation, parts)
             own = [delta for delta in deltas if delta.output_index == output_index]
             choices.append(shape.choice(len(choices), own, finish))
     body = encode_json(shape.whole(choices, [summary for _, _, summary in made]))
@@ -79,8 +79,7 @@ class _Pump:
         self._first = first
         end = first + self.generation.stream.num_outputs
         parts = await self.generation.read_whole_prompt()
-        for index in range(first, end):
-            _note_prompt(self._shape, index, self.generation, parts)
+        _note_prompt(self._shape, range(first, end), self.generation, parts)
         openings = [opening for index in range(first, end) if (opening := self._shape.opening(index)) is not None]
         for opening in openings:
             await self._write_choice(opening)
@@ -149,7 +148,7 @@ async def _read_all(generation: Generation, size: AnswerSize) -> tuple[list[Prom
     return parts, deltas, await generation.finish()
 
 
-def _note_prompt(shape: Shape, index: int, generation: Generation, parts: Sequence[PromptPart]) -> None:
+def _note_prompt(shape: Shape, choices: range, generation: Generation, parts: Sequence[PromptPart]) -> None:
     assert generation.admission is not None
     if generation.admission.prompt:
-        shape.note_prompt(index, generation.admission.prompt, parts)
+        shape.note_prompt(choices, generation.admission.prompt, parts)

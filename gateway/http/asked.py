@@ -44,6 +44,7 @@ class Asked:
     include_usage: bool
     # Whether each output begins with its prompt.
     echo: bool
+    num_prompt_logprobs: int | None
     ignored: tuple[str, ...]
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -58,10 +59,13 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     fields.only(_COMPLETIONS_DO_NOT_OFFER)
     common = read_common(fields, num_logprobs, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens)
     fields.refuse_rest()
+    renamed = {}
     if echo and num_logprobs is not None:
         # What an answer begins with has logprobs, too.
-        common.message.sampling.prompt_logprobs = num_logprobs
-    return _asked(common, prompts, echo=echo)
+        common.message.sampling.prompt_logprobs = max(num_logprobs, common.num_prompt_logprobs or 0)
+        if common.num_prompt_logprobs is None:
+            renamed = {"prompt_logprobs": "logprobs"}
+    return _asked(common, prompts, echo=echo, renamed=renamed)
 
 
 def read_chat(body: Mapping[str, Any]) -> Asked:
@@ -94,6 +98,7 @@ def _asked(
         common.stream,
         common.include_usage,
         echo,
+        common.num_prompt_logprobs,
         common.ignored,
         {**common.renamed, **(renamed or {})},
     )

@@ -53,7 +53,6 @@ _PARAMETERS = {
     "stop.strings": "stop",
     "stop.token_ids": "stop_token_ids",
     "sampling.logprobs": "logprobs",
-    "sampling.prompt_logprobs": "logprobs",
     "token_ids": "prompt",
     "token_ids.ids": "prompt",
     "chat": "messages",

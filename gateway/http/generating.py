@@ -20,7 +20,7 @@ from ..generation import Generation
 from ..generations import Generations
 from ..prompt_logprobs import MAX_PROMPT_LOGPROBS
 from ..served_model import Catalogue
-from ..validate import GenerationRequest, TextInput, TokenInput, validate_generate
+from ..validate import ChatInput, GenerationRequest, TextInput, TokenInput, validate_generate
 from .answers import answer_in_events, answer_once, owned, together
 from .asked import Asked, read_chat, read_completion
 from .delivery import typed_end
@@ -72,7 +72,7 @@ class Generating:
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(deadline_s, _end_late, started)
             await together([owned(each, each.open(partial(call.wait, index))) for index, each in enumerate(started)])
-            _check_echoed(requests, started)
+            _check_prompts(asked, requests, started)
             shape = await make_shape(asked, requests, caller)
             headers = {REQUEST_ID: shape.request_id} | ignored_header(asked.ignored)
             answer = answer_in_events if asked.stream else answer_once
@@ -123,7 +123,8 @@ class Generating:
             requests[0].model,
             int(self._clock()),
             include_usage=asked.include_usage,
-            logprobs=requests[0].sampling.num_logprobs is not None,
+            logprobs=requests[0].sampling.num_logprobs,
+            prompt_logprobs=asked.num_prompt_logprobs,
         )
 
     async def _completion_shape(self, asked: Asked, requests: Sequence[GenerationRequest], caller: Caller) -> Shape:
@@ -135,7 +136,8 @@ class Generating:
             requests[0].model,
             int(self._clock()),
             include_usage=asked.include_usage,
-            logprobs=requests[0].sampling.num_logprobs is not None,
+            logprobs=requests[0].sampling.num_logprobs,
+            prompt_logprobs=asked.num_prompt_logprobs,
             prompts=prompts,
         )
 
@@ -166,15 +168,20 @@ def _close(started: Sequence[Generation], error: RequestError) -> None:
         generation.close(error)
 
 
-def _check_echoed(requests: Sequence[GenerationRequest], started: Sequence[Generation]) -> None:
-    """Raises InvalidFieldError if the logprobs of prompts are too many, for they come with each choice."""
+def _check_prompts(asked: Asked, requests: Sequence[GenerationRequest], started: Sequence[Generation]) -> None:
+    """Raises InvalidFieldError if the logprobs of prompts are too many. In completions they come with each choice."""
     count = 0
     for request, generation in zip(requests, started, strict=True):
         assert generation.admission is not None
-        count += request.n * len(generation.admission.prompt) * (1 + (request.sampling.num_prompt_logprobs or 0))
+        each = 0 if asked.num_prompt_logprobs is None else 1 + asked.num_prompt_logprobs
+        if asked.echo and request.sampling.num_logprobs is not None:
+            each += 1 + request.sampling.num_logprobs
+        num_choices = 1 if isinstance(request.input, ChatInput) else request.n
+        count += num_choices * len(generation.admission.prompt) * each
     if count > MAX_PROMPT_LOGPROBS:
         raise InvalidFieldError(
-            f"the choices begin with {count} logprobs of prompts; at most {MAX_PROMPT_LOGPROBS} are given", field="echo"
+            f"the choices have {count} logprobs of prompts; at most {MAX_PROMPT_LOGPROBS} are given",
+            field="echo" if asked.num_prompt_logprobs is None else "prompt_logprobs",
         )
 
 

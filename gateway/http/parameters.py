@@ -20,7 +20,6 @@ _MIN_INT64, _MAX_UINT64 = -(2**63), 2**64 - 1
 
 # Offered by neither endpoint but with these values.
 _NOT_OFFERED: dict[str, Sequence[Any]] = {
-    "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "skip_special_tokens": (True,),
@@ -44,6 +43,8 @@ class Common:
     message: pb.GenerateRequest
     stream: bool
     include_usage: bool
+    # Of each token of the prompt, as a part of the answer of its own.
+    num_prompt_logprobs: int | None
     ignored: tuple[str, ...]
     renamed: Mapping[str, str]
 
@@ -54,12 +55,17 @@ def read_common(fields: Fields, num_logprobs: int | None, max_tokens: int | None
     ignored = fields.ignored(_CHANGE_NOTHING)
     stream = fields.flag("stream") or False
     include_usage = _read_stream_options(fields, stream, ignored)
+    num_prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_UINT32)
+    if stream and num_prompt_logprobs is not None:
+        raise InvalidFieldError("prompt_logprobs needs stream: false", field="prompt_logprobs")
     message = pb.GenerateRequest(
         model=fields.text("model") or "",
         sampling=_read_sampling(fields, num_logprobs),
         stop=_read_stop(fields, max_tokens),
         cache_salt=fields.text("cache_salt") or "",
     )
+    if num_prompt_logprobs is not None:
+        message.sampling.prompt_logprobs = num_prompt_logprobs
     priority = fields.integer("priority", -(2**31), 2**31 - 1)
     if priority is not None:
         message.priority = priority
@@ -67,7 +73,7 @@ def read_common(fields: Fields, num_logprobs: int | None, max_tokens: int | None
     if (structure := read_structure(fields, ignored)) is not None:
         renamed["structured_output"], form = structure
         message.structured_output.CopyFrom(form)
-    return Common(message, stream, include_usage, tuple(ignored), renamed)
+    return Common(message, stream, include_usage, num_prompt_logprobs, tuple(ignored), renamed)
 
 
 def _read_stream_options(fields: Fields, stream: bool, ignored: list[str]) -> bool:

@@ -15,7 +15,7 @@ from ..sequence_end import EndReason
 from ..served_model import ServedModel
 from ..stream import Delta
 from ..tokenizer import Tokenizer
-from .token_text import chat_logprobs, completion_logprobs, echoed_logprobs
+from .token_text import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
 
 Json = dict[str, Any]
 
@@ -27,13 +27,21 @@ class Shape(ABC):
     piece_object: ClassVar[str]
     whole_object: ClassVar[str]
 
-    def __init__(self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: bool):
+    def __init__(
+        self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: int | None,
+        prompt_logprobs: int | None,
+    ):  # fmt: skip
+        """`logprobs` and `prompt_logprobs`: of how many of the likeliest tokens, None: of none, nor of the token."""
         self.request_id = request_id
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": model.name}
         self._revision = model.revision
         self._tokenizer = model.tokenizer
         self._include_usage = include_usage
-        self._logprobs = logprobs
+        self._logprobs = logprobs is not None
+        self._num_logprobs = logprobs or 0
+        self._num_prompt_logprobs = prompt_logprobs
+        # Of the prompts that choices have, by index, where they are asked for by themselves.
+        self._prompt_logprobs: dict[int, list[Json | None]] = {}
 
     def event(self, *choices: Json) -> Json:
         """A piece of the answer."""
@@ -54,9 +62,12 @@ class Shape(ABC):
     def opening(self, index: int) -> Json | None:
         """What a choice begins with, before there is anything of it; None: nothing."""
 
-    @abstractmethod
-    def note_prompt(self, index: int, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
-        """Takes the logprobs of the prompt that a choice begins with, before its opening, or all of it."""
+    def note_prompt(self, choices: range, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
+        """Takes the logprobs of the prompt of these choices, before anything of them is asked for."""
+        if self._num_prompt_logprobs is not None:
+            places = chain.from_iterable(parts)
+            shown = prompt_logprobs(self._tokenizer, token_ids, places, self._num_prompt_logprobs)
+            self._prompt_logprobs.update(dict.fromkeys(choices, shown))
 
     @abstractmethod
     def piece(self, index: int, delta: Delta) -> Json | None:
@@ -81,12 +92,13 @@ class ChatShape(Shape):
     piece_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
+    def whole(self, choices: Sequence[Json], summaries: Sequence[Summary]) -> Json:
+        """The answer at once."""
+        return {**super().whole(choices, summaries), "prompt_logprobs": self._prompt_logprobs.get(0)}
+
     def opening(self, index: int) -> Json | None:
         """The role, which clients want first."""
         return self._choice(index, {"role": "assistant", "content": ""})
-
-    def note_prompt(self, index: int, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
-        """Chats do not begin with theirs."""
 
     def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of its text, or of the calls that it makes."""
@@ -127,10 +139,12 @@ class CompletionShape(Shape):
     piece_object = whole_object = "text_completion"
 
     def __init__(
-        self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: bool,
-        prompts: Sequence[str],
+        self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: int | None,
+        prompt_logprobs: int | None, prompts: Sequence[str],
     ):  # fmt: skip
-        super().__init__(request_id, model, created, include_usage=include_usage, logprobs=logprobs)
+        super().__init__(
+            request_id, model, created, include_usage=include_usage, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        )
         self._prompts = prompts
         # Of prompts whose logprobs are shown.
         self._echoed: dict[int, Json] = {}
@@ -143,12 +157,18 @@ class CompletionShape(Shape):
             return None
         return {**self._choice(index, self._prompts[index]), "logprobs": self._echoed.get(index)}
 
-    def note_prompt(self, index: int, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
-        """Takes the logprobs of a prompt."""
-        text = self._prompts[index]
+    def note_prompt(self, choices: range, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
+        """Takes the logprobs of a prompt, which choices may begin with."""
+        super().note_prompt(choices, token_ids, parts)
+        if not (self._logprobs and self._prompts):
+            return
+        text = self._prompts[choices.start]
         offsets = prompt_offsets(self._tokenizer, token_ids, text)
-        self._echoed[index] = echoed_logprobs(self._tokenizer, token_ids, list(chain.from_iterable(parts)), offsets)
-        self._num_chars[index] = len(text)
+        places = [each.only(self._num_logprobs) for each in chain.from_iterable(parts)]
+        echoed = echoed_logprobs(self._tokenizer, token_ids, places, offsets)
+        for index in choices:
+            self._echoed[index] = echoed
+            self._num_chars[index] = len(text)
 
     def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of its text."""
@@ -166,7 +186,8 @@ class CompletionShape(Shape):
         shown, echoed = self._shown(index, deltas), self._echoed.get(index)
         if shown is not None and echoed is not None:
             shown = {name: echoed[name] + values for name, values in shown.items()}
-        return {"index": index, "text": text, "logprobs": shown, **_ended(finish)}
+        prompt = self._prompt_logprobs.get(index)
+        return {"index": index, "text": text, "logprobs": shown, **_ended(finish), "prompt_logprobs": prompt}
 
     def _choice(self, index: int, text: str) -> Json:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -13,7 +13,7 @@ from .fields import Fields
 # vLLM's names for the forms, as it has them now and as it had them.
 _OF_VLLM = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "ebnf", "json_object": "json_object"}
 _GUIDED = {f"guided_{name}": form for name, form in _OF_VLLM.items()}
-_NEUTRAL: Mapping[str, Any] = {"disable_any_whitespace": (False,), "disable_additional_properties": (False, True)}
+_NEUTRAL: Mapping[str, Any] = {"disable_any_whitespace": (False,)}
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -21,7 +21,7 @@ def read_structure(fields: Fields, ignored: list[str]) -> tuple[str, pb.Structur
     """The parameter that says so, and what it says; None if there is none. Raises InvalidFieldError for two."""
     found = [
         each
-        for each in (_response_format(fields, ignored), _structured_outputs(fields), *_guided(fields))
+        for each in (_response_format(fields, ignored), _structured_outputs(fields, ignored), *_guided(fields))
         if each is not None
     ]
     if len(found) > 1:
@@ -54,11 +54,14 @@ def _response_format(fields: Fields, ignored: list[str]) -> tuple[str, pb.Struct
     return None if kind == "text" else ("response_format", form)
 
 
-def _structured_outputs(fields: Fields) -> tuple[str, pb.StructuredOutput] | None:
+def _structured_outputs(fields: Fields, ignored: list[str]) -> tuple[str, pb.StructuredOutput] | None:
     given = fields.inner("structured_outputs")
     if given is None:
         return None
     given.only(_NEUTRAL)
+    # Objects have no properties but those of their schema, whatever it says here.
+    if given.flag("disable_additional_properties") is False:
+        ignored.append("structured_outputs.disable_additional_properties")
     forms = _forms(given, _OF_VLLM)
     given.refuse_rest()
     if len(forms) != 1:

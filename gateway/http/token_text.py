@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..token_logprobs import TokenLogprobs
@@ -58,6 +58,30 @@ def echoed_logprobs(
         "top_logprobs": [None, *shown["top_logprobs"]],
         "text_offset": list(offsets),
     }
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], places: Iterable[TokenLogprobs], num_top: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs` of a prompt of `ids`, of which the first token has none: at each place the token itself
+    and the likeliest ones, by their ids. Nobody has counted the rank of a token that is not among these."""
+    spelt: dict[int, str] = {}
+
+    def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = spelt.get(token_id)
+        if text is None:
+            text = spelt[token_id] = token_text(tokenizer, token_id)
+        return {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": text}
+
+    shown: list[dict[str, Any] | None] = [None]
+    for token_id, each in zip(ids[1:], places, strict=True):
+        top = each.only(num_top)
+        # The token itself first, whatever its rank.
+        place = {str(token_id): entry(token_id, each.logprob, None)}
+        for index, (other, logprob) in enumerate(zip(top.top_ids, top.top_logprobs, strict=True)):
+            place[str(other)] = entry(other, logprob, index + 1)
+        shown.append(place)
+    return shown
 
 
 def completion_logprobs(

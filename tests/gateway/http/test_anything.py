@@ -72,7 +72,7 @@ settings_of_all = {
 bodies = {
     "/v1/completions": objects(
         {"prompt": texts | st.lists(texts, max_size=3) | st.lists(st.integers(0, 300), max_size=4)},
-        {**settings_of_all, "logprobs": st.integers(0, 2), "echo": st.booleans()},
+        {**settings_of_all, "logprobs": st.integers(0, 2), "echo": st.booleans(), "prompt_logprobs": st.integers(0, 2)},
     ),
     "/v1/chat/completions": objects(
         {"messages": st.lists(messages, max_size=3)},

@@ -52,6 +52,8 @@ def test_each_way_to_say_it(body: dict[str, Any], form: pb.StructuredOutput | No
         {"structured_outputs": {}},
         {"structured_outputs": {"regex": "a", "choice": ["a"]}},
         {"structured_outputs": {"structural_tag": "{}"}},
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+        {"structured_outputs": {"regex": "a", "disable_additional_properties": 0}},
         {"structured_outputs": {"choice": [1]}},
         {"structured_outputs": {"json": 5}},
         {"guided_json": "\ud800"},
@@ -63,6 +65,14 @@ def test_each_way_to_say_it(body: dict[str, Any], form: pb.StructuredOutput | No
 def test_what_is_not_offered_or_said_twice_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidFieldError):
         read_structure(Fields(body), [])
+
+
+@pytest.mark.parametrize(("said", "named"), [(False, True), (True, False), (None, False)])
+def test_properties_that_stay_closed_though_a_client_opens_them_are_named(said: bool | None, *, named: bool) -> None:
+    ignored: list[str] = []
+    body = {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": said}}
+    assert read_structure(Fields(body), ignored) == ("structured_outputs", AS_SCHEMA)
+    assert ignored == ["structured_outputs.disable_additional_properties"] * named
 
 
 async def test_it_goes_down_as_a_grammar(http: Any, scheduler: Any) -> None:

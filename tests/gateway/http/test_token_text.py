@@ -95,12 +95,58 @@ async def test_an_echoed_prompt_has_its_own(client, with_prompts, stream):
     assert all(len(values) == len(each["tokens"]) for each in shown.values() for values in each.values())
 
 
+PLACES = [
+    None,
+    {"160": {"logprob": -1, "rank": None, "decoded_token": "bytes:\\xe4"},
+     str(EOS): {"logprob": -9999.0, "rank": 1, "decoded_token": "<|end|>"}},
+]  # fmt: skip
+
+
+async def test_a_completion_has_those_of_its_prompt_with_each_choice(client, with_prompts):
+    made = await client.completions.create(
+        model="bytes", prompt=["a世", "b"], n=2, extra_body={"prompt_logprobs": 1}, max_tokens=2
+    )
+    first, second, third, fourth = (choice.model_extra["prompt_logprobs"] for choice in made.choices)
+    assert (first[:2], second, third, fourth) == (PLACES, first, [None], [None])
+    assert [choice.logprobs for choice in made.choices] == [None] * 4
+    assert made.choices[0].text == "a\ufffd"
+
+
+async def test_a_chat_has_those_of_its_prompt_once(http, with_prompts, model):
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "prompt_logprobs": 0, "max_tokens": 2}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    ids = with_prompts.sequences[0].submit.prompt_token_ids
+    assert [None if place is None else list(place) for place in answer["prompt_logprobs"]] == [
+        None, *([str(token_id)] for token_id in ids[1:])
+    ]  # fmt: skip
+    assert all("prompt_logprobs" not in choice for choice in answer["choices"])
+
+
+async def test_who_does_not_ask_for_those_of_the_prompt_has_none(http, scheduler):
+    chat = (await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})).json()
+    plain = (await http.post("/v1/completions", json={"prompt": "a"})).json()
+    assert (chat["prompt_logprobs"], plain["choices"][0]["prompt_logprobs"]) == (None, None)
+
+
+async def test_what_is_echoed_and_what_is_asked_of_a_prompt_have_each_their_own(http, with_prompts):
+    body = {"prompt": "a世", "echo": True, "logprobs": 0, "prompt_logprobs": 1, "max_tokens": 2}
+    choice = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+    assert with_prompts.sequences[0].submit.sampling.num_prompt_logprobs == 1
+    assert choice["logprobs"]["top_logprobs"][1] == {"bytes:\\xe4": -1}
+    assert choice["prompt_logprobs"][:2] == PLACES
+    silent = (await http.post("/v1/completions", json={**body, "logprobs": None})).json()["choices"][0]
+    assert (silent["logprobs"], silent["prompt_logprobs"][:2], silent["text"]) == (None, PLACES, "a世a\ufffd")
+
+
 async def test_more_logprobs_of_prompts_than_an_answer_may_have(http, with_prompts, monkeypatch):
     monkeypatch.setattr("gateway.http.generating.MAX_PROMPT_LOGPROBS", 19)
     body = {"model": "bytes", "prompt": "hello!", "n": 5, "echo": True, "logprobs": 1}
     answer = await http.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
     assert (await http.post("/v1/completions", json={**body, "n": 4})).status_code == 200
+    both = await http.post("/v1/completions", json={**body, "n": 3, "prompt_logprobs": 1})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt_logprobs")
+    assert (await http.post("/v1/completions", json={**body, "n": 2, "prompt_logprobs": 1})).status_code == 200
 
 
 def test_where_the_tokens_of_a_prompt_begin(model):
