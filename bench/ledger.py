@@ -28,6 +28,7 @@ from typing import Any, cast
 
 from gateway.books import Books, Ending
 from gateway.sequence_end import Account, EndReason, SequenceEnd
+from gateway.stages import Stage, StageClock
 from gateway.stream import Stream
 from gateway.validate import GenerationRequest
 from tercet.ledger.ledger import Ledger
@@ -109,10 +110,13 @@ class Opened:
 async def serve_one(books: Books, number: int, opened: dict[str, Opened], runs_s: float) -> None:
     """One request as its books see it: accepted, `runs_s` of tokens, over."""
     arrived_at = time.monotonic()
+    stages = StageClock(time.monotonic, arrived_at)
     request_id = f"request-{number}"
     entry = books.enter(REQUEST, request_id, "tenant")
     stream = Stream([cast(Any, Tokens())], max_tokens_held=10**6, clock=time.monotonic)
     stream.accept(0, None, Targets("interactive", 1.0, 0.2))
+    for stage in Stage:
+        stages.begin(stage)
     began_at = time.perf_counter()
     entry.open(100, stream.targets)
     opened[request_id] = Opened(began_at, time.perf_counter())
@@ -120,7 +124,7 @@ async def serve_one(books: Books, number: int, opened: dict[str, Opened], runs_s
     for token_id in range(TOKENS):
         stream.push(0, token_id)
     stream.end(0, END)
-    ending = Ending(arrived_at, time.monotonic(), 100, TOKENS, stream.cancels)
+    ending = Ending(arrived_at, time.monotonic(), 100, TOKENS, stream.cancels, stages)
     entry.close(Outcome.COMPLETED, "length", stream, ending)
 
 

@@ -23,6 +23,7 @@ from tercet.sections import LedgerSettings
 
 from .cancel import Cancels
 from .sequence_end import Account
+from .stages import StageClock, stage_times
 from .stream import Stream
 from .validate import GenerationRequest
 
@@ -156,6 +157,7 @@ class Ending:
     # Handed to the client's connection.
     delivered_tokens: int
     cancels: Cancels
+    stages: StageClock
 
 
 # Of what the mesh has never heard of.
@@ -228,6 +230,12 @@ class Entry:
             gpu_s=None if account is None else account.gpu_s,
             cost=None if account is None else self._books.cost_of(account.gpu_s),
             slo=slo_of(outcome, self._targets, ttft_s, tpot_s),
+            stages=stage_times(
+                ending.stages,
+                ending.ended_at,
+                None if account is None else account.queue_s,
+                None if stream is None else stream.token_times,
+            ),
             cancellations=self._cancellations(ending, generated - ending.delivered_tokens),
         )
 

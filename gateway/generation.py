@@ -32,6 +32,7 @@ from .schedulers import Schedulers
 from .sequence_end import Account
 from .served_model import ServedModel
 from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
+from .stages import Stage, StageClock
 from .stream import Delta, Stream
 from .tokenizing import Tokenizing
 from .validate import GenerationRequest
@@ -113,6 +114,7 @@ class Generation:
         self._clock = means.clock
         self._cancels = Cancels(means.clock)
         self._arrived_at = means.clock()
+        self._stages = StageClock(means.clock, self._arrived_at)
         self._admitted_at: float | None = None
         self._deadline_at = deadline_at
         self._key: int | None = None
@@ -131,10 +133,12 @@ class Generation:
         pool = await link.settled_pool(model.name, model.revision)
         self._raise_known(pool)
         plan = self.caller.plan
+        self._stages.begin(Stage.TOKENIZE)
         _, ids = await self._means.tokenizing.encode(
             model, request.input, self.caller.tenant, lambda least: refuse_hopeless(request, least, pool, plan)
         )
         self._prompt_tokens = len(ids)
+        self._stages.begin(Stage.PREPARE)
         max_tokens = resolve_max_tokens(request, len(ids), pool)
         num_prompt_logprobs = request.sampling.num_prompt_logprobs
         check_prompt_logprobs(num_prompt_logprobs, len(ids))
@@ -159,6 +163,7 @@ class Generation:
             # The mesh knows tokens and grammars; the client, what it gave.
             fields={"prompt_token_ids": input_field(request), "grammar": request.structure_field},
         )
+        self._stages.begin(Stage.ADMISSION)
         self._key = link.submit(
             Submission(
                 tenant=self.caller.tenant,
@@ -189,6 +194,7 @@ class Generation:
         )
         position = await self.stream.wait_accepted()
         self._admitted_at = self._clock()
+        self._stages.begin(Stage.WAITING)
         prompt = () if num_prompt_logprobs is None else tuple(ids)
         self.admission = Admission(self.request_id, model, position, seed, len(ids), self.stream.forecast_s, prompt)
         # Who is told that it was accepted is in the books, whatever becomes of this process.
@@ -290,7 +296,9 @@ class Generation:
             self._cancels.ask(cause)
         if self._key is None:
             self._cancels.answer(None, None)
-        ending = Ending(self._arrived_at, self._clock(), self._prompt_tokens, self.delivered_tokens, self._cancels)
+        ending = Ending(
+            self._arrived_at, self._clock(), self._prompt_tokens, self.delivered_tokens, self._cancels, self._stages
+        )
         self._entry.close(outcome, reason, None if self._key is None else stream, ending)
         self._on_close(self)
         self._log(outcome, reason, gone)

@@ -20,6 +20,7 @@ from .cancel import CancelCause, Cancels
 from .output import Finish, Output, ToolCallDelta
 from .prompt_logprobs import PromptLogprobs, PromptPart
 from .sequence_end import Account, EndReason, SequenceEnd
+from .stages import TokenTimes
 from .token_logprobs import TokenLogprobs
 
 # Tokens of each output that may be on their way when those who make them are told to pause: many times as many as the
@@ -126,6 +127,15 @@ class Stream:
         if steps < 1 or last is None or self.first_token_at is None:
             return None
         return (last - self.first_token_at - max(self._waited_s)) / steps
+
+    @property
+    def token_times(self) -> TokenTimes | None:
+        """When its tokens came; None if there are none."""
+        last = max((at for at in self._last_token_at if at is not None), default=None)
+        if last is None or self.first_token_at is None:
+            return None
+        complete = not self._num_unfinished
+        return TokenTimes(self.first_token_at, last, max(self._waited_s), complete, self.behind)
 
     def accept(self, queue_position: int, forecast_s: float | None = None, targets: Targets | None = None) -> None:
         """The scheduler admitted the request to a class that promises this, and expects the first token so many seconds

@@ -152,7 +152,7 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
             cached_tokens=sequence.cached_tokens,
             blocks_used=outcome.blocks_used,
             blocks_freed=outcome.blocks_freed,
-            queue_us=round(sequence.queue_seconds * 1e6),
+            queue_us=round(_queue_seconds(sequence, now) * 1e6),
             generated_tokens=sequence.generated + sequence.wasted,
             gpu_us=_gpu_us((sequence,)),
         ),
@@ -179,7 +179,7 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     freed = sum(outcome.blocks_freed for outcome in outcomes)
     # The prompt is the leader's work.
     cached = request.sequences[0].cached_tokens
-    queue = max(sequence.queue_seconds for sequence in request.sequences)
+    queue = max(_queue_seconds(sequence, now) for sequence in request.sequences)
     generated = sum(sequence.generated for sequence in request.sequences)
     wasted = sum(sequence.wasted for sequence in request.sequences)
     gpu_us = _gpu_us(request.sequences)
@@ -236,6 +236,11 @@ def _trail(sequence: Sequence, now: float) -> CancelTrail | None:
 def _trail_of_request(request: Request, now: float) -> CancelTrail | None:
     mark = request.cancelled
     return None if mark is None else trail_of(mark, sum(each.gpu_us for each in request.sequences), now)
+
+
+def _queue_seconds(sequence: Sequence, now: float) -> float:
+    """Of one that never started, all of its time."""
+    return now - sequence.request.arrived_at if sequence.started_at is None else sequence.queue_seconds
 
 
 def _gpu_us(sequences: tuple[Sequence, ...]) -> int:

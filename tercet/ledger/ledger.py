@@ -20,7 +20,7 @@ from tercet.database import Database
 from tercet.errors import LedgerError
 
 from .migrations import SCHEMA, migrate, version_of
-from .row import GATEWAY_LOST, Cancellation, Outcome, Refusals, Row
+from .row import GATEWAY_LOST, Cancellation, Outcome, Refusals, Row, StageTimes
 from .tables import cancellations, gateways, refusals, requests
 
 # A gateway that has not said for so long that it lives does not: its open rows are closed.
@@ -29,7 +29,8 @@ LEASE_S = 15.0
 FORGET_ROWS = 1_000
 
 _DAY_S = 86_400
-_ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row) if item.name != "cancellations")
+_ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row) if item.name not in ("stages", "cancellations"))
+_STAGE_FIELDS = tuple(item.name for item in dataclasses.fields(StageTimes))
 # How each database says "or else update", which is no standard.
 _INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -184,6 +185,7 @@ def _upsert(
 
 def _request_columns(instance: str, row: Row) -> dict[str, Any]:
     columns = {name: getattr(row, name) for name in _ROW_FIELDS}
+    columns.update({name: getattr(row.stages, name) for name in _STAGE_FIELDS})
     columns.update(instance=instance, day=day_of(row.arrived_at), outcome=row.outcome.value)
     return columns
 

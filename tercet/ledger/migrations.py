@@ -47,6 +47,25 @@ STEPS: tuple[tuple[str, ...], ...] = (
         " wasted_tokens BIGINT, wasted_gpu_s DOUBLE PRECISION, PRIMARY KEY (instance, number, part))",
         "CREATE INDEX cancellations_by_time ON cancellations (cancelled_at)",
     ),
+    (
+        "ALTER TABLE requests ADD COLUMN cpu_s DOUBLE PRECISION",
+        "ALTER TABLE requests ADD COLUMN takeovers BIGINT",
+        *(
+            f"ALTER TABLE requests ADD COLUMN {name}_s DOUBLE PRECISION"
+            for name in (
+                "checks",
+                "tokenize",
+                "prepare",
+                "admission",
+                "waiting",
+                "prefill",
+                "decode",
+                "paused",
+                "stream",
+            )
+        ),
+        "CREATE INDEX requests_by_id ON requests (request_id)",
+    ),
 )
 
 # What this version of tercet writes.

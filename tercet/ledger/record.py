@@ -10,12 +10,13 @@ import json
 import zlib
 from typing import Any
 
-from .row import Cancellation, Outcome, RefusalKey, Refusals, Row
+from .row import Cancellation, Outcome, RefusalKey, Refusals, Row, StageTimes
 
 _ROW, _REFUSALS = "request", "refusals"
 _ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row))
 _ROW_DEFAULTS = {item.name: item.default for item in dataclasses.fields(Row)}
 _CANCELLATION_FIELDS = frozenset(item.name for item in dataclasses.fields(Cancellation))
+_STAGE_FIELDS = frozenset(item.name for item in dataclasses.fields(StageTimes))
 _KEY_FIELDS = frozenset(item.name for item in dataclasses.fields(RefusalKey))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -26,6 +27,8 @@ def row_to_line(row: Row) -> bytes:
     values = {name: value for name in _ROW_FIELDS if (value := getattr(row, name)) != _ROW_DEFAULTS[name]}
     if "outcome" in values:
         values["outcome"] = row.outcome.value
+    if "stages" in values:
+        values["stages"] = {f"{name}_s": seconds for name, seconds in row.stages.items()}
     if "cancellations" in values:
         values["cancellations"] = [dataclasses.asdict(each) for each in row.cancellations]
     return _line(_ROW, values)
@@ -63,6 +66,8 @@ def _row(values: dict[str, Any]) -> Row:
     fields = _known(values, _ROW_DEFAULTS.keys())
     if "outcome" in fields:
         fields["outcome"] = Outcome(fields["outcome"])
+    if "stages" in fields:
+        fields["stages"] = StageTimes(**_known(fields["stages"], _STAGE_FIELDS))
     cancellations = [_known(each, _CANCELLATION_FIELDS) for each in fields.pop("cancellations", ())]
     for each in cancellations:
         each["states"] = tuple(each.get("states", ()))

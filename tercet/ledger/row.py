@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 
 class Outcome(enum.Enum):
@@ -59,6 +60,37 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Where the time of a request went: seconds on the gateway's clock, one after the other, so that those it came to
+    add up to `total_s`. None: it never came there, or it has not ended."""
+
+    # Whether anything can serve it; template and tokenizer; bad words, grammar, quota of a call of many.
+    checks_s: float | None = None
+    tokenize_s: float | None = None
+    prepare_s: float | None = None
+    # Until the scheduler had accepted it; in the scheduler's queue; until its first token.
+    admission_s: float | None = None
+    waiting_s: float | None = None
+    prefill_s: float | None = None
+    # Until its last token, without the time in which its client was far behind; that; and until all was handed over.
+    decode_s: float | None = None
+    paused_s: float | None = None
+    stream_s: float | None = None
+
+    def items(self) -> Iterator[tuple[str, float]]:
+        """Name and seconds of the stages that it came to, in order."""
+        for name in STAGES:
+            seconds = getattr(self, f"{name}_s")
+            if seconds is not None:
+                yield name, seconds
+
+
+# In the order in which a request goes through them.
+STAGES = tuple(item.name.removesuffix("_s") for item in fields(StageTimes))
+NO_STAGES = StageTimes()
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A request, as it stands in the ledger until a later row of the same `number` takes its place. Numbers are a
     gateway's own; times are seconds, `arrived_at` those since the epoch. None is what nobody knows."""
@@ -88,11 +120,16 @@ class Row:
     tpot_s: float | None = None
     largest_gap_s: float | None = None
     total_s: float | None = None
-    # Its part of the time of the steps it took part in, and what that costs.
+    # Its part of the time of the steps it took part in, whatever became of it; of that, on workers without a GPU; and
+    # what it costs.
     gpu_s: float | None = None
+    cpu_s: float | None = None
     cost: float | None = None
     # What became of the promise of its class: see `slo_of`.
     slo: str | None = None
+    # How often another scheduler took it over.
+    takeovers: int | None = None
+    stages: StageTimes = NO_STAGES
     # Of its last row.
     cancellations: tuple[Cancellation, ...] = ()
 

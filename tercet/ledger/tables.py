@@ -26,7 +26,8 @@ gateways = sa.Table(
     sa.Column("ended_at", sa.Double),
 )
 
-# The columns after `instance` are the fields of Row but the last, and `day`, that of its arrival in UTC, 2026-11-30.
+# The columns after `instance` are the fields of Row but the last two, those of StageTimes, and `day`, that of its
+# arrival in UTC, 2026-11-30.
 requests = sa.Table(
     "requests",
     metadata,
@@ -55,6 +56,17 @@ requests = sa.Table(
     sa.Column("gpu_s", sa.Double),
     sa.Column("cost", sa.Double),
     sa.Column("slo", sa.Text),
+    sa.Column("cpu_s", sa.Double),
+    sa.Column("takeovers", sa.BigInteger),
+    sa.Column("checks_s", sa.Double),
+    sa.Column("tokenize_s", sa.Double),
+    sa.Column("prepare_s", sa.Double),
+    sa.Column("admission_s", sa.Double),
+    sa.Column("waiting_s", sa.Double),
+    sa.Column("prefill_s", sa.Double),
+    sa.Column("decode_s", sa.Double),
+    sa.Column("paused_s", sa.Double),
+    sa.Column("stream_s", sa.Double),
 )
 
 # The columns after `instance` are the fields of Refusals and of its key, and `day`.

@@ -23,7 +23,7 @@ from tercet.errors import ConfigError, LedgerError, QueueFullError
 from tercet.failure import failure_to_proto
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.record import from_line
-from tercet.ledger.row import Outcome, Row
+from tercet.ledger.row import STAGES, Outcome, Row
 from tercet.ledger.tables import refusals, requests
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.sections import LedgerSettings, TenantsSettings
@@ -141,6 +141,11 @@ async def test_a_request_that_was_served(books: Books, model: Any) -> None:
     assert row.queue_s == 0.002
     assert 0 < row.ttft_s < row.total_s
     assert 0 < row.tpot_s <= row.largest_gap_s < row.total_s
+    stages = [getattr(row, f"{name}_s") for name in STAGES]
+    assert sum(stages) == pytest.approx(row.total_s)
+    assert row.decode_s > 0
+    # The scheduler's word, and no more than what the gateway waited.
+    assert row.waiting_s <= 0.002
     assert row.gpu_s == 0.5
     # Half a second of an hour that costs 7.2.
     assert row.cost == pytest.approx(0.001)

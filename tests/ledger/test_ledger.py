@@ -16,7 +16,7 @@ from tercet.errors import LedgerError
 from tercet.ledger import ledger as ledger_module
 from tercet.ledger import tables
 from tercet.ledger.ledger import LEASE_S, Ledger, day_of
-from tercet.ledger.row import GATEWAY_LOST, Outcome, Row
+from tercet.ledger.row import GATEWAY_LOST, Outcome, Row, StageTimes
 
 from .rows import refusals, row
 
@@ -25,17 +25,20 @@ ByHand = Callable[..., list[tuple[Any, ...]]]
 FULL = row(
     2**40, Outcome.COMPLETED, reason="stop", outputs=3, prompt_tokens=11, cached_tokens=4, generated_tokens=2**33,
     delivered_tokens=7, wasted_tokens=1, queue_s=0.25, ttft_s=0.5, tpot_s=0.125, largest_gap_s=1.5, total_s=2.0,
-    gpu_s=1e-6, cost=0.1, slo="met", request_id="x" * 128, arrived_at=1.75e9,
+    gpu_s=1e-6, cost=0.1, slo="met", request_id="x" * 128, cpu_s=5e-7,
+    takeovers=2, stages=StageTimes(0.001, 0.002, 0.003, 0.004, 0.25, 0.24, 1.0, 0.25, 0.25), arrived_at=1.75e9,
 )  # fmt: skip
 
 
 def stored(ledger: Ledger) -> dict[tuple[str, int], Row]:
     """All rows, by instance and number."""
-    names = [field.name for field in dataclasses.fields(Row) if field.name != "cancellations"]
+    names = [field.name for field in dataclasses.fields(Row) if field.name not in ("stages", "cancellations")]
+    stages = [field.name for field in dataclasses.fields(StageTimes)]
     found = {}
     for each in ledger.read(sa.select(tables.requests)):
         values = {name: getattr(each, name) for name in names}
         assert each.day == day_of(each.arrived_at)
+        values["stages"] = StageTimes(**{name: getattr(each, name) for name in stages})
         found[each.instance, each.number] = Row(**{**values, "outcome": Outcome(each.outcome)})
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.ledger.record import from_line, refusals_to_line, row_to_line
-from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Refusals, Row
+from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Refusals, Row, StageTimes
 
 from .rows import refusals, row
 
@@ -22,11 +22,13 @@ _cancellations = st.builds(
     Cancellation, output_index=_counts, origin=_texts, cancelled_at=st.floats(0, 1e10), release_s=_seconds,
     states=st.lists(st.sampled_from(["DECODE", "QUEUED"])).map(tuple), blocks_freed=_counts, wasted_gpu_s=_seconds,
 )  # fmt: skip
+_stages = st.builds(StageTimes, checks_s=_seconds, waiting_s=_seconds, paused_s=_seconds, stream_s=_seconds)
 _rows = st.builds(
     Row, number=st.integers(1, 2**62), request_id=_texts, tenant=_texts, traffic_class=_texts, model=_texts,
     revision=_texts, outputs=st.integers(1, 64), arrived_at=st.floats(0, 1e10), outcome=st.sampled_from(Outcome),
     reason=_texts, prompt_tokens=st.integers(0, 2**40), generated_tokens=_counts, ttft_s=_seconds, cost=_seconds,
-    slo=st.none() | st.sampled_from(["met", "ttft"]), cancellations=st.lists(_cancellations, max_size=3).map(tuple),
+    slo=st.none() | st.sampled_from(["met", "ttft"]), stages=_stages,
+    cancellations=st.lists(_cancellations, max_size=3).map(tuple),
 )  # fmt: skip
 _refusals = st.builds(
     Refusals,
