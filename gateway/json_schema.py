@@ -36,6 +36,11 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
 # Of these the library looks at the first alone.
 _ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _LENGTHS = frozenset({"minLength", "maxLength"})
+# Others are any text to the library.
+_FORMATS = (
+    "email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference",
+    "uri-template", "json-pointer", "relative-json-pointer",
+)  # fmt: skip
 
 
 def enforceable(schema: Any) -> Any:
@@ -111,6 +116,10 @@ def _check_type(schema: dict[str, Any], said: set[str], path: str) -> None:
     for name in ("minProperties", "maxProperties"):
         if name in schema and not closed:
             raise ValueError(f"{_at(path)} has {name} and names that are open, which cannot be kept to together")
+    if "format" in schema and schema["format"] not in _FORMATS:
+        raise ValueError(
+            f"{_at(path)}/format is {str(schema['format'])[:32]!r}; it must be one of {', '.join(_FORMATS)}"
+        )
     if "format" in schema and (others := said & (_LENGTHS | {"pattern"})):
         raise ValueError(f"{_at(path)} has format and {min(others)}, which cannot be kept to together")
 
@@ -136,10 +145,16 @@ def _required(schema: dict[str, Any], path: str) -> list[str]:
 def _pattern(schema: dict[str, Any], path: str) -> str:
     if others := schema.keys() & _LENGTHS:
         raise ValueError(f"{_at(path)} has pattern and {min(others)}, which cannot be kept to together")
+    if not isinstance(schema["pattern"], str):
+        raise ValueError(f"{_at(path)}/pattern must be a text")
+    return _for_json(schema["pattern"], f"{path}/pattern")
+
+
+def _for_json(pattern: str, path: str) -> str:
     try:
-        return for_json(str(schema["pattern"]))
+        return for_json(pattern)
     except ValueError as error:
-        raise ValueError(f"{_at(path)}/pattern {error}") from None
+        raise ValueError(f"{_at(path)} {error}") from None
 
 
 def _members(value: Any, path: str) -> Any:
@@ -155,7 +170,7 @@ def _items(value: Any, path: str) -> Any:
 
 
 def _patterns(value: Any, path: str) -> Any:
-    return {for_json(name): each for name, each in _members(value, path).items()}
+    return {_for_json(name, path): each for name, each in _members(value, path).items()}
 
 
 _INNER: Mapping[str, Callable[[Any, str], Any]] = {

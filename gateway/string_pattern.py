@@ -3,6 +3,8 @@ would have to escape. Pure."""
 
 from __future__ import annotations
 
+from .regex_check import check_regex
+
 # What JSON escapes, inside a class of characters.
 _ESCAPED = r"\"\\\x00-\x1f"
 # Of sets that have some of these characters, those that have not.
@@ -12,7 +14,8 @@ _CONTROLS = "nrtfv0"
 
 def for_json(pattern: str) -> str:
     """A pattern of all that `pattern` matches and JSON can hold as it is. Raises ValueError if it asks for a character
-    that JSON has to escape."""
+    that JSON has to escape, and as `check_regex`."""
+    check_regex(pattern)
     out: list[str] = []
     at = 0
     while at < len(pattern):

@@ -10,6 +10,7 @@ from tercet.grammar.grammar import Grammar, Syntax
 from tercet.v1 import inference_pb2 as pb
 
 from .json_schema import enforceable
+from .regex_check import check_regex
 
 FIELD = "structured_output"
 MAX_BYTES = 65_536
@@ -35,7 +36,13 @@ def read_structure(given: pb.StructuredOutput) -> Grammar:
     text: str = getattr(given, form)
     if not text:
         raise InvalidFieldError(f"{form} is empty", field=f"{FIELD}.{form}")
-    return Grammar(Syntax.REGEX if form == "regex" else Syntax.EBNF, text)
+    if form == "ebnf":
+        return Grammar(Syntax.EBNF, text)
+    try:
+        check_regex(text)
+    except ValueError as error:
+        raise InvalidFieldError(f"regex {error}", field=f"{FIELD}.regex") from None
+    return Grammar(Syntax.REGEX, text)
 
 
 def read_schema(text: str, field: str) -> Any:
