@@ -17,7 +17,7 @@ from .penalties import Penalties, read_penalties
 from .served_model import Catalogue, ServedModel
 from .structure import FIELD, read_structure
 from .token_logprobs import MAX_LOGPROBS
-from .tool_grammar import calls_grammar
+from .tool_grammar import calls_grammar, text_or_calls_grammar
 from .vocabulary import check_token_ids
 
 MAX_REQUEST_ID_CHARS = 128
@@ -183,12 +183,12 @@ def _structure(message: pb.GenerateRequest, model: ServedModel, given: Input) ->
         return calls_grammar(model.tool_format, chat.forced, single=chat.single_call)
     if not message.HasField("structured_output"):
         return None
-    if chat is not None and chat.tools:
-        raise InvalidFieldError(
-            f"{FIELD} and tools that may be called exclude each other; tool_choice may be none", field=FIELD
-        )
     check_ends(message, model, FIELD)
-    return read_structure(message.structured_output)
+    text = read_structure(message.structured_output)
+    if chat is None or not chat.tools:
+        return text
+    assert model.tool_format is not None, "a chat with tools has been checked"
+    return text_or_calls_grammar(text, model.tool_format, chat.tools, single=chat.single_call)
 
 
 def check_ends(message: pb.GenerateRequest, model: ServedModel, field: str) -> None:

@@ -71,14 +71,13 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
 def read_chat(body: Mapping[str, Any]) -> Asked:
     """The body of /v1/chat/completions. Raises InvalidFieldError."""
     fields = Fields(body)
-    ignored: list[str] = []
-    chat = read_chat_input(fields, ignored)
     fields.only(_CHATS_DO_NOT_OFFER)
-    ignored += fields.ignored(_CHATS_IGNORE)
+    ignored = fields.ignored(_CHATS_IGNORE)
     old, new = (fields.integer(name, 0, MAX_UINT32) for name in ("max_tokens", "max_completion_tokens"))
     if old is not None and new is not None and old != new:
         raise InvalidFieldError("max_tokens and max_completion_tokens are not the same", field="max_completion_tokens")
     common = read_common(fields, _read_chat_logprobs(fields), old if new is None else new)
+    chat = read_chat_input(fields, ignored, structured=common.message.HasField("structured_output"))
     fields.refuse_rest()
     renamed = {"logprobs": "top_logprobs"} | ({} if new is None else {"max_tokens": "max_completion_tokens"})
     asked = _asked(common, [{"chat": chat}], renamed=renamed)

@@ -18,9 +18,9 @@ _TOOL_CHOICES: Mapping[str, pb.ToolChoice] = {
 }
 
 
-def read_chat_input(fields: Fields, ignored: list[str]) -> pb.Chat:
-    """The messages, and what their template is told besides; what changes nothing in them is added to `ignored`. Raises
-    InvalidFieldError."""
+def read_chat_input(fields: Fields, ignored: list[str], *, structured: bool = False) -> pb.Chat:
+    """The messages, and what their template is told besides; what changes nothing in them is added to `ignored`.
+    `structured`: the answer has to be something, if it calls no tools. Raises InvalidFieldError."""
     messages = fields.members("messages")
     if messages is None:
         raise InvalidFieldError("messages is required", field="messages")
@@ -35,11 +35,11 @@ def read_chat_input(fields: Fields, ignored: list[str]) -> pb.Chat:
         continue_final_message=fields.flag("continue_final_message"),
         template_kwargs=fields.json("chat_template_kwargs"),
     )
-    _read_tools(fields, ignored, chat)
+    _read_tools(fields, ignored, chat, structured=structured)
     return chat
 
 
-def _read_tools(fields: Fields, ignored: list[str], chat: pb.Chat) -> None:
+def _read_tools(fields: Fields, ignored: list[str], chat: pb.Chat, *, structured: bool) -> None:
     """Adds the tools of a chat, and whether they may be called."""
     tools = fields.members("tools")
     if not tools:
@@ -51,8 +51,8 @@ def _read_tools(fields: Fields, ignored: list[str], chat: pb.Chat) -> None:
     for index, each in enumerate(tools):
         tool, strict = _read_tool(fields.as_object(f"tools[{index}]", each))
         chat.tools.append(tool)
-        # What has to be called follows its schema anyhow, what may be called is not held to it.
-        if strict and not (chat.forced_tool or chat.tool_choice == pb.TOOL_CHOICE_REQUIRED):
+        # Where there is a grammar calls follow their schemas anyhow, elsewhere they are not held to them.
+        if strict and not (structured or chat.forced_tool or chat.tool_choice == pb.TOOL_CHOICE_REQUIRED):
             ignored.append("tools.strict")
     parallel = fields.flag("parallel_tool_calls")
     if parallel is not None:

@@ -135,6 +135,16 @@ def test_an_answer_is_of_its_class(client: openai.OpenAI) -> None:
     assert text.choices[0].text in ("yes", "no")
 
 
+def test_beside_calls_that_may_be_made_an_answer_is_of_its_class(client: openai.OpenAI) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": Weather.model_json_schema()}}
+    answer = client.chat.completions.create(**{**ASKED, "response_format": schema, "n": 4, "seed": 1})
+    for choice in answer.choices:
+        if choice.message.tool_calls:
+            calls_of(answer.model_copy(update={"choices": [choice]}))
+        else:
+            assert isinstance(Weather.model_validate_json(choice.message.content or ""), Weather)
+
+
 def test_what_cannot_be_kept_to_is_refused(client: openai.OpenAI) -> None:
     odd = {"type": "json_schema", "json_schema": {"name": "odd", "schema": {"not": {}}}}
     for wrong, field in (

@@ -21,6 +21,7 @@ from gateway.tool_format import HERMES, MISTRAL, ToolFormat
 from gateway.tool_parser import ToolParser
 from gateway.validate import validate_generate
 from tercet.errors import InvalidFieldError
+from tercet.grammar.grammar import Syntax
 from tercet.ids import new_tool_call_id
 from tercet.sections import ModelSettings
 from tercet.v1 import inference_pb2 as pb
@@ -215,6 +216,38 @@ async def test_the_answer_of_a_tool_goes_back(gateway: Any, scheduler: Any, mode
     rendered = await gateway.inference.Tokenize(pb.TokenizeRequest(chat=pb.Chat(messages=turns, tools=TOOLS)))
     shown = json.dumps({"name": "get", "arguments": json.loads(ARGUMENTS)}, ensure_ascii=False)
     assert rendered.text.endswith(f"<|assistant|>[TOOL_CALLS][{shown}]<|end|><|tool|>sunny<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("choice", "syntax", "calls"),
+    [
+        (pb.TOOL_CHOICE_UNSPECIFIED, Syntax.STRUCTURAL_TAG, True),
+        (pb.TOOL_CHOICE_AUTO, Syntax.STRUCTURAL_TAG, True),
+        (pb.TOOL_CHOICE_NONE, Syntax.JSON_SCHEMA, False),
+    ],
+)
+def test_what_the_text_has_to_be_leaves_calls_where_there_may_be_some(
+    model: ServedModel, choice: pb.ToolChoice, syntax: Syntax, calls: bool
+) -> None:
+    request = chat(tool_choice=choice)
+    request.structured_output.json_object.SetInParent()
+    structure = validate_generate(request, Catalogue([model]), max_prompt_bytes=10_000).structure
+    assert structure is not None
+    assert (structure.syntax, "[TOOL_CALLS]" in structure.text) == (syntax, calls)
+
+
+async def test_a_text_beside_tools_is_told_as_one(gateway: Any, scheduler: Any, model: ServedModel) -> None:
+    asked = chat()
+    asked.structured_output.json_object.SetInParent()
+    answering(scheduler, model, '{"a": 1}')
+    (output,) = (await gateway.inference.GenerateOnce(asked)).outputs
+    assert (output.text, list(output.tool_calls), output.end.reason) == ('{"a": 1}', [], pb.FINISH_REASON_STOP)
+    answering(scheduler, model, f"[TOOL_CALLS][{CALL}]")
+    (output,) = (await gateway.inference.GenerateOnce(asked)).outputs
+    assert (output.text, len(output.tool_calls), output.end.reason) == ("", 1, pb.FINISH_REASON_TOOL_CALLS)
+    asked.stop.ignore_eos = True
+    with pytest.raises(InvalidFieldError, match="end token"):
+        validate_generate(asked, Catalogue([model]), max_prompt_bytes=10_000)
 
 
 def test_tools_of_a_model_whose_calls_are_not_known(model_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers that have to call tools: random ones are whole calls, valid by the tools' schemas, in every format."""
+"""Answers that call tools: random ones are whole calls, valid by the tools' schemas, in every format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat import Tool
+from gateway.structure import read_structure
 from gateway.tool_format import HERMES, LLAMA3_JSON, MISTRAL, TOOL_FORMATS, ToolFormat
-from gateway.tool_grammar import calls_grammar
+from gateway.tool_grammar import calls_grammar, text_or_calls_grammar
 from gateway.tool_parser import ToolParser
 from tercet.errors import InvalidFieldError
+from tercet.v1 import inference_pb2 as pb
 
-from .test_structure import objects, validate, write
+from .test_structure import holds, objects, schemas, validate, write
 
 TOOLS = [
     Tool(
@@ -70,6 +72,48 @@ def test_there_may_be_several_and_any_of_the_tools(form: ToolFormat) -> None:
     one = write(calls_grammar(form, TOOLS[1:2], single=True), 1)
     assert one is not None
     assert called(form, one, TOOLS[1:2], single=True) == [("a.b/c:d-e", {})]
+
+
+@settings(max_examples=40, deadline=None)
+@given(form=st.sampled_from([*TOOL_FORMATS.values()]), schema=schemas, seed=st.integers(0, 999))
+def test_an_answer_is_what_was_asked_of_it_or_calls(form: ToolFormat, schema: Any, seed: int) -> None:
+    schema = {**schema, "$defs": {"name": {"type": "string", "minLength": 1, "maxLength": 3}}}
+    asked = read_structure(pb.StructuredOutput(json_schema=json.dumps(schema)))
+    answer = write(text_or_calls_grammar(asked, form, TOOLS, single=False), seed, most=600)
+    if answer is None:
+        return
+    if is_json_by(schema, answer):
+        parser = ToolParser(form, {tool.name for tool in TOOLS})
+        assert "".join(piece.text for piece in [*parser.push(answer), *parser.finish()]) == answer
+        return
+    for name, arguments in called(form, answer, TOOLS, single=False):
+        (parameters,) = (tool.parameters for tool in TOOLS if tool.name == name)
+        validate(parameters, arguments, parameters)
+
+
+def is_json_by(schema: Any, text: str) -> bool:
+    try:
+        return holds(schema, json.loads(text), schema)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3_JSON, MISTRAL])
+def test_it_may_be_either(form: ToolFormat) -> None:
+    asked = read_structure(pb.StructuredOutput(json_schema='{"enum": ["yes", "no"]}'))
+    grammar = text_or_calls_grammar(asked, form, TOOLS[1:2], single=True)
+    answers = {write(grammar, seed) for seed in range(30)}
+    calls = answers - {'"yes"', '"no"'}
+    assert answers - calls == {'"yes"', '"no"'}
+    assert [called(form, str(each), TOOLS[1:2], single=True) for each in calls] == [[("a.b/c:d-e", {})]] * len(calls)
+    assert calls
+
+
+def test_what_is_no_json_leaves_no_room_for_calls() -> None:
+    for asked in (pb.StructuredOutput(regex="a"), pb.StructuredOutput(choice=pb.Choice(texts=["a"]))):
+        with pytest.raises(InvalidFieldError, match="tool_choice may be none") as caught:
+            text_or_calls_grammar(read_structure(asked), HERMES, TOOLS, single=True)
+        assert caught.value.metadata["field"] == "structured_output"
 
 
 @pytest.mark.parametrize(

@@ -284,10 +284,11 @@ async def test_a_schema_that_nothing_holds_the_model_to_is_named(client, schedul
         model="bytes", messages=[USER], tools=[strict, TOOLS[1]]
     )
     assert answer.headers["x-tercet-ignored"] == "tools.strict"
-    answer = await client.chat.completions.with_raw_response.create(
-        model="bytes", messages=[USER], tools=[strict, TOOLS[1]], tool_choice="required"
-    )
-    assert "x-tercet-ignored" not in answer.headers
+    for holds in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        answer = await client.chat.completions.with_raw_response.create(
+            model="bytes", messages=[USER], tools=[strict, TOOLS[1]], **holds
+        )
+        assert "x-tercet-ignored" not in answer.headers
     answer = await client.chat.completions.with_raw_response.create(
         model="bytes", messages=[USER], parallel_tool_calls=True
     )
