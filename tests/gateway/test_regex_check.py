@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,10 +21,19 @@ END = 256
 FOLLOWER = Follower(lambda _: [*(bytes([byte]) for byte in range(256)), b""], 1 << 20)
 
 
-def follows(regex: str, text: str) -> bool:
-    """Whether the library takes `text` for all of a match."""
+def sentence(regex: str, seed: int) -> str | None:
+    """What the library takes for all of a match; None if it has not ended soon."""
     matcher = FOLLOWER.compile(read_structure(pb.StructuredOutput(regex=regex))).matcher([END])
-    return all(matcher.accept(byte) for byte in text.encode()) and matcher.accept(END)
+    rng, text = random.Random(seed), ""
+    for _ in range(12):
+        mask = np.zeros((1, 9), np.int32)
+        matcher.fill(mask)
+        token_id = int(rng.choice(np.unpackbits(mask.view(np.uint8), bitorder="little")[: END + 1].nonzero()[0]))
+        assert matcher.accept(token_id)
+        if token_id == END:
+            return text
+        text += chr(token_id)
+    return None
 
 
 @pytest.mark.parametrize(
@@ -44,22 +56,16 @@ def test_what_is_clear_passes(regex: str) -> None:
     check_regex(regex)
 
 
-PARTS = st.sampled_from(
-    ["a", "b", "^", "$", "|", "(", ")", "(?:", "[ab]", "[^a]", r"\d", r"\Z", r"\$", r"\^", "+", "?", "A", "$"]
-)
+PARTS = st.sampled_from(["a", "b", "^", "$", "|", "(", ")", "(?:", "[ab]", r"\d", r"\Z", r"\h", r"\$", r"\^", "+", "?"])
 
 
 @settings(max_examples=300, deadline=None)
-@given(parts=st.lists(PARTS, min_size=1, max_size=7), text=st.text("abAZ$^1", max_size=4))
-def test_what_passes_matches_as_in_python(parts: list[str], text: str) -> None:
+@given(parts=st.lists(PARTS, min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_what_passes_matches_as_in_python(parts: list[str], seed: int) -> None:
     regex = "".join(parts)
     try:
-        read_structure(pb.StructuredOutput(regex=regex))
-        followed = follows(regex, text)
+        text = sentence(regex, seed)
     except (InvalidFieldError, ValueError):
         return
-    try:
-        matched = re.fullmatch(regex, text, re.DOTALL) is not None
-    except re.error:
-        return
-    assert followed == matched, regex
+    with contextlib.suppress(re.error):
+        assert text is None or re.fullmatch(regex, text), text
