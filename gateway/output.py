@@ -56,8 +56,9 @@ class Taken:
 class Output:
     """The text of one sequence. Once `finish` is set, nothing more may be pushed; what is ready can still be taken.
 
-    A stop string that matched is the end of the text if `include_stop`: then nothing has to wait for what may be one.
-    `num_tokens` counts the tokens pushed, `num_ready` those that the next `take` gives.
+    What stopped it, a string or one of `stop_token_ids`, is the end of the text if `include_stop`, so that nothing has
+    to wait for what may be a stop string, and else no part of it. `num_tokens` counts the tokens pushed, `num_ready`
+    those that the next `take` gives.
     """
 
     __slots__ = (
@@ -115,7 +116,9 @@ class Output:
         elif self._logprobs:
             raise ValueError("logprobs of a token are missing")
         self.num_tokens += 1
-        text = self._detokenizer.push(token_id)
+        # It is never chosen before it ends the output: its text need not wait for the word that it did.
+        dropped = token_id in self._stop_token_ids and not self._include_stop
+        text = "" if dropped else self._detokenizer.push(token_id)
         if self._plain and not self._waiting_ids and not self._detokenizer.pending:
             # Nothing can hold it back, and nothing is held before it: the way of nearly all tokens.
             self._ready_ids.append(token_id)

@@ -31,17 +31,22 @@ async def test_a_stop_string_is_the_end_of_the_text_if_it_is_included(
     assert once.outputs[0].text == text
 
 
-async def test_stop_token_is_named_and_an_end_token_is_not(gateway: Any, scheduler: Any, model: Any) -> None:
+@pytest.mark.parametrize("include", [False, True])
+async def test_stop_token_is_named_and_its_text_is_the_end_if_it_is_included(
+    gateway: Any, scheduler: Any, model: Any, include: bool
+) -> None:
     comma = model.tokenizer.token_to_id(",")
 
     async def play(sequence: Any) -> None:
-        await sequence.tokens(*model.tokenizer.encode("he,", add_bos=False))
+        # The client may have it before the word that it ended something.
+        for token_id in model.tokenizer.encode("he,", add_bos=False):
+            await sequence.tokens(token_id)
         await sequence.end(sequence_pb2.END_REASON_STOP, stop_token_id=comma)
 
     scheduler.play = play
-    events = await stream(gateway, pb.GenerateRequest(prompt="x", stop=pb.StopConditions(token_ids=[comma])))
-    text, token_ids, finished = check_events(events)
-    assert text == "he,"
+    stop = pb.StopConditions(token_ids=[comma], include_stop_string=include)
+    text, token_ids, finished = check_events(await stream(gateway, pb.GenerateRequest(prompt="x", stop=stop)))
+    assert text == ("he," if include else "he")
     assert token_ids[-1] == comma
     assert finished.outputs[0] == pb.OutputEnd(reason=STOP, stop_token_id=comma)
 
