@@ -25,13 +25,15 @@ from .template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request gets that does not say otherwise. The meaning of tercet.v1.SamplingParams."""
+    """What a request gets that does not say otherwise. The meaning of tercet.v1.SamplingParams; `max_tokens` is that of
+    StopConditions, None: what is left of the context."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:
         "top_k": lambda v: v >= 0,
         "min_p": lambda v: 0 <= v <= 1,
         "repetition_penalty": lambda v: MIN_REPETITION <= v <= MAX_REPETITION,
+        "max_new_tokens": lambda v: v >= 1,
     }
     values: dict[str, Any] = {}
     for name, check in checks.items():
@@ -173,10 +176,11 @@ def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:
             continue
         if not isinstance(value, (int, float)) or not math.isfinite(value) or not check(value):
             raise ModelError(f"model: {name} in {path} is {value!r}, which cannot be")
-        values[name] = int(value) if name == "top_k" else float(value)
+        values[name] = int(value) if name in ("top_k", "max_new_tokens") else float(value)
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
-    return SamplingDefaults(**values)
+    # Its max_length counts the prompt as well, and is mostly the context, which is known from elsewhere.
+    return SamplingDefaults(max_tokens=values.pop("max_new_tokens", None), **values)
 
 
 def _ids(value: Any) -> list[int]:

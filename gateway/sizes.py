@@ -23,13 +23,15 @@ def context_limit(model: ServedModel, pool: Pool) -> int:
 
 
 def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, pool: Pool) -> int:
-    """The request's, or as many as there is room for in a worker. Raises PromptTooLongError beyond the context."""
+    """The request's; else by default as many as there is room for in a worker, or fewer. Raises PromptTooLongError
+    beyond the context."""
     limit = context_limit(request.model, pool)
     if prompt_tokens >= limit:
         raise prompt_too_long(input_field(request), prompt_tokens, None, limit)
     if request.stop.max_tokens is None:
         # Of a prompt without room the scheduler says what it lacks.
-        return max(1, min(limit, pool.max_sequence_len or limit) - prompt_tokens)
+        room = max(1, min(limit, pool.max_sequence_len or limit) - prompt_tokens)
+        return min(room, request.stop.default_max_tokens or room)
     if prompt_tokens + request.stop.max_tokens > limit:
         raise prompt_too_long("stop.max_tokens", prompt_tokens, request.stop.max_tokens, limit)
     return request.stop.max_tokens

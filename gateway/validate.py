@@ -69,10 +69,12 @@ class SamplingChoice:
 
 @dataclass(frozen=True, slots=True)
 class StopChoice:
-    """When to stop. `token_ids` are the request's own, without the model's end tokens; `include_string`: a string that
-    matched is the end of the text."""
+    """When to stop. Without `max_tokens` it is after `default_max_tokens`, or fewer if there is less room, and without
+    these where there is no more. `token_ids` are the request's own, without the model's end tokens; `include_string`: a
+    string that matched is the end of the text."""
 
     max_tokens: int | None
+    default_max_tokens: int | None
     strings: tuple[str, ...]
     token_ids: tuple[int, ...]
     ignore_eos: bool
@@ -99,8 +101,11 @@ class GenerationRequest:
     structure_field: str = FIELD
 
 
-def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_prompt_bytes: int) -> GenerationRequest:
-    """Checks a request. Raises ModelNotFoundError, PromptTooLongError, InvalidFieldError naming the field."""
+def validate_generate(
+    message: pb.GenerateRequest, catalogue: Catalogue, *, max_prompt_bytes: int, default_max_tokens: int | None = None
+) -> GenerationRequest:
+    """Checks a request. `default_max_tokens` is the API's, where neither request nor model say how many. Raises
+    ModelNotFoundError, PromptTooLongError, InvalidFieldError naming the field."""
     _check_request_id(message.request_id)
     _check_service(message)
     model = catalogue.find(message.model)
@@ -111,7 +116,7 @@ def validate_generate(message: pb.GenerateRequest, catalogue: Catalogue, *, max_
         input=given,
         sampling=_sampling(message.sampling, model),
         penalties=read_penalties(message.sampling, message.stop, model.vocab_size, model.sampling.repetition_penalty),
-        stop=_stop(message.stop, model),
+        stop=_stop(message.stop, model, default_max_tokens),
         n=_num_outputs(message.sampling),
         traffic_class=message.traffic_class,
         priority=message.priority,
@@ -303,7 +308,7 @@ def _out_of_range(name: str, value: float, allowed: str) -> InvalidFieldError:
     return InvalidFieldError(f"{name} is {value:g}; it must be {allowed}", field=f"sampling.{name}")
 
 
-def _stop(given: pb.StopConditions, model: ServedModel) -> StopChoice:
+def _stop(given: pb.StopConditions, model: ServedModel, default_max_tokens: int | None) -> StopChoice:
     max_tokens = given.max_tokens if given.HasField("max_tokens") else None
     if max_tokens == 0:
         raise InvalidFieldError("max_tokens is 0; it must be at least 1", field="stop.max_tokens")
@@ -326,6 +331,7 @@ def _stop(given: pb.StopConditions, model: ServedModel) -> StopChoice:
     check_token_ids(given.token_ids, model.vocab_size, "stop.token_ids")
     return StopChoice(
         max_tokens=max_tokens,
+        default_max_tokens=default_max_tokens if model.sampling.max_tokens is None else model.sampling.max_tokens,
         strings=tuple(given.strings),
         token_ids=tuple(dict.fromkeys(given.token_ids)),
         ignore_eos=given.ignore_eos,

@@ -16,7 +16,7 @@ from .parameters import MAX_UINT32, Common, read_common
 
 # Each prompt is a request of its own, with a place among those that run.
 MAX_PROMPTS = 128
-# OpenAI's, where max_tokens is not given; a chat's is what its context leaves.
+# OpenAI's of completions.
 DEFAULT_MAX_TOKENS = 16
 
 _COMPLETIONS_DO_NOT_OFFER: dict[str, Any] = {"suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": ()}
@@ -45,6 +45,8 @@ class Asked:
     # Whether each output begins with its prompt.
     echo: bool
     num_prompt_logprobs: int | None
+    # Where neither it nor the model says how many; None: what the context leaves.
+    default_max_tokens: int | None
     ignored: tuple[str, ...]
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,7 +59,7 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     num_logprobs = fields.integer("logprobs", 0, MAX_UINT32)
     max_tokens = fields.integer("max_tokens", 0, MAX_UINT32)
     fields.only(_COMPLETIONS_DO_NOT_OFFER)
-    common = read_common(fields, num_logprobs, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens)
+    common = read_common(fields, num_logprobs, max_tokens)
     fields.refuse_rest()
     renamed = {}
     if echo and num_logprobs is not None:
@@ -65,7 +67,7 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
         common.message.sampling.prompt_logprobs = max(num_logprobs, common.num_prompt_logprobs or 0)
         if common.num_prompt_logprobs is None:
             renamed = {"prompt_logprobs": "logprobs"}
-    return _asked(common, prompts, echo=echo, renamed=renamed)
+    return _asked(common, prompts, echo=echo, default_max_tokens=DEFAULT_MAX_TOKENS, renamed=renamed)
 
 
 def read_chat(body: Mapping[str, Any]) -> Asked:
@@ -85,8 +87,9 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
 
 
 def _asked(
-    common: Common, inputs: list[dict[str, Any]], *, echo: bool = False, renamed: Mapping[str, str] | None = None
-) -> Asked:
+    common: Common, inputs: list[dict[str, Any]], *, echo: bool = False, default_max_tokens: int | None = None,
+    renamed: Mapping[str, str],
+) -> Asked:  # fmt: skip
     requests = []
     for each in inputs:
         request = pb.GenerateRequest(**each)
@@ -98,8 +101,9 @@ def _asked(
         common.include_usage,
         echo,
         common.num_prompt_logprobs,
+        default_max_tokens,
         common.ignored,
-        {**common.renamed, **(renamed or {})},
+        {**common.renamed, **renamed},
     )
 
 

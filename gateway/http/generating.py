@@ -106,7 +106,14 @@ class Generating:
             for index, message in enumerate(asked.requests):
                 message.request_id = f"{request_id}-{index}" if len(asked.requests) > 1 else request_id
                 message.traffic_class = traffic_class
-                requests.append(validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes))
+                requests.append(
+                    validate_generate(
+                        message,
+                        self._catalogue,
+                        max_prompt_bytes=max_bytes,
+                        default_max_tokens=asked.default_max_tokens,
+                    )
+                )
             deadline_s = _deadline_s(exchange)
             check_count(len(requests), caller)
             started += (self._generations.start(request, caller, deadline_s) for request in requests)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from gateway.mesh_messages import Pool
 from gateway.model_files import SamplingDefaults
 from gateway.served_model import Catalogue
+from gateway.sizes import resolve_max_tokens
 from gateway.validate import validate_generate
 from tercet.v1 import inference_pb2 as pb
 
@@ -49,6 +51,23 @@ def test_one_that_is_said_leaves_the_others(model: Any, name: str) -> None:
     assert {each: said(read, each) for each in VALUES if each != name} == {
         each: value for each, value in of_model.items() if each != name
     }
+
+
+@pytest.mark.parametrize(
+    ("of_request", "of_model", "of_api", "most"),
+    [
+        (None, None, None, 240), (None, None, 16, 16), (None, 7, 16, 7), (None, 70, 16, 70), (None, 7, None, 7),
+        (9, 7, 16, 9), (3, 7, 16, 3), (None, 10_000, 16, 240), (None, None, 10_000, 240),
+    ],
+)  # fmt: skip
+def test_how_many_tokens(
+    model: Any, of_request: int | None, of_model: int | None, of_api: int | None, most: int
+) -> None:
+    """The model's is a default: a request may ask for more."""
+    served = dataclasses.replace(model, sampling=SamplingDefaults(max_tokens=of_model))
+    request = pb.GenerateRequest(prompt="x", stop=pb.StopConditions(max_tokens=of_request))
+    read = validate_generate(request, Catalogue([served]), max_prompt_bytes=100, default_max_tokens=of_api)
+    assert resolve_max_tokens(read, 10, Pool(1, 0, 250)) == most
 
 
 def test_what_no_file_decides(model: Any) -> None:

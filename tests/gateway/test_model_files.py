@@ -19,12 +19,13 @@ def load(path: Path, **settings: Any) -> Any:
 
 
 def test_a_whole_directory(tmp_path: Path, write_model: Any) -> None:
-    path = write_model(tmp_path / "mine", generation_config__json={"eos_token_id": [262, 261], "top_p": 0.9})
+    generation = {"eos_token_id": [262, 261], "top_p": 0.9, "max_new_tokens": 2048, "max_length": 20}
+    path = write_model(tmp_path / "mine", generation_config__json=generation)
     model = load(path)
     assert (model.name, model.vocab_size, model.max_model_len) == ("mine", 280, 256)
     # Every file's end tokens count.
     assert model.eos_token_ids == (262, 261)
-    assert model.sampling == SamplingDefaults(temperature=1.0, top_p=0.9)
+    assert model.sampling == SamplingDefaults(temperature=1.0, top_p=0.9, max_tokens=2048)
     assert load(path, max_model_len=10, served_model_name=("a", "b")).max_model_len == 10
 
 
@@ -52,6 +53,7 @@ def test_do_sample_false_is_greedy(tmp_path: Path, write_model: Any) -> None:
         ({"config__json": {"max_position_embeddings": 5}}, r"config\.json lacks the field vocab_size"),
         ({"config__json": {"vocab_size": 280}}, r"config\.json lacks the field max_position_embeddings"),
         ({"generation_config__json": {"temperature": -1}}, r"temperature in .*generation_config\.json"),
+        ({"generation_config__json": {"max_new_tokens": 0}}, r"max_new_tokens in .*generation_config\.json"),
         ({"generation_config__json": {"top_p": "x"}}, r"top_p in .*generation_config\.json"),
         ({"generation_config__json": {"repetition_penalty": 0}}, r"repetition_penalty in .*generation_config\.json"),
         ({"tokenizer_config__json": {"chat_template": "a\n{% if %}"}}, r"tokenizer_config\.json is broken at line 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ import pytest
 from tercet.mesh.v1 import sequence_pb2
 from tercet.v1 import inference_pb2 as pb
 
-from ..conftest import sequence_end
+from ..conftest import sequence_end, write_model
 from ..guarded_gateway import until
 
 CHAT = [{"role": "user", "content": "hello, 世界 🙂"}]
@@ -313,3 +314,17 @@ class TestPlaces:
             with pytest.raises(openai.RateLimitError) as caught:
                 await client.completions.create(model="bytes", prompt=["a", "b", "c"])
             assert caught.value.code == "queue_full"
+
+
+@pytest.mark.parametrize("of_model", [None, 40])
+class TestTokensThatNobodyAskedFor:
+    @pytest.fixture
+    def model_path(self, tmp_path: Path, of_model: int | None) -> Path:
+        return write_model(tmp_path / "bytes", generation_config__json={"max_new_tokens": of_model})
+
+    async def test_they_are_the_models_or_few_in_a_completion(self, http, scheduler, of_model):
+        assert (await http.post("/v1/completions", json={"prompt": "hello"})).status_code == 200
+        assert (await http.post("/v1/chat/completions", json={"messages": CHAT})).status_code == 200
+        completion, chat = (each.submit for each in scheduler.sequences)
+        assert (completion.max_tokens, completion.max_tokens_open) == (of_model or 16, True)
+        assert (chat.max_tokens, chat.max_tokens_open) == (of_model or 256 - len(chat.prompt_token_ids), True)
