@@ -58,13 +58,28 @@ def _call(form: ToolFormat, tool: Tool) -> dict[str, Any]:
         raise InvalidFieldError(f"the parameters of {tool.name}: {error}", field="chat.tools") from None
     except RecursionError:
         raise InvalidFieldError(f"the parameters of {tool.name} are nested too deeply", field="chat.tools") from None
-    if schema.get("type", "object") != "object" or schema.keys() & {"enum", "const", "anyOf", "oneOf", "allOf"}:
+    meant = _meant(schema)
+    if meant.get("type", "object") != "object" or meant.keys() & {"$ref", "enum", "const", "anyOf", "oneOf", "allOf"}:
         raise InvalidFieldError(f"the parameters of {tool.name} must be those of an object", field="chat.tools")
     return _sequence(
         _text(f'{{"name": "{tool.name}", "{form.arguments}": '),
         _json({**schema, "type": "object"}),
         _text("}"),
     )
+
+
+def _meant(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a schema refers to, if that is all it does and leads to another one; else itself."""
+    found, seen = schema, set[str]()
+    while (pointer := found.get("$ref")) is not None and pointer not in seen:
+        seen.add(pointer)
+        target: Any = schema
+        for name in pointer.removeprefix("#").split("/")[1:]:
+            target = target.get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            break
+        found = target
+    return found
 
 
 def _json(schema: Any) -> dict[str, Any]:

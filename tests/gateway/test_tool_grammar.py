@@ -25,6 +25,15 @@ TOOLS = [
     ),
     Tool("a.b/c:d-e", "", {"type": "object", "properties": {}}),
     Tool("add", "", {"properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"], "$defs": {"n": {"enum": [1, 2]}}}),
+    # As what writes schemas of classes that contain themselves has it.
+    Tool(
+        "put",
+        "",
+        {
+            "$ref": "#/$defs/node",
+            "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+        },
+    ),
 ]
 
 
@@ -120,7 +129,8 @@ def test_what_is_no_json_leaves_no_room_for_calls() -> None:
     "parameters",
     [
         {"type": "string"}, {"anyOf": [{"type": "object"}]}, {"multipleOf": 3}, {"type": {}}, {"required": 5},
-        {"properties": {"x": {"type": [["string"]]}}},
+        {"properties": {"x": {"type": [["string"]]}}}, {"$ref": "#/$defs/s", "$defs": {"s": {"type": "string"}}},
+        {"$ref": "#"}, {"$ref": "#/$defs/gone"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
     ],
 )  # fmt: skip
 def test_parameters_that_cannot_be_kept_to_name_their_tool(parameters: dict[str, Any]) -> None:
