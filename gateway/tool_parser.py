@@ -86,7 +86,7 @@ class ToolParser:
                 self._give_up()
                 while self._held and not self.over and self._step():
                     pass
-            elif self.over or (self._state in (_State.AFTER, _State.CLOSED) and not self._held.strip(WHITESPACE)):
+            elif self.over or self._is_rest():
                 self._settle(Piece(len(self._held)))
             else:
                 self._settle(Piece(len(self._held), self._held))
@@ -111,6 +111,13 @@ class ToolParser:
         if state is _State.AFTER:
             return self._after(rest)
         return self._closed(rest)
+
+    def _is_rest(self) -> bool:
+        """Whether what is held behind a call is no more than space, and the beginning of what would follow."""
+        rest = self._held.lstrip(WHITESPACE)
+        if self._state is _State.AFTER:
+            return self._form.closer.startswith(rest)
+        return self._state is _State.CLOSED and self._form.opener.startswith(rest)
 
     def _enter(self, state: _State) -> bool:
         self._state = state
