@@ -9,7 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.served_model import ServedModel, load_model
 from tercet.mesh.v1 import sequence_pb2
+from tercet.sections import ModelSettings
 from tercet.v1 import inference_pb2 as pb
 
 from ..conftest import sequence_end, write_model
@@ -316,11 +318,19 @@ class TestPlaces:
             assert caught.value.code == "queue_full"
 
 
-@pytest.mark.parametrize("of_model", [None, 40])
 class TestTokensThatNobodyAskedFor:
-    @pytest.fixture
-    def model_path(self, tmp_path: Path, of_model: int | None) -> Path:
-        return write_model(tmp_path / "bytes", generation_config__json={"max_new_tokens": of_model})
+    @pytest.fixture(scope="class", params=[None, 40])
+    def of_model(self, request: Any) -> int | None:
+        return request.param
+
+    @pytest.fixture(scope="class")
+    def model_path(self, tmp_path_factory: pytest.TempPathFactory, of_model: int | None) -> Path:
+        path = tmp_path_factory.mktemp("models") / "bytes"
+        return write_model(path, generation_config__json={"max_new_tokens": of_model})
+
+    @pytest.fixture(scope="class")
+    def model(self, model_path: Path) -> ServedModel:
+        return load_model(ModelSettings(model=str(model_path)))
 
     async def test_they_are_the_models_or_few_in_a_completion(self, http, scheduler, of_model):
         assert (await http.post("/v1/completions", json={"prompt": "hello"})).status_code == 200
