@@ -1,0 +1,31 @@
+"""In what two descriptions of a workload or an environment differ. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`key` is dotted. None: it is not there, or nobody knows it."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """By key, in the order of A, then what B alone has."""
+    one, other = dict(_flat(a, "")), dict(_flat(b, ""))
+    keys = dict.fromkeys([*one, *other])
+    return tuple(Difference(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key))
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
