@@ -14,15 +14,14 @@ import click
 from tercet.cli.asking import (
     CONTROL_TIMEOUT_S,
     model_option,
-    options_of,
     read_line,
     run_async,
-    sampling_options,
     show_text,
     timeout_option,
 )
 from tercet.cli.connection import client_options
 from tercet.cli.root import to_text
+from tercet.cli.sampling_options import options_of, sampling_options
 from tercet.client import Answer, AsyncClient, ChatMessage, Conversation, Options
 from tercet.errors import GatewayLostError, RequestError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -12,17 +12,19 @@ import click
 from tercet.cli.asking import (
     CONTROL_TIMEOUT_S,
     model_option,
-    options_of,
     read_text,
     run_async,
-    sampling_options,
     show_text,
     timeout_option,
 )
 from tercet.cli.connection import client_options
 from tercet.cli.form_options import form_options
+from tercet.cli.sampling_options import options_of, sampling_options
 from tercet.cli.tools_file import to_choice, to_line, tool_choice_option, tools_option
-from tercet.client import Answer, AsyncClient, ChatMessage, Options, Output
+from tercet.client import Answer, AsyncClient, ChatMessage, Options, Output, TokenLogprobs
+
+# In the place of minus infinity, which JSON has not; over HTTP it is the same.
+_LEAST_LOGPROB = -9999.0
 
 
 class Printer:
@@ -83,17 +85,22 @@ async def ask(
 
 def to_json(answer: Answer) -> str:
     """One object on one line; text, ids and end of the first output stand beside those of all."""
+    prompt = answer.prompt_logprobs
     return json.dumps(
         {
             "text": answer.text,
             "token_ids": answer.token_ids,
             "finish_reason": answer.finished.finish_reason,
             "stop": answer.finished.stop,
-            "logprobs": [dataclasses.asdict(item) for item in answer.outputs[0].logprobs],
-            "prompt_logprobs": answer.prompt_logprobs and dataclasses.asdict(answer.prompt_logprobs),
+            "logprobs": _shown(answer.outputs[0].logprobs),
+            "prompt_logprobs": prompt and {**dataclasses.asdict(prompt), "logprobs": _shown(prompt.logprobs)},
             "tool_calls": [dataclasses.asdict(call) for call in answer.tool_calls],
             "outputs": [
-                {**dataclasses.asdict(output), "seed": (answer.accepted.seed + index) % 2**64}
+                {
+                    **dataclasses.asdict(output),
+                    "logprobs": _shown(output.logprobs),
+                    "seed": (answer.accepted.seed + index) % 2**64,
+                }
                 for index, output in enumerate(answer.outputs)
             ],
             "usage": dataclasses.asdict(answer.finished.usage),
@@ -104,7 +111,18 @@ def to_json(answer: Answer) -> str:
             "seed": answer.accepted.seed,
         },
         ensure_ascii=False,
+        allow_nan=False,
     )
+
+
+def _shown(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [
+        {
+            "logprob": max(each.logprob, _LEAST_LOGPROB),
+            "top": [(token_id, max(logprob, _LEAST_LOGPROB)) for token_id, logprob in each.top],
+        }
+        for each in logprobs
+    ]
 
 
 @click.command()
@@ -122,6 +140,7 @@ def to_json(answer: Answer) -> str:
 @sampling_options
 @click.option("--prompt-logprobs", type=click.IntRange(0, 20), metavar="N", help="The same as --logprobs of the "
               "prompt's tokens (--json).")  # fmt: skip
+@click.option("--request-id", default="", metavar="ID", help="What logs and cancels know it by. Default: a new one.")
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 def generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 
 import pytest
@@ -36,10 +37,11 @@ def test_generate_passes_every_option(gateway):
         "--max-tokens": "9", "--stop-token-id": "5", "--timeout": "30", "--model": "fake", "-n": "2",
         "--class": "batch", "--priority": "-3", "--cache-salt": "mine", "--repetition-penalty": "1.5",
         "--logprobs": "4", "--prompt-logprobs": "3", "--frequency-penalty": "-0.5", "--presence-penalty": "0.25",
-        "--min-tokens": "3",
+        "--min-tokens": "3", "--request-id": "mine",
     }  # fmt: skip
     pairs = [part for pair in flags.items() for part in pair]
     lists = ["--stop", "a b", "--stop", "c", "--bad-word", "d", "--bad-word", "e f"]
+    lists += ["--logit-bias", "7=-2.5", "--logit-bias", "9=1e1", "--allowed-token-id", "7", "--allowed-token-id", "9"]
     done = run("generate", "hi", "--address", gateway.address, *pairs, *lists, "--ignore-eos", "--include-stop")
     assert done.exit_code == 0, done.output
     request = gateway.requests[0]
@@ -48,10 +50,30 @@ def test_generate_passes_every_option(gateway):
     assert (sampling.seed, request.stop.max_tokens, request.stop.ignore_eos) == (2**63, 9, True)
     assert (list(request.stop.strings), list(request.stop.token_ids)) == (["a b", "c"], [5])
     assert (request.model, sampling.n, request.traffic_class, request.priority) == ("fake", 2, "batch", -3)
-    assert request.cache_salt == "mine"
+    assert (request.cache_salt, request.request_id) == ("mine", "mine")
+    assert [(each.token_id, each.bias) for each in sampling.logit_bias] == [(7, -2.5), (9, 10)]
+    assert list(sampling.allowed_token_ids) == [7, 9]
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, -0.5, 0.25)
     assert (request.stop.min_tokens, sampling.logprobs, sampling.prompt_logprobs) == (3, 4, 3)
     assert (list(sampling.bad_words), request.stop.include_stop_string) == (["d", "e f"], True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--logit-bias", "7"], "'7' is not ID=X"),
+        (["--logit-bias", "x=1"], "'x' is not a valid int"),
+        (["--logit-bias", "-1=1"], "-1 is not in the range"),
+        (["--logit-bias", "7=nan"], "nan is not a finite number"),
+        (["--logit-bias", "7="], "'' is not a valid float"),
+        (["--logit-bias", "7=1", "--logit-bias", "7=2"], "there are two of token 7"),
+        (["--allowed-token-id", "-1"], "-1 is not in the range"),
+    ],
+)
+def test_generate_says_what_is_wrong_with_tokens(gateway, flags, problem):
+    done = run("generate", "hi", "--address", gateway.address, *flags)
+    assert (done.exit_code, gateway.requests) == (2, [])
+    assert problem in done.stderr
 
 
 def test_generate_wants_a_token_at_least(gateway):
@@ -72,14 +94,14 @@ def test_generate_json_is_one_object(gateway):
 
 
 def test_generate_json_has_the_logprobs_of_the_prompt(gateway):
-    logprobs = [pb.TokenLogprobs(logprob=-0.5, top_token_ids=[7], top_logprobs=[-0.25])]
+    logprobs = [pb.TokenLogprobs(logprob=-math.inf, top_token_ids=[7, 8], top_logprobs=[-0.25, -math.inf])]
     gateway.prompt_logprobs = [pb.PromptLogprobs(token_offset=1, token_ids=[5], logprobs=logprobs)]
     flags = ["--raw", "--json", "--address", gateway.address]
     answer = json.loads(run("generate", "count 1", "--prompt-logprobs", "1", *flags).stdout)
     assert answer["prompt_logprobs"] == {
         "token_offset": 1,
         "token_ids": [5],
-        "logprobs": [{"logprob": -0.5, "top": [[7, -0.25]]}],
+        "logprobs": [{"logprob": -9999.0, "top": [[7, -0.25], [8, -9999.0]]}],
     }
     assert json.loads(run("generate", "count 1", *flags).stdout)["prompt_logprobs"] is None
 
