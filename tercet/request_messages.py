@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from tercet.errors import InvalidFieldError
-from tercet.messages import ChatMessage, Options, Prompt
+from tercet.messages import ChatMessage, Options, Prompt, Tool
 from tercet.v1 import inference_pb2 as pb
 
 
@@ -120,10 +120,13 @@ def check_no_chat(options: Options) -> None:
 
 
 def to_chat(messages: Sequence[Any], options: Options) -> pb.Chat:
-    """The proto of a conversation. Raises TypeError unless all are ChatMessages, errors.InvalidFieldError for a tool
-    choice that there is not."""
+    """The proto of a conversation. Raises TypeError unless all are ChatMessages, errors.InvalidFieldError for
+    tools that are none, and for a tool choice that there is not."""
     if not isinstance(messages, Iterable) or not all(isinstance(message, ChatMessage) for message in messages):
         raise TypeError("prompt must be a str or a list of ChatMessage")
+    for tool in options.tools:
+        if not isinstance(tool, Tool):
+            raise InvalidFieldError(f"tools must be Tool, one is {type(tool).__name__}", field="chat.tools")
     if options.tool_choice not in _TOOL_CHOICES:
         problem = f"tool_choice is {options.tool_choice!r}; it must be one of {', '.join(_TOOL_CHOICES)}"
         raise InvalidFieldError(problem, field="chat.tool_choice")

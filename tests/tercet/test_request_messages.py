@@ -136,6 +136,13 @@ def test_every_option_has_a_typed_name():
     assert {name: kind.replace("]", "") for name, kind in fields.items()} == names
 
 
+def test_what_is_no_tool_is_named():
+    tools: Any = ({"name": "clock"},)
+    with pytest.raises(InvalidFieldError, match="dict") as caught:
+        to_request([ChatMessage("user", "x")], Options(tools=tools))
+    assert caught.value.metadata["field"] == "chat.tools"
+
+
 def test_a_tool_choice_that_there_is_not_is_named():
     choice: Any = "always"
     with pytest.raises(InvalidFieldError, match="'always'") as caught:
