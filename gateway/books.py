@@ -18,10 +18,12 @@ from tercet.errors import LedgerLostError
 from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Row, Targets, slo_of
 from tercet.ledger.store import LedgerStore
 from tercet.ledger.writer import Writer
+from tercet.metrics.labels import TenantLabels
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.sections import LedgerSettings
 
 from .cancel import Cancels
+from .metrics_counts import RequestCounts
 from .sequence_end import Account
 from .stages import StageClock, stage_times
 from .stream import Stream
@@ -47,7 +49,11 @@ class Books:
         instance: str,
         classes: Collection[str],
         clock: Callable[[], float] = time.time,
+        *,
+        counts: RequestCounts | None = None,
     ) -> None:
+        """`counts` get what was, for Prometheus; None: no tenant is told apart."""
+        self.counts = RequestCounts(TenantLabels((), 0)) if counts is None else counts
         self._writer = None
         if ledger is not None:
             self._writer = Writer(*ledger, instance, settings.retention_days, self._on_written)
@@ -57,6 +63,8 @@ class Books:
         self._free = settings.max_waiting_rows
         self._next_number = 0
         self._second = 0
+        # When the last row of each request was given to the writer that the database does not have, by number.
+        self._unwritten: dict[int, float] = {}
         # Those that were cancelled lately, the newest last.
         self._cancelled: deque[tuple[Row, Cancellation]] = deque(maxlen=MAX_CANCELLATIONS)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -101,6 +109,7 @@ class Books:
 
     def refuse(self, tenant: str, traffic_class: str, model: str, reason: str, request_id: str) -> None:
         """Counts a request for which nothing was done."""
+        self.counts.refused(tenant, model, self.class_known(traffic_class), reason)
         if self._writer is None:
             return
         # A clock that is set back does not open a second again.
@@ -121,13 +130,25 @@ class Books:
         if self._writer is not None:
             self._writer.put(row)
 
-    def close(self, row: Row) -> None:
-        """Writes the last row of a request, whose place is free then."""
+    def close(self, row: Row, stream: Stream | None = None) -> None:
+        """Writes the last row of a request, whose place is free then. Without a stream it never was submitted."""
+        self.counts.closed(row, stream)
         self._cancelled.extend((row, cancellation) for cancellation in row.cancellations)
         if self._writer is None:
             self.leave()
         else:
+            self._unwritten[row.number] = time.monotonic()
             self._writer.put(row)
+
+    @property
+    def num_unwritten(self) -> int:
+        """Rows of ended requests that the database does not have."""
+        return len(self._unwritten)
+
+    @property
+    def oldest_unwritten_s(self) -> float:
+        """For how long the oldest of them waits, in seconds; 0 without any."""
+        return time.monotonic() - next(iter(self._unwritten.values())) if self._unwritten else 0.0
 
     def cancellations(self) -> Iterator[tuple[Row, Cancellation]]:
         """The latest, of requests that have ended, the newest first."""
@@ -137,14 +158,20 @@ class Books:
         """So many requests have their place no more."""
         self._free += requests
 
+    def _settle(self, numbers: Sequence[int]) -> None:
+        """The last rows of these are in the database."""
+        for number in numbers:
+            self._unwritten.pop(number, None)
+        self.leave(len(numbers))
+
     def _on_written(self, rows: Sequence[Row]) -> None:
-        closed = sum(row.outcome is not Outcome.OPEN for row in rows)
+        closed = [row.number for row in rows if row.outcome is not Outcome.OPEN]
         if not closed:
             return
         assert self._loop is not None
         # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.leave, closed)
+            self._loop.call_soon_threadsafe(self._settle, closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +230,7 @@ class Entry:
         if stream is None:
             self._books.close(self._closed_row(outcome, reason, ending, None))
         else:
-            stream.when_accounted(lambda: self._books.close(self._closed_row(outcome, reason, ending, stream)))
+            stream.when_accounted(lambda: self._books.close(self._closed_row(outcome, reason, ending, stream), stream))
 
     def _closed_row(self, outcome: Outcome, reason: str, ending: Ending, stream: Stream | None) -> Row:
         account = _NO_ACCOUNT if stream is None else stream.account

@@ -61,6 +61,11 @@ class Generations:
         """Requests so far for which the gateway had no place."""
         return self._places.num_turned_away
 
+    @property
+    def num_behind(self) -> int:
+        """Running requests whose clients are far behind."""
+        return sum(each.stream is not None and each.stream.behind for each in self._running.values())
+
     def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
         """Takes a request in. `time_left_s` is the time to the client's deadline. Whoever has it must `close` it, and
         then `leave`.

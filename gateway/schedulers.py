@@ -94,6 +94,16 @@ class Schedulers:
         """Whether any scheduler is connected."""
         return any(link.up for link in self._links)
 
+    @property
+    def num_up(self) -> int:
+        """Schedulers that are connected."""
+        return sum(link.up for link in self._links)
+
+    def num_workers(self, model: str, revision: str) -> int:
+        """Live workers of a model, as the scheduler says that has most of them."""
+        pools = [link.pools.get((model, revision)) for link in self._links]
+        return max((pool.workers_live for pool in pools if pool is not None), default=0)
+
     def pool(self, model: str, revision: str) -> Pool:
         """As of a link."""
         return self._link_for(model, revision).pool(model, revision)

@@ -16,6 +16,9 @@ from tercet import rpc
 from tercet.dialer import Dialer
 from tercet.ids import new_epoch, new_process_id
 from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder
+from tercet.metrics.collector import make_registry
+from tercet.metrics.exposition import Exposition
+from tercet.metrics.labels import TenantLabels
 from tercet.public_bind import is_public
 from tercet.sections import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.tenants.directory import Directory
@@ -30,8 +33,12 @@ from .health import Health
 from .http.application import Application
 from .http.generating import Generating
 from .http.looking_up import LookingUp
+from .http.metrics import Metrics
 from .http.server import HttpServer
 from .http.web import Web
+from .metrics import METRICS
+from .metrics_counts import RequestCounts
+from .metrics_reading import MetricsReader
 from .schedulers import Schedulers
 from .served_model import Catalogue, load_model
 from .service import InferenceService, ModelsService, OperationsService, add_services
@@ -80,7 +87,9 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     link = Schedulers(dialers, gateway_id, changed.set, time.monotonic, worker_grace_s=grace_s, replaces=replaces)
     # In the ledger for years, beside those of all other processes there will ever be.
     instance = f"{gateway_id}-{new_epoch()}"
-    books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys())
+    labels = TenantLabels(config.metrics.tenants, config.metrics.max_tenants)
+    counts = RequestCounts(labels, config.classes.keys())
+    books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys(), counts=counts)
     generations = Generations(settings, link, books)
 
     def tenants_changed(directory: Directory) -> None:
@@ -114,25 +123,33 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         operations,
     )
     health = Health(server, INFERENCE, link, catalogue, generations, books, tenants, identity, changed)
+    reader = MetricsReader(server, link, catalogue, generations, books, health.look)
+    registry = make_registry("gateway", METRICS, reader.read)
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
     http: HttpServer | None = None
+    metrics: Exposition | None = None
     try:
+        metrics = Exposition(config.metrics, registry)
         if settings.http_port:
             looking_up = LookingUp(catalogue, generations, models, health.look, time.time())
             web = Web(operations, config.classes) if settings.web else None
             # Of others a key keeps out who means another host; and public addresses have any name.
             own_host = settings.host if store is None and not is_public(settings.host) else None
             generating = Generating(catalogue, generations)
-            http = HttpServer(Application(guard, generating, looking_up, web, own_host=own_host), settings, tls)
+            application = Application(guard, generating, looking_up, web, Metrics(registry), own_host=own_host)
+            http = HttpServer(application, settings, tls)
         port = await server.start(
             settings.host, settings.port, files, key="gateway.port", serving=False, shared_port=settings.shared_port
         )
     except BaseException:
+        if metrics is not None:
+            metrics.stop()
         if http is not None:
             await http.stop(0)
         # Started again and again, as a supervisor does, it would leave a journal each time.
         await books.stop()
         raise
+    metrics.start()
     # These answer with or without a mesh behind them; Inference waits for a live worker.
     for name in ("tercet.v1.Models", "tercet.v1.Operations"):
         server.set_serving(name, True)
@@ -163,6 +180,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
             await server.leave(settings.handover_seconds)
         await generations.drain(settings.drain_seconds)
     finally:
+        metrics.stop()
         stops = [server.stop(0.5)] + ([] if http is None else [http.stop(0.5)])
         await asyncio.gather(*stops)
         for task in (stopped, *background):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tercet.errors import EngineFaultError, RequestCancelledError, RequestError, SlowConsumerError
 from tercet.ledger.row import Targets
+from tercet.metrics.distribution import SHORT_SECONDS, Distribution
 
 from .cancel import CancelCause, Cancels
 from .output import Finish, Output, ToolCallDelta
@@ -85,6 +86,9 @@ class Stream:
         # When each output got its last token, None before its first; the longest time between two tokens of one.
         self._last_token_at: list[float | None] = [None] * len(self._outputs)
         self.largest_gap_s: float | None = None
+        # All times between two tokens of one, and how often it was paused.
+        self.gaps = Distribution(SHORT_SECONDS)
+        self.num_pauses = 0
         self.error: RequestError | None = None
         # What the request held, and whether the last word on that has come: it may be that nobody knows.
         self.account: Account | None = None
@@ -286,8 +290,10 @@ class Stream:
                 # It has waited for the client; that is no gap of its tokens.
                 self._waited_s[index] += self._caught_up_at - last
                 last = self._caught_up_at
-            if self.largest_gap_s is None or now - last > self.largest_gap_s:
-                self.largest_gap_s = now - last
+            gap_s = now - last
+            self.gaps.add(gap_s)
+            if self.largest_gap_s is None or gap_s > self.largest_gap_s:
+                self.largest_gap_s = gap_s
         elif self.first_token_at is None:
             self.first_token_at = now
         self._last_token_at[index] = now
@@ -299,6 +305,7 @@ class Stream:
     def _note_reader(self, *, behind: bool) -> None:
         if behind is not self.behind:
             self.behind = behind
+            self.num_pauses += behind
             if not behind:
                 self._caught_up_at = self._clock()
             if self.on_reader is not None:

@@ -38,6 +38,7 @@ from .events import (
     WorkerLost,
 )
 from .fleet_view import FleetView
+from .loop_counts import LoopCounts
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
 from .sequence import Sequence
@@ -69,6 +70,8 @@ class Loop:
         self._log = structlog.get_logger()
         self._refusals = RefusalLines(self._log, "requests_refused")
         self._refused_for_room: Counter[str] = Counter()
+        # To be looked at only.
+        self.counts = LoopCounts()
         self._inbox: list[Event] = []
         # Events so far, and those of them that have been handled.
         self._posted = self._handled = 0
@@ -118,6 +121,11 @@ class Loop:
         return self._core.traffic(self._clock(), max_tenants)
 
     @property
+    def num_gateways(self) -> int:
+        """Gateways that are connected."""
+        return len(self._gateways)
+
+    @property
     def keeps_tenants(self) -> bool:
         """Whether a gateway ever named tenants."""
         return self._core.keeps_tenants
@@ -134,6 +142,7 @@ class Loop:
         while self._handled < until:
             await self._round_over.wait()
         orphans, unknown = self._core.compare(gateway, set(keys))
+        self.counts.orphans += len(orphans)
         for key in orphans:
             self._log.error("orphan_found", gateway=gateway, request_key=key)
             self.post(CancelReceived(gateway, key, CancelReason.ORPHAN))
@@ -187,6 +196,7 @@ class Loop:
             self._perform(actions)
             if self._recorder is not None:
                 self._recorder.note(now, events, actions)
+            self.counts.round_s.add(self._clock() - now)
             if timer is not None:
                 timer.cancel()
                 timer = None
@@ -240,6 +250,7 @@ class Loop:
             elif isinstance(action, Log):
                 if action.event == REQUEST_REFUSED and action.fields["reason"] in _FOR_ROOM:
                     self._refused_for_room[action.fields["traffic_class"]] += 1
+                self.counts.facts[action.event] += 1
                 # In the loop's next round, behind the writers that the messages before it have woken.
                 tell = self._refusals.tell if action.event == REQUEST_REFUSED else self._log.info
                 asyncio.get_running_loop().call_soon(partial(tell, action.event, **action.fields))
@@ -247,6 +258,7 @@ class Loop:
                 if action.link in self._workers:
                     self._workers[action.link].close()
             else:
+                self.counts.command(action.command)
                 worker = self._workers.get(action.link)
                 if worker is not None and not worker.put(action.command):
                     self._log.warning("worker_too_slow", link=action.link, commands=MAX_UNREAD_COMMANDS)
@@ -257,6 +269,7 @@ class Loop:
         elif not self._idle.is_set():
             self._idle.set()
             for problem in self._core.check():
+                self.counts.audit_problems += 1
                 self._log.error("books_do_not_balance", problem=problem)
 
 

@@ -14,6 +14,9 @@ import structlog
 from tercet import ids, rpc
 from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tercet.metrics.collector import make_registry
+from tercet.metrics.exposition import Exposition
+from tercet.metrics.metric import Reading
 from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
 
@@ -24,6 +27,7 @@ from .health import Health
 from .leadership import Leadership
 from .links import Links
 from .loop import Loop
+from .metrics import METRICS, read
 from .peers import Peers
 from .plan_log.recorder import recorded_core
 from .policy import Policy
@@ -63,10 +67,16 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     service = SchedulerService(loop, epoch, leadership.standings)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server.grpc_server)
     health = Health(server, SERVICE, loop, identity, stands_by=lambda: not leadership.standing.term)
+
+    def look() -> Reading:
+        return read(loop, health.look(), leads=leadership.standing.term > 0)
+
+    metrics = Exposition(config.metrics, make_registry("scheduler", METRICS, look))
     port = await server.start(
         settings.host, settings.port, [scheduler_pb2.DESCRIPTOR], key="scheduler.port", serving=False
     )
     server.tell(health.look())
+    metrics.start()
     async with _signals() as signals:
         runner = asyncio.create_task(loop.run())
         leading = asyncio.create_task(leadership.run())
@@ -88,6 +98,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
             await server.stop(CLOSE_SECONDS)
             log.info("scheduler_stopped")
         finally:
+            metrics.stop()
             await server.stop(0)
             await _cancel([leading, runner, telling])
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tercet import errors
+from tercet.metrics.distribution import LONG_SECONDS, Distribution
 
 from .cancel_trail import CancelTrail
 from .events import CancelReason, EndReason
@@ -125,6 +126,9 @@ class ClassTraffic:
     """One class: since the start, and by span of time lately, the newest last."""
 
     counts: Counts = field(default_factory=Counts)
+    # As in Service, of all.
+    ttft_s: Distribution = field(default_factory=lambda: Distribution(LONG_SECONDS))
+    queue_s: Distribution = field(default_factory=lambda: Distribution(LONG_SECONDS))
     spans: deque[tuple[int, Service]] = field(default_factory=lambda: deque(maxlen=RECENT_SPANS))
 
     def span(self, now: float) -> Service:
@@ -156,10 +160,12 @@ class Traffic:
     )
     # From the arrival of each cancel until its blocks were free, by what it was for.
     cancels: defaultdict[CancelReason, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    cancel_s: dict[CancelReason, Distribution] = field(default_factory=dict)
 
     def cancelled(self, trail: CancelTrail) -> None:
         """A cancel has taken effect."""
         self.cancels[trail.reason].add(trail.freed_s)
+        self.cancel_s.setdefault(trail.reason, Distribution(LONG_SECONDS)).add(trail.freed_s)
 
     def accepted(self, request: Request) -> None:
         for counts in self._counts(request.tenant.tenant, request.traffic_class.name):
@@ -174,7 +180,10 @@ class Traffic:
         """A request got its first token."""
         leader, target = request.sequences[0], request.traffic_class.ttft
         waited = now - request.arrived_at
-        span = self.classes[request.traffic_class.name].span(now)
+        counted = self.classes[request.traffic_class.name]
+        counted.ttft_s.add(waited)
+        counted.queue_s.add(leader.queue_seconds)
+        span = counted.span(now)
         span.ttft.add(waited)
         span.queue.add(leader.queue_seconds)
         for counts in self._counts_of(request):

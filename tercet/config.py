@@ -20,6 +20,7 @@ from tercet.sections import (
     LedgerSettings,
     LogSettings,
     MeshConfig,
+    MetricsSettings,
     ModelSettings,
     SchedulerSettings,
     TenantsSettings,
@@ -65,6 +66,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "worker": WorkerSettings,
     "tenants": TenantsSettings,
     "ledger": LedgerSettings,
+    "metrics": MetricsSettings,
     "tls": TlsSettings,
     "log": LogSettings,
 }

@@ -63,15 +63,26 @@ class Member:
         """Where a browser finds the console of a gateway; empty if it has none."""
         return self._http("/") if self.config.gateway.web else ""
 
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus finds its metrics; empty if it tells none."""
+        metrics = self.config.metrics
+        return f"http://{_bracketed(metrics.host)}:{metrics.port}/metrics" if metrics.port else ""
+
     def _http(self, path: str) -> str:
         settings = self.config.gateway
         scheme = "https" if self.config.tls.certificate else "http"
         return f"{scheme}://{self._at(settings.http_port)}{path}" if settings.http_port else ""
 
     def _at(self, port: int) -> str:
-        # A service that listens everywhere is found on loopback.
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.settings.host, self.settings.host)
-        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        return f"{_bracketed(self.settings.host)}:{port}"
+
+
+def _bracketed(host: str) -> str:
+    """Where those on this host find who listens on `host`, as addresses have it."""
+    # A service that listens everywhere is found on loopback.
+    found = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"[{found}]" if ":" in found and not found.startswith("[") else found
 
 
 def service_of(name: str) -> str:
@@ -117,13 +128,30 @@ def layout(config: MeshConfig, num_workers: int = 1, num_gateways: int = 1) -> t
     if num_gateways > 1:
         edge = [dataclasses.replace(gateway, port=ports.pop(), shared_port=gateway.port) for _ in edge]
     settled = dataclasses.replace(config, gateway=edge[0], scheduler=scheduler)
-    return (
+    members = (
         *(
             Member(name, dataclasses.replace(settled, gateway=each))
             for name, each in zip(_names("gateway", num_gateways), edge, strict=True)
         ),
         Member("scheduler", settled),
         *(Member(member.name, dataclasses.replace(settled, worker=member.config.worker)) for member in devices),
+    )
+    return _with_metrics(members, config.metrics.port)
+
+
+def _with_metrics(members: tuple[Member, ...], port: int) -> tuple[Member, ...]:
+    """The members with the ports of their metrics, from `port` on in their order; 0: none. Raises ConfigError."""
+    if not port:
+        return members
+    last = port + len(members) - 1
+    if last > MAX_PORT:
+        raise ConfigError("metrics.port", f"is {port}: {len(members)} services need the ports up to {last}")
+    return tuple(
+        dataclasses.replace(
+            member, config=dataclasses.replace(member.config, metrics=dataclasses.replace(metrics, port=each))
+        )
+        for each, member in enumerate(members, port)
+        for metrics in (member.config.metrics,)
     )
 
 
@@ -138,6 +166,8 @@ def check_ports(members: Sequence[Member]) -> None:
         try:
             settings, flag = member.settings, f"--{member.service}-port"
             check_port_free(f"{member.service}.port", settings.host, settings.port, flag=flag)
+            if (metrics := member.config.metrics).port:
+                check_port_free("metrics.port", metrics.host, metrics.port, flag="--metrics-port")
             if member.name == members[0].name:
                 # All gateways have these.
                 if settings.shared_port:
@@ -160,7 +190,21 @@ def check_ports(members: Sequence[Member]) -> None:
     edge = members[0].settings
     if edge.http_port and edge.http_port in (edge.port, edge.shared_port):
         problems.append(ConfigError("gateway.http_port", f"is {edge.http_port}, which is gateway.port too"))
+    problems += _metrics_problems(members)
     raise_all(problems)
+
+
+def _metrics_problems(members: Sequence[Member]) -> list[ConfigError]:
+    """Ports of metrics on which somebody serves, whatever their hosts: they are many, and easily moved."""
+    served = {member.settings.port: f"{member.service}.port" for member in members}
+    edge = members[0].settings
+    served |= {edge.http_port: "gateway.http_port", edge.shared_port: "gateway.port"}
+    told = [(member.config.metrics.port, member.name) for member in members if member.config.metrics.port]
+    return [
+        ConfigError("metrics.port", f"gives {name} the port {port}, which is {served[port]}")
+        for port, name in told
+        if port in served
+    ]
 
 
 def _share(settings: WorkerSettings, index: int, num_workers: int) -> WorkerSettings:

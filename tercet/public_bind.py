@@ -27,7 +27,15 @@ def open_doors(service: str, config: MeshConfig) -> tuple[str, ...]:
 
 
 def check_public_bind(service: str, config: MeshConfig) -> None:
-    """Raises ConfigError for a service that others could reach and use without being asked who they are."""
+    """Raises ConfigError for a service that others could reach and use, or whose metrics they could read, without being
+    asked who they are."""
+    metrics = config.metrics
+    if metrics.port and not config.tls.insecure_public_bind and is_public(metrics.host):
+        raise ConfigError(
+            "metrics.host",
+            f"{metrics.host} can be reached from other hosts, and metrics are told without a key and in plain text; "
+            "listen on 127.0.0.1, or allow it with tls.insecure_public_bind",
+        )
     host = getattr(config, service).host
     missing = open_doors(service, config)
     if missing and not config.tls.insecure_public_bind and is_public(host):

@@ -225,6 +225,20 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What services tell Prometheus."""
+
+    host: str = setting("127.0.0.1", "address to listen on", checks.not_empty)
+    port: int = setting(
+        0, "port of Prometheus' metrics; tercet up gives its services those from there on; 0: none", checks.port
+    )
+    tenants: tuple[str, ...] = setting((), "tenants that are always told apart")
+    max_tenants: int = setting(
+        32, "so many others are told apart, the first that come; all the rest are one, 'other'", checks.count(0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """What goes to standard error."""
 
@@ -242,6 +256,7 @@ class MeshConfig:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tenants: TenantsSettings = field(default_factory=TenantsSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     log: LogSettings = field(default_factory=LogSettings)
     # By name.

@@ -35,6 +35,7 @@ from .pipeline import Pipeline
 from .plan_queue import PlanQueue
 from .reports import Reports
 from .sequences import Sequences
+from .step_counts import StepCounts
 from .steps import Steps
 from .swap_space import SwapSpace
 
@@ -91,7 +92,9 @@ class Executor:
         self._num_turns = 0
         self._clock = clock
         self._outbox = Outbox()
-        self._reports = Reports(self._outbox, self._plans, self._sequences, kv_cache, self._works, clock)
+        # What it has done; to be looked at from any thread.
+        self.counts = StepCounts(blocks=kv_cache.counts())
+        self._reports = Reports(self._outbox, self._plans, self._sequences, kv_cache, self._works, self.counts, clock)
         self._thread = threading.Thread(target=self._live, name="executor", daemon=True)
 
     @property
@@ -113,6 +116,11 @@ class Executor:
     def num_sequences(self) -> int:
         """Sequences the worker has. May be read from any thread."""
         return len(self._sequences)
+
+    @property
+    def num_commands(self) -> int:
+        """Commands that were submitted and not yet obeyed. May be read from any thread."""
+        return len(self._mailbox)
 
     @property
     def idle(self) -> bool:
@@ -176,11 +184,13 @@ class Executor:
     def _wait(self) -> None:
         self._outbox.flush()
         self._waits = True
+        self.counts.begin_wait(self._clock(), starves=any(self._sequences.decoding()))
         if self._held_until is not None:
             self._mailbox.wait(max(0.0, self._held_until - self._clock()))
         elif not self._mailbox.wait(_IDLE_CHECK_S):
             self._check_pool()
             self._mailbox.wait(None)
+        self.counts.end_wait(self._clock())
         self._num_turns += 1
         self._waits = False
 
@@ -370,4 +380,5 @@ class Executor:
         try:
             self._sequences.check()
         except _core.PoolCorrupt as error:
+            self.counts.num_broken += 1
             log.error("block_pool_broken", problem=str(error))

@@ -97,6 +97,11 @@ class Health(Teller):
         self._executor, self._without_kernels = executor, without_kernels
         self._tell(self.look())
 
+    @property
+    def still_s(self) -> float:
+        """For how long the device has been at one step, as of the last look."""
+        return self._stillness.still_s
+
     def look(self) -> Conditions:
         """All names now."""
         now, executor = self._clock(), self._executor

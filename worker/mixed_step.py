@@ -132,6 +132,7 @@ class MixedStep(Work):
             if in_prefill:
                 progress = PrefillProgress(sequence.spec.sequence_id, sequence.num_computed, sequence.num_cached)
                 outcome.prefills.append(progress)
+                outcome.chunk_sizes.append(row.count)
             if not drawn:
                 continue
             members = [sequence, *sequences.begin_forks(sequence)] if sequence.forks else [sequence]

@@ -14,6 +14,7 @@ from .outcome import Outcome
 from .pipeline import Pipeline
 from .plan_queue import PlanQueue
 from .sequences import Sequences
+from .step_counts import StepCounts
 
 log = structlog.get_logger()
 
@@ -28,9 +29,11 @@ class Reports:
         sequences: Sequences,
         kv_cache: KVCache,
         works: Pipeline,
+        counts: StepCounts,
         clock: Callable[[], float],
     ) -> None:
         """`clock` gives seconds."""
+        self._step_counts = counts
         self._outbox = outbox
         self._plans = plans
         self._sequences = sequences
@@ -42,6 +45,7 @@ class Reports:
     def begin_step(self) -> None:
         """A step begins, and none is before it."""
         self._since = self._clock()
+        self._step_counts.begin(self._since)
 
     def step(self, outcome: Outcome) -> None:
         """A step of the plan at the head was computed, or there was only something to tell."""
@@ -61,6 +65,7 @@ class Reports:
             prompt_logprobs=tuple(outcome.prompt_logprobs),
         )
         self._plans.note_step(took_us)
+        self._step_counts.step(outcome, took_us, result.blocks, now)
         self._outbox.put(result)
         if self._plans.has_run:
             self.plan_done(revoked=False)
@@ -68,13 +73,16 @@ class Reports:
 
     def plan_done(self, *, revoked: bool) -> None:
         """The plan at the head is over."""
-        self._outbox.put(self._plans.finish(self._counts(), revoked=revoked))
+        counts = self._counts()
+        self._step_counts.plan_done(counts, revoked=revoked)
+        self._outbox.put(self._plans.finish(counts, revoked=revoked))
 
     def answers(self, answers: Iterable[Released | Resting]) -> None:
         """Sequences were let go, or let rest, of which nothing is on its way."""
         num_ahead = self._works.num_ahead
         for answer in answers:
-            self._outbox.put(dataclasses.replace(answer, blocks=answer.blocks.without(num_ahead)))
+            blocks = self._step_counts.blocks = answer.blocks.without(num_ahead)
+            self._outbox.put(dataclasses.replace(answer, blocks=blocks))
 
     def cache_changes(self) -> None:
         """What the prefix cache lost and got. Last: whoever waits for tokens need not wait for these."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
@@ -14,6 +15,9 @@ import structlog
 from tercet import ids, rpc
 from tercet.errors import EngineFaultError
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+from tercet.metrics.collector import make_registry
+from tercet.metrics.exposition import Exposition
+from tercet.metrics.metric import Reading
 from tercet.model_source import ModelSource, fingerprint, resolve_model
 from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
@@ -22,6 +26,7 @@ from .engine import build_executor, warm_up
 from .executor import Executor
 from .health import Health
 from .layout import Layout, plan_layout
+from .metrics import METRICS, read
 from .ops.dtypes import KERNELS_BUILT
 from .service import WorkerService
 from .swap_space import SwapSpace
@@ -54,12 +59,18 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    executor: Executor | None = None
+
+    def look() -> Reading:
+        return read(executor, health.look(), health.still_s, time.perf_counter)
+
     # Before the model is loaded: a port in use should be known at once, and probes answered meanwhile.
+    metrics = Exposition(config.metrics, make_registry("worker", METRICS, look))
     port = await server.start(
         config.worker.host, config.worker.port, [worker_pb2.DESCRIPTOR], key="worker.port", serving=False
     )
+    metrics.start()
     telling = asyncio.create_task(health.run())
-    executor: Executor | None = None
 
     def on_death() -> None:
         loop.call_soon_threadsafe(died.set)
@@ -84,6 +95,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         log.info("worker_stopped_while_loading")
     finally:
         service.close()
+        metrics.stop()
         telling.cancel()
         await server.stop(1.0)
         await asyncio.gather(telling, return_exceptions=True)

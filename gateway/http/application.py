@@ -24,6 +24,7 @@ from .failures import HttpError, failure_of
 from .generating import Generating
 from .json_body import read_object
 from .looking_up import LookingUp
+from .metrics import Metrics
 from .own_host import is_own_host
 from .web import Web
 
@@ -35,7 +36,8 @@ _EXCHANGE = "tercet.exchange"
 
 class Application:
     """At most `max_calls` at a time, whose requests have `request_s` seconds to arrive. Without `web` there is no
-    console. With `own_host` nothing is answered that was meant for another host (see own_host.py)."""
+    console, without `metrics` none are told. With `own_host` nothing is answered that was meant for another host (see
+    own_host.py)."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Application:
         generating: Generating,
         looking_up: LookingUp,
         web: Web | None = None,
+        metrics: Metrics | None = None,
         *,
         max_calls: int = MAX_CALLS,
         request_s: float = REQUEST_SECONDS,
@@ -66,6 +69,7 @@ class Application:
                 Route("/tokenize", self._endpoint(looking_up.tokenize), methods=post),
                 Route("/detokenize", self._endpoint(looking_up.detokenize), methods=post),
                 Route("/health", self._endpoint(looking_up.health, body=False, key=False), methods=get),
+                *(() if metrics is None else [self._metrics(metrics)]),
                 *(() if web is None else self._console(web)),
             ],
             redirect_slashes=False,
@@ -97,6 +101,9 @@ class Application:
             await exchange.fail(failure_of(told, exchange.renamed), {}, waits=waits)
         finally:
             self._calls -= 1
+
+    def _metrics(self, metrics: Metrics) -> Route:
+        return Route("/metrics", self._endpoint(metrics.read, body=False), methods=["GET"])
 
     def _console(self, web: Web) -> Iterator[Route]:
         for path in web.paths:

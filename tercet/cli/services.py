@@ -64,7 +64,7 @@ def run_service(name: str, config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["gateway", "model", "tenants", "ledger", "tls", "log"])
+@with_config(["gateway", "model", "tenants", "ledger", "metrics", "tls", "log"])
 def gateway(config: MeshConfig) -> None:
     """Run one gateway: the edge that clients talk to.
 
@@ -74,7 +74,7 @@ def gateway(config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["scheduler", "tls", "log"], omit=_EDGE)
+@with_config(["scheduler", "metrics", "tls", "log"], omit=_EDGE)
 def scheduler(config: MeshConfig) -> None:
     """Run one scheduler: order and time.
 
@@ -85,7 +85,7 @@ def scheduler(config: MeshConfig) -> None:
 
 @click.command(cls=SettingsCommand)
 @click.option("--dry-run", is_flag=True, help="Print how the memory would be spent, load nothing.")
-@with_config(["worker", "model", "tls", "log"], omit=_EDGE)
+@with_config(["worker", "model", "metrics", "tls", "log"], omit=_EDGE)
 def worker(config: MeshConfig, dry_run: bool) -> None:
     """Run one worker: a device with a model.
 

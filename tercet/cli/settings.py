@@ -20,7 +20,7 @@ from tercet.sections import MeshConfig
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # These say what kind of thing they set only together with their section: --log-level, not --level.
-_ALWAYS_PREFIXED = {"ledger", "log", "tenants", "tls"}
+_ALWAYS_PREFIXED = {"ledger", "log", "metrics", "tenants", "tls"}
 
 # Of the gateway that writes a ledger; no commands that read it need them.
 LEDGER_OF_GATEWAY = (
@@ -102,7 +102,9 @@ def with_config(sections: Sequence[str], *, omit: Sequence[str] = ()) -> Callabl
 
 def flag_names(keys: Sequence[str]) -> list[str]:
     """The flag of each dotted key, without dashes in front: the bare name where it is unique among `keys`."""
-    counts = Counter(key.partition(".")[2] for key in keys)
+    counts = Counter(
+        name for section, _, name in (key.partition(".") for key in keys) if section not in _ALWAYS_PREFIXED
+    )
     out: list[str] = []
     for key in keys:
         section, _, name = key.partition(".")

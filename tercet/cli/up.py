@@ -98,7 +98,7 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     "--start-timeout", type=SOME_SECONDS, default=600.0, show_default=True, metavar="SECONDS",
     help="How long the services may take to become ready.",
 )  # fmt: skip
-@with_config(["gateway", "scheduler", "worker", "model", "tenants", "ledger", "tls", "log"], omit=_LINKS)
+@with_config(["gateway", "scheduler", "worker", "model", "tenants", "ledger", "metrics", "tls", "log"], omit=_LINKS)
 def up(
     config: MeshConfig,
     num_workers: int,
@@ -126,6 +126,8 @@ def up(
         console.print(f"openai: {members[0].http_url}", soft_wrap=True)
     if members[0].console_url:
         console.print(f"console: {members[0].console_url}", soft_wrap=True)
+    if members[0].config.metrics.port:
+        console.print(f"metrics: {', '.join(member.metrics_url for member in members)}", soft_wrap=True)
     ledger = ledger_place(config.ledger, os.environ)
     # A URL may hold a password.
     if ledger is not None and "://" not in ledger:

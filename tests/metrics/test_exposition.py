@@ -1,0 +1,103 @@
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tercet.errors import ConfigError
+from tercet.metrics import exposition
+from tercet.metrics.collector import make_registry
+from tercet.metrics.exposition import Exposition
+from tercet.metrics.metric import Reading, gauge
+from tercet.ports import free_ports
+from tercet.sections import MetricsSettings
+
+ANSWER = gauge("tercet_test_answer", "the answer")
+
+
+def _registry(value=42):
+    def look():
+        if value is None:
+            raise ZeroDivisionError
+        reading = Reading()
+        reading.put(ANSWER, value)
+        return reading
+
+    return make_registry("tester", [ANSWER], look)
+
+
+def _get(port, path="/metrics"):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return answer.status, answer.headers["content-type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["content-type"], error.read().decode()
+
+
+@pytest.fixture
+async def port():
+    port = free_ports(1)[0]
+    served = Exposition(MetricsSettings(port=port), _registry())
+    served.start()
+    yield port
+    served.stop()
+
+
+async def test_metrics_are_told_at_their_path_alone(port):
+    status, kind, text = await asyncio.to_thread(_get, port)
+    assert (status, "tercet_test_answer 42.0" in text) == (200, True)
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert (await asyncio.to_thread(_get, port, "/metrics?x=1"))[0] == 200
+    for path in ("/", "/metric", "/metrics/", "/../metrics"):
+        assert (await asyncio.to_thread(_get, port, path))[0] == 404
+
+
+async def test_a_bug_is_told_without_its_words():
+    port = free_ports(1)[0]
+    served = Exposition(MetricsSettings(port=port), _registry(None))
+    served.start()
+    try:
+        status, _, text = await asyncio.to_thread(_get, port)
+        assert (status, text) == (500, "the log says why\n")
+    finally:
+        served.stop()
+
+
+async def test_who_says_nothing_takes_no_more_than_the_places_there_are(port):
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.MAX_SCRAPES)]
+    try:
+        await asyncio.sleep(0.1)
+        # One more is closed as it comes.
+        with pytest.raises((ConnectionError, urllib.error.URLError)):
+            await asyncio.to_thread(_get, port)
+        for each in silent:
+            each.close()
+        for _ in range(100):
+            try:
+                assert (await asyncio.to_thread(_get, port))[0] == 200
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        else:
+            pytest.fail("no place came back")
+    finally:
+        for each in silent:
+            each.close()
+
+
+async def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"^metrics\.port: cannot listen on 127\.0\.0\.1:{port} .*--metrics-port"
+        ):
+            Exposition(MetricsSettings(port=port), _registry())
+    with pytest.raises(ConfigError, match=r"^metrics\.port"):
+        Exposition(MetricsSettings(host="no-such-host.invalid", port=port), _registry())
+
+
+async def test_without_a_port_nothing_listens():
+    served = Exposition(MetricsSettings(), _registry())
+    served.start()
+    served.stop()
