@@ -1,0 +1,1 @@
+import tercet.grpc_core  # noqa: F401 - before gRPC

@@ -14,16 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-# Before gRPC is loaded: it would report each process that is started.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import click
 import grpc.aio

@@ -17,14 +17,10 @@ would be slower than they are, and there is nothing to be timed but the schedule
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
-# Before gRPC is loaded: it would report each process that is started.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import click
 

@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-# Before gRPC is loaded: it would report each process that is started.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import click
 import uvloop

@@ -26,16 +26,12 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
-
-# Before gRPC is loaded: it would report each process that is started.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import click
 import uvloop

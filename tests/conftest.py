@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import tercet.grpc_core  # noqa: F401 - before gRPC
+
 # No test writes into the home of whoever runs it. Those that keep a ledger say where.
 _STATE = tempfile.mkdtemp(prefix="tercet-state-")
 atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
