@@ -17,6 +17,7 @@ from tercet.gguf_metadata import read_gguf_metadata
 from tercet.model_fields import Fields
 from tercet.model_length import gguf_length, hf_length
 from tercet.model_source import ModelFormat, ModelSource
+from tercet.text_config import text_fields
 
 from . import gguf_tokenizer, tokenizer
 from .penalties import MAX_REPETITION, MIN_REPETITION
@@ -62,7 +63,7 @@ def read_model_files(source: ModelSource, chat_template: str = "") -> ModelFiles
 
 def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
     config = _read_json(path / "config.json", required=True)
-    fields = Fields(config, str(path / "config.json"))
+    fields = text_fields(config, str(path / "config.json"))
     generation = _read_json(path / "generation_config.json")
     tokenizer_config = _read_json(path / "tokenizer_config.json")
     file = path / "tokenizer.json"
@@ -82,7 +83,7 @@ def _read_hugging_face(path: Path, chat_template: str) -> ModelFiles:
     templates = {name: ChatTemplate(text, source=origin, variables=names) for name, text in texts.items()}
     vocab_size = fields.count("vocab_size")
     # Files that should agree often do not; each id that any of them calls an end is one.
-    ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    ends = [token_id for each in (generation, config, fields) for token_id in _ids(each.get("eos_token_id"))]
     if (eos := names["eos_token"]) is not None and (eos_id := tokens.token_to_id(eos)) is not None:
         ends.append(eos_id)
     return ModelFiles(

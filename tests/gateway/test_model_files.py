@@ -29,6 +29,16 @@ def test_a_whole_directory(tmp_path: Path, write_model: Any) -> None:
     assert load(path, max_model_len=10, served_model_name=("a", "b")).max_model_len == 10
 
 
+def test_the_text_part_of_a_model_with_pictures(tmp_path: Path, write_model: Any) -> None:
+    text = {"vocab_size": 280, "max_position_embeddings": 77, "eos_token_id": 261}
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [262], "text_config": text,
+        "max_position_embeddings": 5,
+    }  # fmt: skip
+    model = load(write_model(tmp_path / "m", config__json=config))
+    assert (model.vocab_size, model.max_model_len, model.eos_token_ids) == (280, 77, (262, 261))
+
+
 def test_a_template_that_writes_bos_gets_no_second_one(tmp_path: Path, write_model: Any) -> None:
     config = {"bos_token": "<s>", "add_bos_token": True, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
     model = load(write_model(tmp_path / "m", tokenizer_config__json=config))

@@ -38,6 +38,8 @@ _CLASSES: dict[str, tuple[type[Any], type[Any]]] = {
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+# 12 elements of the 16 of a head, as of Phi-4-mini 96 of 128.
+_PARTIAL = {"rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -88,6 +90,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("phi3", {}),
+    "phi3-partial-rotary": ("phi3", {"rope_parameters": {**_PARTIAL, "rope_type": "default"}}),
+    "phi3-partial-longrope": (
+        "phi3",
+        {
+            "rope_parameters": {
+                **_PARTIAL,
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "original_max_position_embeddings": 256,
+            }
+        },
+    ),
     "phi3-window-tied": ("phi3", {"sliding_window": 31, "tie_word_embeddings": True}),
 }
 

@@ -79,6 +79,8 @@ def test_both_generations_of_the_same_model_read_the_same(case: str) -> None:
         rope = dict(rope["full_attention"])
     old["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     if kind != "default":
         old["rope_scaling"] = {"type": kind, **rope}
     config = parse(new)
@@ -233,6 +235,7 @@ def test_a_length_the_model_cannot_reach_names_the_setting() -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters .*one object for all layers"),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor .*above low_freq_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor .*0.5; supported: 1.0"),
+        ({"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor .*0.5"),
         ({"hidden_size": None}, "lacks the field hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers .*0; supported: a whole number from 1 to 4096"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers .*1000000000"),
@@ -267,7 +270,9 @@ def test_what_is_refused_is_named(changes: dict[str, Any], message: str) -> None
             "rope_type in sliding_attention in rope_parameters .*'yarn'; supported: default",
         ),
         (PHI3, {"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_type .*'yarn'; supported: default, longrope"),
-        (PHI3, {"partial_rotary_factor": 0.75}, "partial_rotary_factor .*0.75; supported: 1.0"),
+        (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor .*1.5; supported: parts of a head"),
+        (PHI3, {"partial_rotary_factor": 0.7}, "partial_rotary_factor .*0.7; supported: .* of an even size"),
+        (PHI3, {"partial_rotary_factor": 0.05}, "partial_rotary_factor .*0.05; supported: .* of an even size"),
     ],
 )
 def test_what_a_family_refuses_is_named(values: dict[str, Any], changes: dict[str, Any], message: str) -> None:

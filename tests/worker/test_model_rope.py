@@ -78,6 +78,16 @@ def test_tables_equal_the_reference(scaling: str) -> None:
     torch.testing.assert_close(table[:, HEAD_DIM // 2 :], sin[0, :, : HEAD_DIM // 2], rtol=0, atol=LENGTH * 2e-7)
 
 
+def test_what_does_not_turn_stands_behind_what_does() -> None:
+    rope = RopeConfig(attention_factor=2.0)
+    table, turning = cos_sin_table(rope, 16, 9, CPU, rotary_dim=12), cos_sin_table(rope, 12, 9, CPU)
+    for half in (0, 1):
+        part = table[:, 8 * half : 8 * (half + 1)]
+        assert torch.equal(part[:, :6], turning[:, 6 * half : 6 * (half + 1)])
+        # Neither turned nor scaled.
+        assert part[:, 6:].unique().tolist() == [1.0 - half]
+
+
 def test_the_first_position_turns_nothing_and_the_second_by_one_radian() -> None:
     table = cos_sin_table(RopeConfig(), 8, 2, CPU)
     assert table[0].tolist() == [1.0] * 4 + [0.0] * 4

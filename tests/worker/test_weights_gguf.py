@@ -21,6 +21,7 @@ from tests.worker.gguf_files import round_to, write_gguf
 from tests.worker.models import CASES, PagedRunner, random_prompts, reference_logits, tiny_reference
 from worker.model.config import ModelConfig
 from worker.model.decoder import Model
+from worker.model.rope import longrope_attention_factor
 from worker.weights.gguf_file import GgufArray, read_gguf
 from worker.weights.gguf_tensors import deinterleave, read_tensor
 from worker.weights.loader import load_config, load_model
@@ -63,6 +64,14 @@ def add_rope(parameters: dict[str, Any], head_dim: int) -> Callable[[GGUFWriter]
             writer.add_rope_scaling_type(RopeScalingType.YARN)
             writer.add_rope_scaling_factor(parameters["factor"])
             writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+        if "partial_rotary_factor" in parameters:
+            writer.add_rope_dimension_count(int(head_dim * parameters["partial_rotary_factor"]))
+        if kind == "longrope":
+            writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+            factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
+            writer.add_rope_scaling_attn_factors(longrope_attention_factor(factor, original))
+            for name in ("short", "long"):
+                writer.add_tensor(f"rope_factors_{name}.weight", np.array(parameters[f"{name}_factor"], np.float32))
         if kind == "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_divisors(parameters, head_dim))
 
@@ -380,7 +389,7 @@ REFUSED: dict[str, tuple[Callable[[GGUFWriter], None], str]] = {
     ),
     "divisors": (
         lambda w: w.add_tensor("rope_freqs.weight", np.ones(5, dtype=np.float32)),
-        "5 rope frequency factors do not fit a head size of 16, which needs 8",
+        "5 rope frequency factors do not fit a head of which 16 elements turn, which needs 8",
     ),
 }
 

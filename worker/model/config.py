@@ -22,9 +22,9 @@ _HEAD_DIM_MULTIPLE = 8
 class RopeConfig:
     """Rotary positions. Fields that a `type` does not use keep their defaults.
 
-    `attention_factor` multiplies cos and sin. `divisors`, one per frequency (D / 2), divide the frequencies last; GGUF
-    files carry the llama3 scaling this way. With longrope they are those of a served length up to
-    `original_max_position`, and `long_divisors` those of a longer one.
+    `attention_factor` multiplies cos and sin. `divisors`, one per frequency (half the rotary dim), divide the
+    frequencies last; GGUF files carry the llama3 scaling this way. With longrope they are those of a served length up
+    to `original_max_position`, and `long_divisors` those of a longer one.
     """
 
     theta: float = 10000.0
@@ -48,6 +48,7 @@ class ModelConfig:
     `max_position` is the model's own limit in tokens, `max_model_len` the served one, never above it.
     In a layer of `sliding_layers`, one flag per layer or none at all, a token sees itself and the `sliding_window` - 1
     tokens before it, at positions of `local_rope` if that is set.
+    Of each head the first `partial_rotary_dim` elements turn with the position, all if that is None.
     """
 
     family: str
@@ -62,6 +63,7 @@ class ModelConfig:
     max_position: int
     max_model_len: int
     rope: RopeConfig = RopeConfig()
+    partial_rotary_dim: int | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -96,11 +98,16 @@ class ModelConfig:
                 f"{_HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}"
             )
         for divisors in (self.rope.divisors, self.rope.long_divisors):
-            if divisors and len(divisors) != self.head_dim // 2:
+            if divisors and len(divisors) != self.rotary_dim // 2:
                 raise ModelError(
-                    f"model: {len(divisors)} rope frequency factors do not fit a head size of {self.head_dim}, "
-                    f"which needs {self.head_dim // 2}"
+                    f"model: {len(divisors)} rope frequency factors do not fit a head of which {self.rotary_dim} "
+                    f"elements turn, which needs {self.rotary_dim // 2}"
                 )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that turn with its position."""
+        return self.partial_rotary_dim or self.head_dim
 
     @property
     def attention_scale(self) -> float:

@@ -19,7 +19,7 @@ from ..ops.heads import place_heads
 from ..ops.linear import Linear
 from ..ops.norm import rms_norm
 from ..ops.quantize import rms_norm_quantized
-from .config import ModelConfig
+from .config import ModelConfig, RopeConfig
 from .rope import cos_sin_table
 
 X = TypeVar("X")
@@ -75,16 +75,18 @@ class Model:
         self.weights = weights
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        self.cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_model_len, self.device)
-        self.local_cos_sin: Tensor | None = None
-        if config.local_rope is not None:
-            self.local_cos_sin = cos_sin_table(config.local_rope, config.head_dim, config.max_model_len, self.device)
+        self.cos_sin = self._table(config.rope)
+        self.local_cos_sin = None if config.local_rope is None else self._table(config.local_rope)
         # As models were trained: the factor has the rounding of the embeddings.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         # Of each layer, whether it is a local one, and its window.
         self._layers = tuple(zip(config.sliding_layers or (False,) * config.num_layers, config.windows, strict=True))
         # Float64 models exist to be exact: their logits are summed in float64 and rounded once.
         self._logits_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def _table(self, rope: RopeConfig) -> Tensor:
+        config = self.config
+        return cos_sin_table(rope, config.head_dim, config.max_model_len, self.device, config.rotary_dim)
 
     def forward(
         self,

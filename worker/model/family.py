@@ -58,6 +58,8 @@ class Family:
     qk_norm: bool = False
     window: WindowRule = WindowRule.NONE
     gguf_interleaved: bool = False
+    # Checkpoints may say that a part of each head turns with its position.
+    partial_rotary: bool = False
     activation: Activation = "silu"
     fused_projections: bool = False
     post_norms: bool = False

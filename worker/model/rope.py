@@ -11,22 +11,27 @@ from torch import Tensor
 from .config import RopeConfig
 
 
-def cos_sin_table(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
-    """[P, D] float32 with P = `length` positions: cos of the D / 2 angles, then their sin."""
-    frequencies = inverse_frequencies(rope, head_dim, length)
+def cos_sin_table(
+    rope: RopeConfig, head_dim: int, length: int, device: torch.device, rotary_dim: int | None = None
+) -> Tensor:
+    """[P, D] float32 with P = `length` positions: cos of the D / 2 angles, then their sin. Behind the first
+    `rotary_dim` / 2 of them (None: D / 2), cos is 1 and sin 0: those pairs stay as they are."""
+    rotary_dim = rotary_dim or head_dim
+    frequencies = inverse_frequencies(rope, rotary_dim, length)
     positions = torch.arange(length, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)  # [P, D/2]
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
-    return table.to(device)
+    angles = torch.outer(positions, frequencies)  # [P, rotary_dim/2]
+    still = torch.ones(length, (head_dim - rotary_dim) // 2)
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    return torch.cat((cos, still, sin, 0.0 * still), dim=-1).to(device)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> Tensor:
-    """[D/2] float32, radians per position, highest first, of a model that serves `length` tokens.
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int, length: int) -> Tensor:
+    """[rotary_dim / 2] float32, radians per position, highest first, of a model that serves `length` tokens.
 
     In float32 from the start: models were trained with the rounding of it, and at a position of 100,000 a last-bit
     difference of a frequency is a visible angle.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     if rope.type == "longrope":
         # By the served length, not by that of each text: keys that are cached must not turn later.
         divisors = rope.long_divisors if length > rope.original_max_position else rope.divisors
@@ -73,7 +78,7 @@ def _yarn(rope: RopeConfig, frequencies: Tensor) -> Tensor:
     low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    # The upper bound is that of the reference: D - 1, although the index ends at D / 2 - 1.
+    # The upper bound is that of the reference, twice what the index can be.
     low, high = max(low, 0), min(high, 2 * count - 1)
     if low == high:
         high += 0.001

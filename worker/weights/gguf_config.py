@@ -41,6 +41,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     hidden_size = fields.count("embedding_length")
     num_heads = fields.count("attention.head_count")
     head_dim = _head_dim(fields, hidden_size // num_heads)
+    rotary_dim = _rotary_dim(fields, family, head_dim)
     stated = fields.count("context_length")
     max_position = gguf_length(fields)
     num_layers = fields.count("block_count", maximum=MAX_LAYERS)
@@ -63,6 +64,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         max_position=max_position,
         max_model_len=max_position,
         rope=_rope(file, fields, family, stated),
+        partial_rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         tie_word_embeddings=stored_name(HEAD) not in file.tensors,
         qkv_bias=_has_bias(file, "self_attn.qkv_proj" if family.fused_projections else "self_attn.q_proj"),
         output_bias=_has_bias(file, "self_attn.o_proj"),
@@ -150,10 +152,22 @@ def _vocab_size(file: GgufFile, every: Fields) -> int:
 
 def _head_dim(fields: Fields, default: int) -> int:
     head_dim = fields.count("attention.key_length", default)
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if fields.count(name, head_dim) != head_dim:
-            raise fields.error(name, fields.get(name), f"the head size, {head_dim}")
+    if fields.count("attention.value_length", head_dim) != head_dim:
+        raise fields.error("attention.value_length", fields.get("attention.value_length"), _the_head_size(head_dim))
     return head_dim
+
+
+def _rotary_dim(fields: Fields, family: Family, head_dim: int) -> int:
+    name = "rope.dimension_count"
+    rotary_dim = fields.count(name, head_dim)
+    if rotary_dim == head_dim or (family.partial_rotary and rotary_dim < head_dim and rotary_dim % 2 == 0):
+        return rotary_dim
+    or_less = ", or an even part of it" if family.partial_rotary else ""
+    raise fields.error(name, rotary_dim, f"{_the_head_size(head_dim)}{or_less}")
+
+
+def _the_head_size(head_dim: int) -> str:
+    return f"the head size, {head_dim}"
 
 
 def _has_bias(file: GgufFile, part: str) -> bool:

@@ -10,12 +10,13 @@ from pathlib import Path
 from tercet.errors import ModelError
 from tercet.model_fields import MAX_LAYERS, Fields
 from tercet.model_length import FULL_ATTENTION, SLIDING_ATTENTION, hf_length
+from tercet.text_config import text_fields
 
 from ..model.config import ModelConfig
 from ..model.families import BY_ARCHITECTURE, FAMILIES
 from ..model.family import BiasRule, Family, Softcaps, WindowRule
 from ..ops.activation import Activation
-from .hf_rope import hf_local_rope, parse_hf_rope
+from .hf_rope import hf_local_rope, hf_rotary_dim, parse_hf_rope
 
 CONFIG_FILE = "config.json"
 
@@ -37,7 +38,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
         raise ModelError(f"model: {path} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelError(f"model: {path} must hold a JSON object, holds a {type(values).__name__}")
-    return parse_hf_config(Fields(values, str(path)))
+    return parse_hf_config(text_fields(values, str(path)))
 
 
 def parse_hf_config(fields: Fields) -> ModelConfig:
@@ -52,6 +53,7 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
     hidden_size = fields.count("hidden_size")
     num_layers = fields.count("num_hidden_layers", maximum=MAX_LAYERS)
     head_dim = fields.count("head_dim", family.default_head_dim or hidden_size // num_heads)
+    rotary_dim = hf_rotary_dim(fields, family, head_dim)
     max_position = hf_length(fields)
     attention_bias = fields.flag("attention_bias")
     query_scalar = family.default_query_scalar
@@ -71,7 +73,8 @@ def parse_hf_config(fields: Fields) -> ModelConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position=max_position,
         max_model_len=max_position,
-        rope=parse_hf_rope(fields, family, head_dim),
+        rope=parse_hf_rope(fields, family, rotary_dim),
+        partial_rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.default_tied),
         qkv_bias=_has_bias(family.qkv_bias, attention_bias),
         output_bias=_has_bias(family.output_bias, attention_bias),

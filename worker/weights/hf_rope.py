@@ -10,7 +10,20 @@ from ..model.family import Family
 from ..model.rope import longrope_attention_factor, yarn_attention_factor
 
 
-def parse_hf_rope(fields: Fields, family: Family, head_dim: int) -> RopeConfig:
+def hf_rotary_dim(fields: Fields, family: Family, head_dim: int) -> int:
+    """How many elements of a head turn with its position. Raises ModelError if the family turns no part of a head."""
+    name = "partial_rotary_factor"
+    _, rope = hf_rope(fields)
+    holder = rope if rope.get(name) is not None else fields
+    part = holder.number(name, 1.0)
+    rotary_dim = int(head_dim * part)
+    if part == 1.0 or (family.partial_rotary and part < 1.0 and rotary_dim >= 2 and rotary_dim % 2 == 0):
+        return rotary_dim
+    supported = "parts of a head of an even size" if family.partial_rotary else "1.0"
+    raise holder.error(name, holder.get(name), supported)
+
+
+def parse_hf_rope(fields: Fields, family: Family, rotary_dim: int) -> RopeConfig:
     """The rotary positions in a config.json: where layers with a window have their own, those of the others.
 
     Raises ModelError naming the field.
@@ -18,9 +31,6 @@ def parse_hf_rope(fields: Fields, family: Family, head_dim: int) -> RopeConfig:
     kind, rope = hf_rope(fields)
     if kind not in family.rope_types:
         raise rope.error("rope_type", kind, ", ".join(family.rope_types))
-    for holder in (fields, rope):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.error("partial_rotary_factor", holder.get("partial_rotary_factor"), "1.0")
     theta = rope.number("rope_theta", fields.number("rope_theta", family.default_rope_theta))
     if kind == "default":
         return RopeConfig(theta=theta)
@@ -46,8 +56,8 @@ def parse_hf_rope(fields: Fields, family: Family, head_dim: int) -> RopeConfig:
             type="longrope",
             original_max_position=original,
             attention_factor=rope.number("attention_factor", longrope_attention_factor(factor, original)),
-            divisors=_divisors(rope, "short_factor", head_dim),
-            long_divisors=_divisors(rope, "long_factor", head_dim),
+            divisors=_divisors(rope, "short_factor", rotary_dim),
+            long_divisors=_divisors(rope, "long_factor", rotary_dim),
         )
     factor = rope.number("factor", hf_stated_length(fields) / original)
     return RopeConfig(
@@ -77,10 +87,10 @@ def hf_local_rope(fields: Fields, family: Family) -> RopeConfig | None:
     return RopeConfig(theta=rope.number("rope_theta", theta))
 
 
-def _divisors(rope: Fields, name: str, head_dim: int) -> tuple[float, ...]:
+def _divisors(rope: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
     values = rope.get(name)
-    if not isinstance(values, list) or len(values) != head_dim // 2:
-        raise rope.error(name, values, f"{head_dim // 2} numbers above zero")
+    if not isinstance(values, list) or len(values) != rotary_dim // 2:
+        raise rope.error(name, values, f"{rotary_dim // 2} numbers above zero")
     numbers = Fields({f"{name}[{index}]": value for index, value in enumerate(values)}, rope.origin)
     return tuple(numbers.number(f"{name}[{index}]") for index in range(len(values)))
 

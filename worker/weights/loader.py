@@ -15,7 +15,9 @@ from .gguf_config import parse_gguf_config
 from .gguf_file import read_gguf
 from .gguf_tensors import GgufTensors
 from .hf_config import read_hf_config
+from .language_model import LanguageModel, has_other_parts
 from .norms_from_zero import NormsFromZero
+from .partial_rotary import PartialRotary
 from .random_tensors import RandomTensors
 from .safetensors_files import SafetensorsFiles
 from .tensor_source import TensorSource
@@ -43,7 +45,10 @@ def load_model(
     ModelError for weights that are missing, broken or do not fit.
     """
     config, opened = _open(source, max_model_len)
-    return assemble(config, opened or _checkpoint(source, config), dtype, device, progress, quantization)
+    tensors = opened or _checkpoint(source, config)
+    if config.partial_rotary_dim is not None:
+        tensors = PartialRotary(tensors, config)
+    return assemble(config, tensors, dtype, device, progress, quantization)
 
 
 def random_model(
@@ -54,8 +59,10 @@ def random_model(
 
 
 def _checkpoint(source: ModelSource, config: ModelConfig) -> TensorSource:
-    files = SafetensorsFiles(source.path)
-    return NormsFromZero(files) if FAMILIES[config.family].norms_from_zero else files
+    tensors: TensorSource = SafetensorsFiles(source.path)
+    if has_other_parts(tensors):
+        tensors = LanguageModel(tensors)
+    return NormsFromZero(tensors) if FAMILIES[config.family].norms_from_zero else tensors
 
 
 def _open(source: ModelSource, max_model_len: int) -> tuple[ModelConfig, TensorSource | None]:
