@@ -11,6 +11,7 @@ import click
 
 from tercet.cli.asking import address_option, api_key_option
 from tercet.client import AsyncClient, ClientTls
+from tercet.client.connection import Connection
 from tercet.config import CA_VARIABLE
 from tercet.public_bind import is_public
 
@@ -34,9 +35,8 @@ _FLAGS = (
 )
 
 
-def client_options(command: Command) -> Command:
-    """Adds these flags; the command gets a `client`, not yet connected. Raises errors.StartupError for files that
-    cannot be read."""
+def connection_options(command: Command) -> Command:
+    """Adds these flags; the command gets a `connection`. Raises errors.StartupError for files that cannot be read."""
 
     @functools.wraps(command)
     def wrapper(address: str, api_key: str, **values: Any) -> Any:
@@ -47,8 +47,19 @@ def client_options(command: Command) -> Command:
             tls = ClientTls.from_files(ca, certificate, key, name)
         elif api_key and is_public(address.rpartition(":")[0].strip("[]")):
             click.echo(f"warning: your key can be read on its way to {address}; --tls-ca or --tls hides it", err=True)
-        return command(client=AsyncClient(address, api_key=api_key, tls=tls), **values)
+        return command(connection=Connection(address, api_key, tls, None, None), **values)
 
     for flag in reversed(_FLAGS):
         wrapper = flag(wrapper)
     return wrapper  # type: ignore[return-value]
+
+
+def client_options(command: Command) -> Command:
+    """The same, but the command gets a `client`, not yet connected."""
+
+    @functools.wraps(command)
+    def wrapper(connection: Connection, **values: Any) -> Any:
+        client = AsyncClient(connection.address, api_key=connection.api_key, tls=connection.tls)
+        return command(client=client, **values)
+
+    return connection_options(wrapper)  # type: ignore[return-value]

@@ -42,6 +42,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "top": ("top", "Show live what a mesh is asked for, and how it keeps its promises."),
         "usage": ("usage", "Show what requests have used, as the ledger has it."),
         "cancellations": ("cancellations", "Show which requests were cancelled, by whom, and how long that took."),
+        "bench": ("bench", "Put load on a server, and see what became of each request."),
         "simulate": ("simulate", "Ask what so many workers would do with so many requests."),
         "dump-plans": ("dump_plans", "Write what the scheduler planned lately, and why, to a file."),
         "replay-plans": ("replay_plans", "Run such a file again: does the scheduler decide the same?"),

@@ -1,7 +1,8 @@
 """What is said of a run: figures of each point of its sweep, from rows and samples alone. Pure.
 
 Rows of the warm-up are in no figure. Rates are over the time from the end of the warm-up until the last request was
-over, so that what is served late does not count as if it had been served in time.
+over, so that what is served late does not count as if it had been served in time; and over no less than what the load
+was to last.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class PointSummary:
     point: int
     # Requests a second that the schedule offers on the mean; None where it has no rate: all at once, closed, a trace.
     offered_per_s: float | None
-    # From the end of the warm-up until the last request was over; and until the last one was due.
+    # From the end of the warm-up until the last request was over; and until no more were due.
     duration_s: float
     arrival_s: float
     offered: int
@@ -113,11 +114,13 @@ def summarize(
     point: int,
     offered_per_s: float | None,
     warm_up_s: float,
+    until_s: float = 0.0,
 ) -> PointSummary:
-    """The figures of one point. `gaps` has those of all rows that are neither of the warm-up nor of slow readers."""
+    """The figures of one point. `gaps` has those of all rows that are neither of the warm-up nor of slow readers;
+    `until_s` is when no more were to be due, 0 where no time said so."""
     left = [row for row in rows if not row.warm_up]
-    ended = max([warm_up_s, *(row.end_s for row in left if row.end_s is not None)])
-    duration_s = ended - warm_up_s
+    due = max([warm_up_s, until_s, *(row.due_s for row in left)])
+    duration_s = max([due, *(row.end_s for row in left if row.end_s is not None)]) - warm_up_s
     accepted = [row for row in left if _is_accepted(row)]
     completed = [row for row in left if row.outcome == "completed"]
     smooth = [row for row in left if not row.slow_reader]
@@ -130,7 +133,7 @@ def summarize(
         point=point,
         offered_per_s=offered_per_s,
         duration_s=duration_s,
-        arrival_s=max([warm_up_s, *(row.due_s for row in left)]) - warm_up_s,
+        arrival_s=due - warm_up_s,
         offered=len(left),
         warm_up=len(rows) - len(left),
         outcomes={outcome: outcomes[outcome] for outcome in OUTCOMES},

@@ -1,0 +1,146 @@
+"""A whole run: every point of the workload's sweep against one server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from .asks import Share, check_fits
+from .endpoint import Endpoint, open_target
+from .environment import environment_of
+from .folder import Run
+from .helpers import Helpers
+from .host import Gpus
+from .point import PointResult, Setting, run_point
+from .progress import Progress
+from .record import Sample
+from .sources import make_source
+from .summary import VERSION, PointSummary, Summary, summarize
+from .tally import Tally
+from .target import Target
+from .workload import Workload
+
+
+class Watcher(Protocol):
+    """Who follows a run while it goes on."""
+
+    def begin(self, point: int, offered_per_s: float | None) -> None:
+        """A point begins."""
+
+    def sample(self, sample: Sample, progress: Progress) -> None:
+        """A second has passed, or the point is over. `progress` is of this process; `sample` of all of the client."""
+
+    def end(self, summary: PointSummary) -> None:
+        """A point is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatched:
+    """A watcher that does nothing."""
+
+    def begin(self, point: int, offered_per_s: float | None) -> None:
+        """Nothing."""
+
+    def sample(self, sample: Sample, progress: Progress) -> None:
+        """Nothing."""
+
+    def end(self, summary: PointSummary) -> None:
+        """Nothing."""
+
+
+async def run(
+    workload: Workload,
+    endpoint: Endpoint,
+    *,
+    processes: int = 1,
+    watcher: Watcher | None = None,
+    command: str = "",
+) -> Run:
+    """Sends all that the workload asks for, by so many processes, this one included, and says what became of it.
+
+    Needs a loop of its own while it runs: whatever else is done there makes the client late. Raises WorkloadError,
+    LoadError if the server cannot be measured; what becomes of requests is in the rows, whatever it is.
+    """
+    async with open_target(endpoint) as target, Helpers(workload, endpoint, processes - 1) as helpers:
+        return await run_on(
+            workload, target, is_local=endpoint.is_local, helpers=helpers, watcher=watcher, command=command
+        )
+
+
+async def run_on(
+    workload: Workload,
+    target: Target,
+    *,
+    is_local: bool = True,
+    helpers: Helpers | None = None,
+    watcher: Watcher | None = None,
+    command: str = "",
+    now: Callable[[], float] = time.monotonic,
+) -> Run:
+    """The same on an open target; `now` is the clock of all times."""
+    watcher = watcher or Unwatched()
+    gpus = Gpus()
+    described = await target.describe()
+    check_fits(workload, described.max_model_len)
+    limits = workload.slo or await target.limits()
+    source = await make_source(workload, target, described)
+    setting = Setting(workload, target, described, source, limits, gpus, now)
+    results: list[PointResult] = []
+    summaries: list[PointSummary] = []
+    for point, rate in enumerate(workload.rates):
+        offered = workload.how().mean_rate(rate)
+        watcher.begin(point, offered)
+        results.append(await _point(setting, point, helpers, watcher))
+        summaries.append(
+            summarize(
+                results[-1].rows,
+                results[-1].samples,
+                results[-1].gaps,
+                point=point,
+                offered_per_s=offered,
+                warm_up_s=workload.warm_up_s,
+                until_s=workload.duration_s,
+            )
+        )
+        watcher.end(summaries[-1])
+    written = replace(workload, slo=limits).to_data()
+    environment = environment_of(described, target.name, gpus, is_local=is_local)
+    return Run(
+        Summary(VERSION, command, written, environment, tuple(summaries)),
+        tuple(row for result in results for row in result.rows),
+        tuple(sample for result in results for sample in result.samples),
+    )
+
+
+async def _point(setting: Setting, point: int, helpers: Helpers | None, watcher: Watcher) -> PointResult:
+    progress = Progress()
+
+    async def start() -> float:
+        if helpers is None:
+            return setting.now()
+        return await helpers.start(setting.now)
+
+    parts = 1 if helpers is None else 1 + helpers.count
+    if helpers is not None:
+        helpers.begin(point, setting.limits)
+    own = await run_point(
+        setting,
+        point,
+        share=Share(0, parts),
+        start=start,
+        progress=progress,
+        elsewhere={} if helpers is None else helpers.samples,
+        on_sample=lambda sample: watcher.sample(sample, progress),
+    )
+    return merged([own, *([] if helpers is None else await helpers.results())])
+
+
+def merged(results: Sequence[PointResult]) -> PointResult:
+    """What several processes saw of one point; samples are the first one's, which has those of all."""
+    gaps = Tally()
+    for result in results:
+        gaps.merge(result.gaps)
+    rows = sorted((row for result in results for row in result.rows), key=lambda row: row.index)
+    return PointResult(tuple(rows), gaps, results[0].samples)
