@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .one_of import check_one_of
 from .string_pattern import for_json
 
 # Say nothing about a text.
@@ -46,7 +47,9 @@ _FORMATS = (
 def enforceable(schema: Any) -> Any:
     """A schema whose texts are all valid by `schema`, as the library reads it. Raises ValueError, which names what in
     the schema cannot be kept to."""
-    return _rewritten(schema, "")
+    rewritten = _rewritten(schema, "")
+    check_one_of(schema)
+    return rewritten
 
 
 def _rewritten(schema: Any, path: str) -> Any:

@@ -67,9 +67,10 @@ def validate(schema: Any, value: Any, root: Any) -> None:
         assert any(holds(each, value, root) for each in schema["anyOf"])
         return
     if "const" in schema:
-        assert value == schema["const"]
+        assert json.dumps(value) == json.dumps(schema["const"])
     if "enum" in schema:
-        assert value in schema["enum"]
+        # To Python True is 1.
+        assert json.dumps(value) in map(json.dumps, schema["enum"])
     if "type" in schema:
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         assert any(is_of(value, kind) for kind in kinds)
@@ -235,8 +236,9 @@ values = st.recursive(
     max_leaves=4,
 )
 KEYWORDS = (
-    "type", "required", "enum", "const", "anyOf", "$ref", "properties", "additionalProperties", "patternProperties",
-    "propertyNames", "minProperties", "items", "prefixItems", "pattern", "format", "minLength", "minimum", "$defs",
+    "type", "required", "enum", "const", "anyOf", "oneOf", "$ref", "properties", "additionalProperties",
+    "patternProperties", "propertyNames", "minProperties", "items", "prefixItems", "pattern", "format", "minLength",
+    "minimum", "$defs",
 )  # fmt: skip
 
 
