@@ -134,6 +134,11 @@ class Core:
         """The live ones; to be looked at only."""
         return list(self._mesh.fleet.workers.values())
 
+    @property
+    def mesh(self) -> MeshState:
+        """All of the state; to be looked at only."""
+        return self._mesh
+
     def check(self) -> list[str]:
         """What does not add up; empty when all does. For after `plan`."""
         return audit(self._mesh)

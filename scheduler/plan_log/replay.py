@@ -56,11 +56,12 @@ class Outcome:
 
 
 class Played(NamedTuple):
-    """A round that was run again. `actions` are all that the core made of it."""
+    """A round that was run again. `actions` are all that the core made of it; the core is to be looked at only."""
 
     number: int
     round: Round
     actions: list[Action]
+    core: Core
 
 
 class RecordedLookup:
@@ -139,7 +140,7 @@ class _Replay:
         except Exception as error:
             return Difference(number, each.now, f"the core failed: {type(error).__name__}: {error}")
         if self._watch is not None:
-            self._watch(Played(number, each, actions))
+            self._watch(Played(number, each, actions, self._core))
         made = [action for action in actions if isinstance(action, (ToWorker, DropWorker))]
         difference = _compare(number, each, [encode_command(action) for action in made])
         if difference is not None:

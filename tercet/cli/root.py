@@ -41,6 +41,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "fleet": ("fleet", "Show workers, KV blocks and requests of a running mesh."),
         "top": ("top", "Show live what a mesh is asked for, and how it keeps its promises."),
         "usage": ("usage", "Show what requests have used, as the ledger has it."),
+        "explain": ("explain", "Show where the time of one request went."),
         "cancellations": ("cancellations", "Show which requests were cancelled, by whom, and how long that took."),
         "bench": ("bench", "Put load on a server, and see what became of each request."),
         "simulate": ("simulate", "Ask what so many workers would do with so many requests."),

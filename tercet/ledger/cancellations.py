@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from .ledger import Ledger
@@ -42,10 +44,15 @@ def read_cancellations(
     return found[:limit]
 
 
-def _cancelled(row: sa.Row[tuple[object, ...]]) -> Cancelled:
+def to_cancellation(row: sa.Row[Any]) -> Cancellation:
+    """That of a row of the table."""
     fields = {name: row._mapping[name] for name in _FIELDS}
     fields["states"] = tuple(filter(None, fields["states"].split(",")))
-    return Cancelled(row.request_id, row.tenant, row.traffic_class, Cancellation(**fields))
+    return Cancellation(**fields)
+
+
+def _cancelled(row: sa.Row[Any]) -> Cancelled:
+    return Cancelled(row.request_id, row.tenant, row.traffic_class, to_cancellation(row))
 
 
 _FIELDS = tuple(Cancellation.__dataclass_fields__)
