@@ -16,6 +16,7 @@ import click
 
 from tercet.cli.asking import model_option, timeout_option
 from tercet.cli.bench_progress import ProgressLine
+from tercet.cli.bench_report import compare, report
 from tercet.cli.bench_table import print_points
 from tercet.cli.connection import connection_options
 from tercet.cli.console import Output
@@ -259,3 +260,7 @@ def _checked_url(url: str) -> str:
     if url and not re.match(r"https?://[^/\s]+", url):
         raise click.BadParameter(f"{url!r} is not a URL such as http://127.0.0.1:8000/v1", param_hint="--openai")
     return url
+
+
+bench.add_command(report)
+bench.add_command(compare)

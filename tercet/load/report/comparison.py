@@ -16,6 +16,7 @@ import numpy as np
 from tercet.errors import LoadError
 from tercet.load.folder import Run
 
+from . import words
 from .columns import FIGURES, Columns, Figure, Floats, figure_of, to_columns
 from .difference import Difference, differences
 from .interval import Change, Scale, Side, change
@@ -84,7 +85,7 @@ def compare(
     """Every figure of every load that both sides have. Same seed, same answer. Raises UnlikeRunsError, unless `anyway`,
     and LoadError if no load is in both."""
     first, *others = [*a, *b]
-    unlike = [found for run in others for found in differences(first.summary.workload, run.summary.workload)]
+    unlike = _unlike(first, others)
     if unlike and not anyway:
         raise UnlikeRunsError(unlike)
     points = []
@@ -97,7 +98,14 @@ def compare(
     if not points:
         raise LoadError("the runs have no load in common")
     environment = differences(a[0].summary.environment, b[0].summary.environment)
-    return Comparison(tuple(points), tuple(unlike), environment, tuple(_warnings(a, b)))
+    return Comparison(tuple(points), unlike, environment, tuple(_warnings(a, b)))
+
+
+def _unlike(first: Run, others: Sequence[Run]) -> tuple[Difference, ...]:
+    """In what workloads differ, each difference once. Other seeds draw other requests of the same kind, and points are
+    compared by what they offer."""
+    found = [each for run in others for each in differences(first.summary.workload, run.summary.workload)]
+    return tuple({each.key: each for each in found if each.key not in ("seed", "rates")}.values())
 
 
 def same_schedule(a: Columns, b: Columns) -> bool:
@@ -197,4 +205,4 @@ def _warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
     for name, run in itertools.chain((("A", run) for run in a), (("B", run) for run in b)):
         for point in run.summary.points:
             if point.client_limited:
-                yield f"{name}, load {point.point + 1}: the client was the limit, so that figures are also its own"
+                yield f"{name}, {words.load_name(point)}: the client was the limit, so that figures are also its own"

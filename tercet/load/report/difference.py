@@ -18,14 +18,15 @@ class Difference:
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
     """By key, in the order of A, then what B alone has."""
-    one, other = dict(_flat(a, "")), dict(_flat(b, ""))
+    one, other = dict(flat(a)), dict(flat(b))
     keys = dict.fromkeys([*one, *other])
     return tuple(Difference(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key))
 
 
-def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by their dotted keys."""
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

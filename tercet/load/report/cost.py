@@ -1,0 +1,71 @@
+"""What a run cost: the hours of its GPUs, whatever they did in them. Pure.
+
+So what failed, was refused or was done twice is in it, and what stood idle as well. What requests are charged with is
+in the ledger: see `charges`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tercet.errors import LoadError
+from tercet.load.folder import Run
+from tercet.load.summary import PointSummary
+
+_HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of an hour of one GPU, in a currency of one's own, and how many there were."""
+
+    gpu_hour: float
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class PointCost:
+    """One load, from the end of its warm-up to its last request."""
+
+    point: int
+    gpu_s: float
+    cost: float
+    qualified: int
+    delivered_tokens: int
+
+    @property
+    def per_qualified(self) -> float | None:
+        """Cost per qualified request; None if there was none."""
+        return self.cost / self.qualified if self.qualified else None
+
+    @property
+    def per_1000_tokens(self) -> float | None:
+        """Likewise, of output tokens that clients got."""
+        return 1_000 * self.cost / self.delivered_tokens if self.delivered_tokens else None
+
+
+def costs(run: Run, price: Price) -> tuple[PointCost, ...]:
+    """Of each load."""
+    return tuple(_cost(point, price) for point in run.summary.points)
+
+
+def _cost(point: PointSummary, price: Price) -> PointCost:
+    gpu_s = point.duration_s * price.gpus
+    qualified = sum(each.qualified for each in point.by_class.values())
+    tokens = round(point.accepted_tokens_per_s * point.duration_s)
+    return PointCost(point.point, gpu_s, gpu_s / _HOUR_S * price.gpu_hour, qualified, tokens)
+
+
+def gpus_of(runs: Sequence[Run]) -> int:
+    """As many as the mesh has had workers, else as this host has GPUs if the server was on it. Raises LoadError if
+    nobody knows."""
+    servers = [sample.server for run in runs for sample in run.samples if sample.server is not None]
+    if workers := max((len(server.workers) for server in servers), default=0):
+        return workers
+    for run in runs:
+        environment = run.summary.environment
+        host = environment.get("host")
+        if environment.get("same_host") and isinstance(host, dict) and host.get("gpus"):
+            return len(host["gpus"])
+    raise LoadError("how many GPUs the server has is not in the run: say it with --gpus")
