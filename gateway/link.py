@@ -18,6 +18,7 @@ from tercet import errors
 from tercet.dialer import Dialer
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import scheduler_pb2_grpc
+from tercet.ration import Ration
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.tenants.directory import Directory
 from tercet.tenants.kept import KEPT
@@ -26,6 +27,7 @@ from tercet.tenants.plan import TenantPlan
 from .cancel import CancelCause
 from .known_refusals import KnownRefusals
 from .mesh_messages import Pool, Submission, to_pools, to_refusal_counts, to_tenant_update
+from .outgoing import Outgoing
 from .refusal_counts import RefusalCounts, RefusalKind
 from .scheduler_calls import SchedulerCalls, scheduler_lost
 from .sent_request import SentRequest
@@ -38,6 +40,8 @@ _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 1.0
 # What the gateway refused by itself the scheduler knows so many seconds later.
 TELL_S = 1.0
+# Requests that get their last word in a turn of the event loop, 0.1 ms each, when many were cancelled.
+LAST_WORDS_A_TURN = 16
 # Between two comparisons of what runs here with what runs at the scheduler.
 RECONCILE_S = 2.0
 
@@ -74,11 +78,12 @@ class Link:
         self._gateway_id = gateway_id
         self._on_change = on_change
         # Another one after each dial.
-        self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
+        self._outgoing = Outgoing()
         self._known = KnownRefusals()
         self._keys = keys or count(1)
         self._hands_over = hands_over
-        self._requests = SentRequests(self._send, self._known, time.monotonic, hand_over)
+        self._last_words = Ration(LAST_WORDS_A_TURN)
+        self._requests = SentRequests(self._send, self._known, time.monotonic, hand_over, self._last_words.do)
         self._refusals = RefusalCounts()
         # When the scheduler is told of them; None while there are none.
         self._telling: asyncio.TimerHandle | None = None
@@ -98,6 +103,7 @@ class Link:
         finally:
             if self._telling is not None:
                 self._telling.cancel()
+            self._last_words.finish()
             await self._dialer.close()
 
     @property
@@ -141,7 +147,7 @@ class Link:
         """Tells the scheduler, and each that is dialled later, what tenants may do, ahead of all that is submitted."""
         self._directory = directory
         self._known.forget(time.monotonic())
-        self._outgoing.put_nowait(pb.GatewayMessage(tenants=to_tenant_update(directory)))
+        self._send(pb.GatewayMessage(tenants=to_tenant_update(directory)))
 
     def submit(self, submission: Submission, stream: Stream) -> int:
         """Sends a request; its answers go to `stream`. Returns its key. Raises SchedulerLostError."""
@@ -183,7 +189,7 @@ class Link:
         self._telling = None
         # Without a scheduler they wait for the next one.
         if self.up and (counts := self._refusals.take()):
-            self._outgoing.put_nowait(pb.GatewayMessage(refusals=to_refusal_counts(counts)))
+            self._send(pb.GatewayMessage(refusals=to_refusal_counts(counts)))
 
     def _guarded(self) -> tuple[tuple[str, str], ...]:
         """Whether callers are asked for keys, as metadata."""
@@ -191,9 +197,9 @@ class Link:
 
     async def _attach(self) -> bool:
         """One life of the stream. Returns whether it ever was up."""
-        self._outgoing = asyncio.Queue()
-        hello = pb.GatewayHello(gateway_id=self._gateway_id, hands_over=self._hands_over)
-        self._outgoing.put_nowait(pb.GatewayMessage(hello=hello))
+        self._outgoing = Outgoing()
+        hello = pb.GatewayHello(gateway_id=self._gateway_id, hands_over=self._hands_over, takes_cancels_done=True)
+        self._send(pb.GatewayMessage(hello=hello))
         if self._directory is not None:
             self.tell_tenants(self._directory)
         await self._dialer.connected()
@@ -233,7 +239,7 @@ class Link:
             await asyncio.sleep(RECONCILE_S)
             self._requests.tell_unanswered()
             running = pb.RunningRequests(request_keys=self._requests.keys())
-            self._outgoing.put_nowait(pb.GatewayMessage(running=running))
+            self._send(pb.GatewayMessage(running=running))
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> str:
         """Takes what comes until the stream ends. Returns why it ended."""
@@ -249,17 +255,17 @@ class Link:
         except ProtocolError as error:
             return str(error)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[pb.GatewayMessage]) -> str:
-        """Sends what is put in the queue until that fails. Returns why it failed."""
+    async def _write(self, call: grpc.aio.StreamStreamCall, outgoing: Outgoing) -> str:
+        """Sends what is put there until that fails. Returns why it failed."""
         while True:
-            message = await outgoing.get()
-            try:
-                await call.write(message)
-            except (grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                return f"cannot write: {type(error).__name__}: {error}"
-            except Exception as error:
-                log.exception("write_failed", kind=message.WhichOneof("message"))
-                return f"cannot write: {type(error).__name__}"
+            for message in await outgoing.take():
+                try:
+                    await call.write(message)
+                except (grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                    return f"cannot write: {type(error).__name__}: {error}"
+                except Exception as error:
+                    log.exception("write_failed", kind=message.WhichOneof("message"))
+                    return f"cannot write: {type(error).__name__}"
 
     def _lose(self) -> None:
         changed, self.up, self.pools, self._complete = self.up, False, {}, False
@@ -270,7 +276,7 @@ class Link:
             self._on_change()
 
     def _send(self, message: pb.GatewayMessage) -> None:
-        self._outgoing.put_nowait(message)
+        self._outgoing.put(message)
 
     def lost(self, message: str) -> errors.SchedulerLostError:
         """What ends requests that it has lost, or cannot have."""
@@ -287,6 +293,9 @@ class Link:
             self._requests.take_refused(message.refused)
         elif which == "cancel_done":
             self._requests.take_cancel_done(message.cancel_done)
+        elif which == "cancels_done":
+            for done in message.cancels_done.done:
+                self._requests.take_cancel_done(done)
         elif which == "unknown":
             self._requests.take_unknown(message.unknown)
         elif which == "pools":
@@ -301,6 +310,7 @@ class Link:
                 # One stream at a time goes to it, so nothing older is mixed in; and its clock may have been put back.
                 log.warning("scheduler_clock_behind", address=self._address, epoch=epoch, former_epoch=before)
             self._epoch = epoch
+            self._outgoing.takes_cancels = message.hello.takes_cancels
             self.up = True
             self._tell_refusals()
             log.info("scheduler_attached", address=self._address, epoch=self._epoch)

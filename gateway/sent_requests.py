@@ -51,11 +51,17 @@ def nobody(_: SentRequest) -> bool:
     return False
 
 
+def at_once(work: Callable[[], object]) -> None:
+    """Nothing waits."""
+    work()
+
+
 class SentRequests:
     """All of one link, cancelled ones included. Every request gets its end: from the scheduler, or by `lose`.
 
     The methods `take_...` take the scheduler's messages. `known` learns from them what need not be asked again. A
-    scheduler that cannot go on with a request loses it to whom `hand_over` gives it, if that returns True.
+    scheduler that cannot go on with a request loses it to whom `hand_over` gives it, if that returns True. What is to
+    be done at the end of a cancelled request can wait: `do_soon` gets it.
     """
 
     def __init__(
@@ -64,11 +70,13 @@ class SentRequests:
         known: KnownRefusals,
         clock: Callable[[], float],
         hand_over: Callable[[SentRequest], bool] = nobody,
+        do_soon: Callable[[Callable[[], object]], None] = at_once,
     ) -> None:
         self._send = send
         self._known = known
         self._clock = clock
         self._hand_over = hand_over
+        self._do_soon = do_soon
         self._by_key: dict[int, SentRequest] = {}
         self._by_sequence: dict[int, SentSequence] = {}
 
@@ -292,20 +300,7 @@ class SentRequests:
         if request is None:
             return
         self._forget_sequences(request)
-        account = to_account(done.account) if done.HasField("account") else None
-        log.info(
-            "cancel_done",
-            request_id=request.request_id,
-            cause=request.cause.value if request.cause else None,
-            found=done.found,
-            blocks_used=account.blocks_used if account else None,
-            blocks_freed=account.blocks_freed if account else None,
-        )
-        trail = to_trail(done.trail) if done.HasField("trail") else None
-        request.stream.cancels.answer(trail, account.blocks_freed if account else None)
-        request.stream.close_account(account)
-        # Nothing more will come for it; a stream that waits for more must not wait for ever.
-        request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
+        self._do_soon(partial(_close_cancelled, request, done))
 
     def keys(self) -> list[int]:
         """Of those whose last message has not come."""
@@ -349,6 +344,25 @@ class SentRequests:
         for sequence_id in request.sequence_ids:
             self._by_sequence.pop(sequence_id, None)
         request.sequence_ids.clear()
+        request.outputs = []
+
+
+def _close_cancelled(request: SentRequest, done: pb.CancelDone) -> None:
+    """The scheduler has nothing more to say of a request."""
+    account = to_account(done.account) if done.HasField("account") else None
+    log.info(
+        "cancel_done",
+        request_id=request.request_id,
+        cause=request.cause.value if request.cause else None,
+        found=done.found,
+        blocks_used=account.blocks_used if account else None,
+        blocks_freed=account.blocks_freed if account else None,
+    )
+    trail = to_trail(done.trail) if done.HasField("trail") else None
+    request.stream.cancels.answer(trail, account.blocks_freed if account else None)
+    request.stream.close_account(account)
+    # Nothing more will come for it; a stream that waits for more must not wait for ever.
+    request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
 
 
 def end_lost(request: SentRequest, error: errors.RequestError) -> None:

@@ -338,7 +338,12 @@ async def _end_call(error: BaseException, context: grpc.aio.ServicerContext, gen
         error = generation.stream.error or error
     if not isinstance(error, errors.RequestError):
         if isinstance(error, grpc.aio.BaseError) or not isinstance(error, Exception):
-            raise error
+            try:
+                raise error
+            finally:
+                # Otherwise each refers to the other, the error and this frame, and all that the call had waits for the
+                # garbage collector.
+                del error
         log.error("handler_failed", exc_info=error)
         error = errors.EngineFaultError(f"the gateway failed: {type(error).__name__}")
     if generation is not None:

@@ -205,8 +205,10 @@ class Stream:
         if not self.account_closed:
             self.account, self.account_closed = account, True
             self._wake.set()
-            if self._on_account is not None:
-                self._on_account()
+            # Not kept: it knows this stream.
+            then, self._on_account = self._on_account, None
+            if then is not None:
+                then()
 
     def when_accounted(self, then: Callable[[], object]) -> None:
         """Calls `then` once the last word on what the request held has come, now if it has. For one caller."""

@@ -19,7 +19,6 @@ from tercet.v1 import operations_pb2
 from .actions import GatewayMessage
 from .events import (
     CancelReason,
-    CancelReceived,
     GatewayAttached,
     PauseReceived,
     SequenceStopped,
@@ -28,9 +27,9 @@ from .events import (
 )
 from .fleet_messages import fleet_to_proto
 from .gateway_messages import (
+    cancel_from_proto,
     cost_to_proto,
-    merged,
-    message_to_proto,
+    messages_to_proto,
     standing_to_proto,
     submission_from_proto,
     tenants_from_proto,
@@ -91,7 +90,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS:g} s")
         if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
             await rpc.abort(context, errors.InvalidFieldError("the first message must be a hello", field="hello"))
-        await context.write(scheduler_pb2.SchedulerMessage(hello=scheduler_pb2.SchedulerHello(epoch=self._epoch)))
+        hello = scheduler_pb2.SchedulerHello(epoch=self._epoch, takes_cancels=True)
+        await context.write(scheduler_pb2.SchedulerMessage(hello=hello))
         if self._parting:
             # It was told to while it waited for the hello.
             await rpc.abort(context, errors.DrainingError("the scheduler leaves its gateways to the next one"))
@@ -103,7 +103,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         else:
             self._staying.add(gateway)
         reader = asyncio.create_task(self._read(context, gateway))
-        writer = asyncio.create_task(self._write(context, gateway, outbox))
+        writer = asyncio.create_task(self._write(context, gateway, outbox, first.hello))
         tasks += [reader, writer]
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -174,8 +174,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             elif kind == "submit":
                 self._loop.post(Submitted(gateway, submission_from_proto(message.submit)))
             elif kind == "cancel":
-                reason = enum_value(CancelReason, message.cancel.reason)
-                self._loop.post(CancelReceived(gateway, message.cancel.request_key, reason))
+                self._loop.post(cancel_from_proto(gateway, message.cancel))
+            elif kind == "cancels":
+                for cancel in message.cancels.cancels:
+                    self._loop.post(cancel_from_proto(gateway, cancel))
             elif kind == "stop_sequence":
                 reason = enum_value(CancelReason, message.stop_sequence.reason)
                 self._loop.post(SequenceStopped(gateway, message.stop_sequence.sequence_id, reason))
@@ -198,11 +200,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         async for each in self._standings():
             outbox.put(each)
 
-    async def _write(self, context: grpc.aio.ServicerContext, gateway: int, outbox: Outbox[GatewayMessage]) -> None:
+    async def _write(
+        self,
+        context: grpc.aio.ServicerContext,
+        gateway: int,
+        outbox: Outbox[GatewayMessage],
+        hello: scheduler_pb2.GatewayHello,
+    ) -> None:
         try:
             while True:
-                for message in merged(await outbox.take_all()):
-                    await context.write(message_to_proto(message))
+                for message in messages_to_proto(await outbox.take_all(), many=hello.takes_cancels_done):
+                    await context.write(message)
         except OutboxClosedError as closed:
             if closed.overflowed:
                 raise

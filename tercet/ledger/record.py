@@ -15,7 +15,7 @@ from .row import Cancellation, Outcome, RefusalKey, Refusals, Row, StageTimes
 _ROW, _REFUSALS = "request", "refusals"
 _ROW_FIELDS = tuple(item.name for item in dataclasses.fields(Row))
 _ROW_DEFAULTS = {item.name: item.default for item in dataclasses.fields(Row)}
-_CANCELLATION_FIELDS = frozenset(item.name for item in dataclasses.fields(Cancellation))
+_CANCELLATION_FIELDS = tuple(item.name for item in dataclasses.fields(Cancellation))
 _STAGE_FIELDS = frozenset(item.name for item in dataclasses.fields(StageTimes))
 _KEY_FIELDS = frozenset(item.name for item in dataclasses.fields(RefusalKey))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -30,7 +30,9 @@ def row_to_line(row: Row) -> bytes:
     if "stages" in values:
         values["stages"] = {f"{name}_s": seconds for name, seconds in row.stages.items()}
     if "cancellations" in values:
-        values["cancellations"] = [dataclasses.asdict(each) for each in row.cancellations]
+        values["cancellations"] = [
+            {name: getattr(each, name) for name in _CANCELLATION_FIELDS} for each in row.cancellations
+        ]
     return _line(_ROW, values)
 
 

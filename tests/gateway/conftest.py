@@ -142,6 +142,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.refuse: sequence_pb2.Failure | None = None
         self.accept = True
         self.answer_cancels = True
+        self.takes_cancels = True
         self.most_outputs: int | None = None
         self.forecast_us: int | None = None
         # Class and targets of accepted requests.
@@ -224,7 +225,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[pb.SchedulerMessage]:
         hello = await anext(requests)
         assert hello.HasField("hello")
-        yield pb.SchedulerMessage(hello=pb.SchedulerHello(epoch=self.epoch))
+        yield pb.SchedulerMessage(hello=pb.SchedulerHello(epoch=self.epoch, takes_cancels=self.takes_cancels))
         outgoing: Outgoing = asyncio.Queue()
         outgoing.put_nowait(self._pools())
         self._outgoing.append(outgoing)
@@ -278,6 +279,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.refusals += message.refusals.counts
             elif message.HasField("running"):
                 self.running.append(list(message.running.request_keys))
+            elif message.HasField("cancels"):
+                assert self.takes_cancels
+                for cancel in message.cancels.cancels:
+                    self._cancel(cancel, outgoing)
             else:
                 self._cancel(message.cancel, outgoing)
 

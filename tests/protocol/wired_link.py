@@ -59,11 +59,11 @@ class WiredLink(Link):
         super().cancel(key, cause)
 
     def send(self, message: pb.GatewayMessage) -> None:
-        self._outgoing.put_nowait(message)
+        self._outgoing.put(message)
 
     def take_sent(self) -> list[bytes]:
         """What it has sent since the last call."""
-        return [self._outgoing.get_nowait().SerializeToString() for _ in range(self.num_unsent)]
+        return [message.SerializeToString() for message in self._outgoing.take_now()]
 
     def hear(self, data: bytes) -> bool:
         """Whether it ends the stream, having heard goodbye."""
@@ -97,7 +97,7 @@ class WiredLink(Link):
     @property
     def num_unsent(self) -> int:
         """Messages that nobody has taken yet."""
-        return self._outgoing.qsize()
+        return len(self._outgoing)
 
     @property
     def num_requests(self) -> int:

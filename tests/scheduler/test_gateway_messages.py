@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch
+from scheduler.actions import Accepted, Account, CancelDone, GatewayMessage, SequenceEnd, TokenBatch, Unknown
 from scheduler.events import EndReason, TenantsChanged
-from scheduler.gateway_messages import merged, message_to_proto, tenants_from_proto
+from scheduler.gateway_messages import MOST_DONE, merged, message_to_proto, messages_to_proto, tenants_from_proto
 from scheduler.tenant import NamedPlan
 from tercet import errors
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
@@ -129,3 +129,28 @@ def test_a_weight_of_next_to_nothing_is_a_small_one() -> None:
     said = scheduler_pb2.TenantPlan(tenant_id="a", weight=1e-300)
     (plan,) = tenants_from_proto(1, scheduler_pb2.TenantUpdate(tenants=[said])).plans
     assert plan.weight == 1e-3
+
+
+unknowns = st.builds(lambda key: Unknown((key,)), ids)
+
+
+@given(st.lists(st.one_of(batches, others, unknowns), max_size=8), st.booleans())
+def test_tokens_come_before_the_answers_to_cancels_and_nothing_is_lost(
+    messages: list[GatewayMessage], many: bool
+) -> None:
+    protos = list(messages_to_proto(messages, many=many))
+    kinds = [proto.WhichOneof("message") for proto in protos]
+    ranks = {"tokens": 0, "accepted": 0, "cancel_done": 1, "cancels_done": 1, "unknown": 2}
+    assert [ranks[kind] for kind in kinds] == sorted(ranks[kind] for kind in kinds)
+    assert ("cancel_done" if many else "cancels_done") not in kinds
+    tokens = [(batch.sequence_ids, batch.token_ids) for proto in protos if (batch := proto.tokens)]
+    assert [pair for columns in tokens for pair in zip(*columns, strict=True)] == _tokens(messages)
+    done = [each for proto in protos for each in (proto.cancel_done, *proto.cancels_done.done) if each.request_key]
+    assert [each.request_key for each in done] == [
+        each.request_key for each in messages if isinstance(each, CancelDone)
+    ]
+
+
+def test_answers_to_many_cancels_are_few_messages() -> None:
+    protos = list(messages_to_proto([CancelDone(key) for key in range(2 * MOST_DONE + 1)], many=True))
+    assert [len(proto.cancels_done.done) for proto in protos] == [MOST_DONE, MOST_DONE, 1]

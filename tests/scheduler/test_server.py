@@ -294,11 +294,11 @@ async def test_behind_a_name_that_does_not_resolve_may_be_any_model(worker: Work
         assert [(each.address, each.live) for each in fleet.workers] == [(entries[0], True), (entries[1], False)]
 
 
-@pytest.mark.parametrize("what", ["submission_from_proto", "message_to_proto"])
+@pytest.mark.parametrize("what", ["submission_from_proto", "messages_to_proto"])
 async def test_a_bug_at_one_stream_is_logged_and_ends_that_stream_alone(
     worker: WorkerServer, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object, **_options: object) -> None:
         raise ValueError("a bug")
 
     async with mesh(worker) as (other, port), Gateway(port) as gateway:

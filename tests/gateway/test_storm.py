@@ -1,0 +1,97 @@
+"""Five hundred clients that leave in one moment: whoever goes on waits for a few of them at a time, not for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway import sent_requests
+from gateway.generation import Generation
+from tercet.mesh.v1 import scheduler_pb2
+from tercet.v1 import inference_pb2 as pb
+
+CLIENTS = 500
+# That are seen to in one turn of the event loop, as the gateway says.
+FEW = 16
+
+
+class Turns:
+    """Counts what happens in each turn of the event loop, which turns as long as it is asked to."""
+
+    def __init__(self) -> None:
+        self.happened: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def counted(self, name: str, doing: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*given: Any, **options: Any) -> Any:
+            self.happened[name] += 1
+            return doing(*given, **options)
+
+        return do
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+    def _turn(self) -> None:
+        self.most |= self.happened
+        self.happened.clear()
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
+
+
+@pytest.mark.parametrize("takes_cancels", [True, False])
+async def test_steady_tokens_wait_for_few_of_those_that_leave(
+    scheduler: Any, make_gateway: Any, stop_gateway: Any, monkeypatch: pytest.MonkeyPatch, takes_cancels: bool
+) -> None:
+    scheduler.takes_cancels = takes_cancels
+    gateway = await make_gateway(scheduler.port)
+    await gateway.until_ready()
+    scheduler.play = lambda sequence: sequence.cancelled.wait()
+    scheduler.answer_cancels = False
+    staying = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    assert (await staying.read()).HasField("accepted")
+    steady = scheduler.sequences[0]
+    calls = [gateway.inference.Generate(pb.GenerateRequest(prompt="x")) for _ in range(CLIENTS)]
+    await asyncio.gather(*(call.read() for call in calls))
+
+    turns = Turns()
+    monkeypatch.setattr(Generation, "close", turns.counted("ends", Generation.close))
+    close_cancelled = sent_requests._close_cancelled
+    monkeypatch.setattr(sent_requests, "_close_cancelled", turns.counted("last words", close_cancelled))
+    for call in calls:
+        call.cancel()
+    leaving = scheduler.sequences[1:]
+    await asyncio.gather(*(sequence.cancelled.wait() for sequence in leaving))
+    await steady.tokens(5)
+    assert (await staying.read()).delta.token_ids == [5]
+
+    done = [scheduler_pb2.CancelDone(request_key=each.submit.request_key, found=True) for each in leaving]
+    if takes_cancels:
+        answer = scheduler_pb2.CancelsDone(done=done)
+        await scheduler.send(scheduler_pb2.SchedulerMessage(cancels_done=answer))
+    else:
+        for each in done:
+            await scheduler.send(scheduler_pb2.SchedulerMessage(cancel_done=each))
+    # Behind the answers, and read before all of those have been seen to.
+    await steady.tokens(6)
+    assert (await staying.read()).delta.token_ids == [6]
+    turns.stop()
+
+    # What is left of the ration of one turn, and that of the next, may be between two of ours.
+    assert 0 < turns.most["ends"] <= 2 * FEW
+    assert 0 < turns.most["last words"] <= 2 * FEW
+    await stop_gateway(gateway)
+
+
+async def test_a_client_that_leaves_alone_is_seen_to_at_once(gateway: Any, scheduler: Any) -> None:
+    scheduler.play = lambda sequence: sequence.cancelled.wait()
+    call = gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    await call.read()
+    call.cancel()
+    await asyncio.wait_for(scheduler.sequences[0].cancelled.wait(), 20)
+    with pytest.raises(asyncio.CancelledError):
+        await call.read()
