@@ -23,6 +23,8 @@ KEPT = 0.95
 _KEPT = words.percent(100 * KEPT)
 _MAX_BARS = 12
 _LEAST_MS = 1e-3
+# Characters of a name beside a plot.
+_LONGEST = 24
 _LATENCY, _GOODPUT = "Latency against load", "Goodput"
 
 
@@ -92,7 +94,7 @@ def _goodput(points: Sequence[PointSummary]) -> Plot:
     if len(classes) > 1:
         for name in classes[: MAX_LINES - len(lines)]:
             some = [(rate, point.by_class[name].qualified_per_s) for rate, point in rated if name in point.by_class]
-            lines.append(Line(f"qualified, {words.name(name)}", some))
+            lines.append(Line(f"qualified, {words.name(name, _LONGEST)}", some))
     _, best = max(rated, key=lambda each: each[1].qualified_per_s)
     kept = kept_up_to(points)
     sentence = (
@@ -118,7 +120,10 @@ def _goodput_of_one(points: Sequence[PointSummary]) -> Plot:
         bars += [(f"{of}{kind}", rate) for kind, rate in
                  (("accepted", point.accepted_per_s), ("qualified", point.qualified_per_s))]  # fmt: skip
         if len(point.by_class) > 1 and len(points) == 1:
-            bars += [(f"qualified, {words.name(name)}", each.qualified_per_s) for name, each in point.by_class.items()]
+            bars += [
+                (f"qualified, {words.name(name, _LONGEST)}", each.qualified_per_s)
+                for name, each in point.by_class.items()
+            ]
     first = points[0]
     sentence = (
         f"{words.amount(first.accepted_per_s)} requests a second were accepted, "
@@ -158,8 +163,8 @@ def _refusals(points: Sequence[PointSummary]) -> Plot:
     title = "Refused and failed, by reason"
     counts = Counter[str]()
     for point in points:
-        counts.update({f"refused: {words.name(reason)}": count for reason, count in point.refusals.items()})
-        counts.update({f"failed: {words.name(reason)}": count for reason, count in point.failures.items()})
+        counts.update({f"refused: {words.name(reason, _LONGEST)}": count for reason, count in point.refusals.items()})
+        counts.update({f"failed: {words.name(reason, _LONGEST)}": count for reason, count in point.failures.items()})
     if not counts:
         return Missing("refusals", title, "None was.")
     total, offered = counts.total(), sum(point.offered for point in points)

@@ -200,9 +200,9 @@ def _warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
     if alone:
         yield (
             f"{' and '.join(alone)}: one run. By how much runs of the same thing differ is not in the intervals; "
-            "several a side tell it"
+            "several a side tell it."
         )
     for name, run in itertools.chain((("A", run) for run in a), (("B", run) for run in b)):
         for point in run.summary.points:
             if point.client_limited:
-                yield f"{name}, {words.load_name(point)}: the client was the limit, so that figures are also its own"
+                yield f"{name}, {words.load_name(point)}: the client was the limit, so that figures are also its own."

@@ -44,7 +44,7 @@ def page(comparison: Comparison, a: Sequence[str], b: Sequence[str]) -> str:
     body.append(element("div", *(svg_figure(plot) for plot in plots if plot.rows), class_="plots"))
     body += map(shown, tables(comparison))
     named = (f"{side}: {', '.join(words.name(each, 200) for each in names)}" for side, names in (("A", a), ("B", b)))
-    return whole("Two runs compared", *(element("p", element("code", text)) for text in named), body=body)
+    return whole("Runs compared", *(element("p", element("code", text)) for text in named), body=body)
 
 
 def to_data(comparison: Comparison, a: Sequence[str], b: Sequence[str]) -> dict[str, Any]:
@@ -110,7 +110,8 @@ def _intervals(point: ComparedPoint) -> Intervals:
     ]
     told = {verdict: [line.figure.name for line in point.lines if line.verdict == verdict] for verdict in _CHANGED}
     changed = [f"{verdict}: {', '.join(names)}" for verdict, names in told.items() if names]
-    sentence = f"{'; '.join(changed)}.".capitalize() if changed else "What differs is noise."
+    sentence = f"{'; '.join(changed)}." if changed else "what differs is noise."
+    sentence = sentence[0].upper() + sentence[1:]
     return Intervals(f"changes-{point.point}", f"From A to B at {_load(point)}", sentence, "change, %", rows)
 
 

@@ -30,6 +30,8 @@ _VARIABLES = {
 }
 # Inches; a point of text is 1 / 72 of one. So small that a phone shows the text as large as it is.
 _WIDTH, _HEIGHT = 4.9, 3.1
+# Points: of a legend's line, and of a character beside it.
+_HANDLE, _CHARACTER = 42, 5.6
 _AROUND_ROWS, _ROW = 0.6, 0.28
 _PNG_DPI = 160
 _SETTINGS: Any = {
@@ -132,7 +134,8 @@ def _draw_chart(figure: Figure, chart: Chart) -> None:
     _plain_numbers(axes, chart)
     if len(handles) > 1:
         labels = [line.label for line in chart.lines]
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(3, len(labels)), handlelength=2.4)
+        columns = int(72 * _WIDTH // (_HANDLE + _CHARACTER * max(map(len, labels))))
+        figure.legend(handles, labels, loc="outside upper left", ncols=max(1, min(3, columns)), handlelength=2.4)
 
 
 def _draw_line(axes: Axes, chart: Chart, line: Line, at: int) -> Any:
@@ -151,7 +154,7 @@ def _draw_marks(axes: Axes, chart: Chart) -> None:
         axes.axvline(mark.at, color=_INK, linestyle=(0, (4, 3)), linewidth=0.9)
         axes.annotate(
             mark.label, (mark.at, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
-            ha="center", va="bottom", fontsize=8.5,
+            ha="center", va="bottom", fontsize=9,
         )  # fmt: skip
 
 

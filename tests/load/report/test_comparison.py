@@ -143,7 +143,7 @@ def test_what_differs_around_it_is_said() -> None:
     b = dataclasses.replace(b, summary=dataclasses.replace(b.summary, points=(late,)))
     found = compare([a], [b])
     assert found.environment == (Difference("git", "abc", "def"), Difference("gpus", None, ["H200"]))
-    assert found.warnings[1].startswith("B, load 1: the client was the limit")
+    assert found.warnings[1].startswith("B, 10/s: the client was the limit")
 
 
 def test_differences_of_nested_descriptions() -> None:
