@@ -153,7 +153,8 @@ def _print_tables(found: Any) -> None:
     for warning in found.warnings:
         console.print(warning, markup=False, soft_wrap=True, style="yellow")
     for each in tables(found):
-        shown = Table(box=None, pad_edge=False, title=Text(each.caption), title_justify="left")
+        console.print(each.caption, markup=False, soft_wrap=True, style="bold")
+        shown = Table(box=None, pad_edge=False)
         for at, name in enumerate(each.head):
             shown.add_column(Text(name), justify="right" if at else "left")
         for row in each.rows:
