@@ -15,6 +15,7 @@ from ..prompt_logprobs import PromptPart
 from ..stream import Delta
 from .delivery import deliver
 from .exchange import Exchange, encode_json
+from .long_json import encode_in_turns
 from .shapes import Json, Shape
 
 Made = TypeVar("Made")
@@ -31,10 +32,14 @@ async def answer_once(
     choices: list[Json] = []
     for generation, (parts, deltas, summary) in zip(generations, made, strict=True):
         _note_prompt(shape, range(len(choices), len(choices) + len(summary.finishes)), generation, parts)
-        for output_index, finish in enumerate(summary.finishes):
-            own = [delta for delta in deltas if delta.output_index == output_index]
-            choices.append(shape.choice(len(choices), own, finish))
-    body = encode_json(shape.whole(choices, [summary for _, _, summary in made]))
+        own: list[list[Delta]] = [[] for _ in summary.finishes]
+        for delta in deltas:
+            own[delta.output_index].append(delta)
+        for its_deltas, finish in zip(own, summary.finishes, strict=True):
+            choices.append(shape.choice(len(choices), its_deltas, finish))
+            # Each of them may be long.
+            await asyncio.sleep(0)
+    body = await encode_in_turns(shape.whole(choices, [summary for _, _, summary in made]))
     for generation, (_, _, summary) in zip(generations, made, strict=True):
         generation.delivered_tokens = summary.completion_tokens
     stream = generations[-1].stream
@@ -82,7 +87,8 @@ class _Pump:
         _note_prompt(self._shape, range(first, end), self.generation, parts)
         openings = [opening for index in range(first, end) if (opening := self._shape.opening(index)) is not None]
         for opening in openings:
-            await self._write_choice(opening)
+            # It may have the logprobs of a long prompt.
+            await self.write(self._exchange.event(await encode_in_turns(self._shape.event(opening))))
         return end
 
     async def run(self) -> Summary:

@@ -19,8 +19,9 @@ _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 
 
 def encode_json(value: Any) -> bytes:
-    """Compact JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    """Compact JSON in UTF-8. What is no kind of JSON is a list of what it has."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=list)
+    return text.encode("utf-8", "replace")
 
 
 class ClientGoneError(Exception):

@@ -15,6 +15,7 @@ from ..sequence_end import EndReason
 from ..served_model import ServedModel
 from ..stream import Delta
 from ..tokenizer import Tokenizer
+from .long_json import Rows
 from .token_text import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
 
 Json = dict[str, Any]
@@ -41,7 +42,7 @@ class Shape(ABC):
         self._num_logprobs = logprobs or 0
         self._num_prompt_logprobs = prompt_logprobs
         # Of the prompts that choices have, by index, where they are asked for by themselves.
-        self._prompt_logprobs: dict[int, list[Json | None]] = {}
+        self._prompt_logprobs: dict[int, Rows] = {}
 
     def event(self, *choices: Json) -> Json:
         """A piece of the answer."""
@@ -65,8 +66,7 @@ class Shape(ABC):
     def note_prompt(self, choices: range, token_ids: Sequence[int], parts: Sequence[PromptPart]) -> None:
         """Takes the logprobs of the prompt of these choices, before anything of them is asked for."""
         if self._num_prompt_logprobs is not None:
-            places = chain.from_iterable(parts)
-            shown = prompt_logprobs(self._tokenizer, token_ids, places, self._num_prompt_logprobs)
+            shown = prompt_logprobs(self._tokenizer, token_ids, parts, self._num_prompt_logprobs)
             self._prompt_logprobs.update(dict.fromkeys(choices, shown))
 
     @abstractmethod
