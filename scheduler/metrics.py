@@ -14,6 +14,7 @@ from .events import CancelReason, EndReason
 from .fleet_view import FleetView, WorkerView
 from .loop import Loop
 from .traffic import Counts, Promises
+from .traffic_class import TrafficClass
 from .traffic_view import ClassView, TrafficView
 
 LEADING = gauge("tercet_scheduler_leading", "1 if this scheduler has the workers, 0 if it stands by")
@@ -45,6 +46,14 @@ PROMISES = counter(
     "promises of classes that were kept or broken: of the first token, of the gap between tokens, of the whole request",
     "class", "part", "result",
 )  # fmt: skip
+PROMISED_SECONDS = gauge(
+    "tercet_scheduler_promised_seconds",
+    "what a class promises: until the first token (ttft), and as the mean from one token to the next (gap)",
+    "class", "part",
+)  # fmt: skip
+PROMISED_RATIO = gauge(
+    "tercet_scheduler_promised_ratio", "the part of its requests for which a class promises that", "class"
+)
 PROMPT_TOKENS = counter("tercet_scheduler_prompt_tokens_total", "tokens of prompts that have a first token", "class")
 CACHED_TOKENS = counter(
     "tercet_scheduler_cached_prompt_tokens_total", "of those, the ones that the prefix cache had", "class"
@@ -79,9 +88,9 @@ ORPHANS = counter("tercet_scheduler_orphans_total", "requests that were found he
 
 METRICS = (
     HEALTH, LEADING, GATEWAYS, WORKERS, WORKERS_LOST, ACCEPTED, REFUSED, ENDED, WAITING, RUNNING, PAUSED,
-    TOKENS_WAITING, OLDEST, QUEUE, TTFT, PROMISES, PROMPT_TOKENS, CACHED_TOKENS, GENERATED, WASTED, PREEMPTIONS, SWAPS,
-    BLOCKS, SWAP_BLOCKS, PLAN_STEPS, REVOKING, CANCELS, FORECASTS, ERROR, BIAS, ROUNDS, EVENTS, UNHANDLED, AUDIT,
-    ORPHANS,
+    TOKENS_WAITING, OLDEST, QUEUE, TTFT, PROMISES, PROMISED_SECONDS, PROMISED_RATIO, PROMPT_TOKENS, CACHED_TOKENS,
+    GENERATED, WASTED, PREEMPTIONS, SWAPS, BLOCKS, SWAP_BLOCKS, PLAN_STEPS, REVOKING, CANCELS, FORECASTS, ERROR,
+    BIAS, ROUNDS, EVENTS, UNHANDLED, AUDIT, ORPHANS,
 )  # fmt: skip
 
 WORKER_STATES = ("moving", "late", "draining", "hung", "away")
@@ -141,6 +150,8 @@ def _state(worker: WorkerView) -> str:
 def _put_traffic(reading: Reading, view: TrafficView) -> None:
     for each in view.classes:
         _put_class(reading, "" if each.traffic_class is None else each.traffic_class.name, each, view.now)
+        if each.traffic_class is not None:
+            _put_targets(reading, each.traffic_class)
     for reason, freed_s in view.cancel_s.items():
         reading.put(CANCELS, freed_s, reason.name.lower())
     for model, revision, forecast in view.forecasts:
@@ -166,6 +177,16 @@ def _put_class(reading: Reading, name: str, view: ClassView, now: float) -> None
     reading.put(CACHED_TOKENS, counts.cached_tokens, name)
     reading.put(GENERATED, counts.generated_tokens, name)
     reading.put(WASTED, counts.wasted_tokens, name)
+
+
+def _put_targets(reading: Reading, traffic_class: TrafficClass) -> None:
+    targets = {"ttft": traffic_class.ttft, "gap": traffic_class.gap}
+    promised = {part: target for part, target in targets.items() if target is not None}
+    for part, target in promised.items():
+        reading.put(PROMISED_SECONDS, target.seconds, traffic_class.name, part)
+    if promised:
+        strictest = max(target.percentile for target in promised.values())
+        reading.put(PROMISED_RATIO, strictest / 100, traffic_class.name)
 
 
 def _put_ends(reading: Reading, name: str, counts: Counts) -> None:
