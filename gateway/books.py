@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from tercet.errors import LedgerLostError
+from tercet.ledger.prices import Prices, prices_of
 from tercet.ledger.row import Cancellation, Outcome, RefusalKey, Row, Targets, slo_of
 from tercet.ledger.store import LedgerStore
 from tercet.ledger.writer import Writer
 from tercet.metrics.labels import TenantLabels
 from tercet.retry import UNKNOWN_RETRY_SECONDS
-from tercet.sections import LedgerSettings
+from tercet.sections import CostsSettings, LedgerSettings
 
 from .cancel import Cancels
 from .metrics_counts import RequestCounts
@@ -31,7 +32,6 @@ from .validate import GenerationRequest
 
 # Cancels that are remembered without a ledger.
 MAX_CANCELLATIONS = 1_000
-_HOUR_S = 3600.0
 
 
 class Books:
@@ -50,14 +50,16 @@ class Books:
         classes: Collection[str],
         clock: Callable[[], float] = time.time,
         *,
+        prices: Prices | None = None,
         counts: RequestCounts | None = None,
     ) -> None:
-        """`counts` get what was, for Prometheus; None: no tenant is told apart."""
+        """`prices` are those of workers; None: the ledger's one. `counts` get what was, for Prometheus; None: no tenant
+        is told apart."""
         self.counts = RequestCounts(TenantLabels((), 0)) if counts is None else counts
         self._writer = None
         if ledger is not None:
             self._writer = Writer(*ledger, instance, settings.retention_days, self._on_written)
-        self._price = settings.gpu_hour_price
+        self._prices = prices or prices_of(CostsSettings(), settings)
         self._classes = classes
         self._clock = clock
         self._free = settings.max_waiting_rows
@@ -121,9 +123,9 @@ class Books:
         """The class, or nothing if there is none of that name: anybody can make up names."""
         return traffic_class if traffic_class in self._classes else ""
 
-    def cost_of(self, gpu_s: float) -> float:
-        """What so many GPU-seconds cost."""
-        return gpu_s / _HOUR_S * self._price
+    def cost_of(self, model: str, account: Account) -> float:
+        """What the time of steps costs that a request of a model has got."""
+        return self._prices.cost_of(model, account.gpu_s, account.cpu_s)
 
     def open(self, row: Row) -> None:
         """Writes an open row. It is in the ledger, now or later, whatever becomes of this process."""
@@ -255,8 +257,10 @@ class Entry:
             largest_gap_s=largest_gap_s,
             total_s=ending.ended_at - ending.arrived_at,
             gpu_s=None if account is None else account.gpu_s,
-            cost=None if account is None else self._books.cost_of(account.gpu_s),
+            cpu_s=None if account is None else account.cpu_s,
+            cost=None if account is None else self._books.cost_of(self._request.model.name, account),
             slo=slo_of(outcome, self._targets, ttft_s, tpot_s),
+            takeovers=None if stream is None else stream.takeovers,
             stages=stage_times(
                 ending.stages,
                 ending.ended_at,

@@ -298,6 +298,8 @@ class Link:
                 self._requests.take_cancel_done(done)
         elif which == "unknown":
             self._requests.take_unknown(message.unknown)
+        elif which == "costs":
+            self._requests.take_costs(message.costs.sequences)
         elif which == "pools":
             self.pools, self._complete = to_pools(message.pools), message.pools.complete
             self._on_change()

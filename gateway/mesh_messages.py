@@ -231,6 +231,7 @@ def to_account(account: pb.Account) -> Account:
         queue_s=account.queue_us / 1e6,
         generated_tokens=account.generated_tokens,
         gpu_s=account.gpu_us / 1e6,
+        cpu_s=account.cpu_us / 1e6,
     )
 
 

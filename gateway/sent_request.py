@@ -60,5 +60,6 @@ class SentSequence:
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     stopped: bool = False
     ended: bool = False
-    # What it had cost when the scheduler before said goodbye.
+    # What it had cost when the scheduler told that last, and whether that was its goodbye.
     before: pb.Account | None = None
+    parted: bool = False

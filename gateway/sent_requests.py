@@ -6,7 +6,7 @@ Knows no stream but the requests' own; what has to be said to the scheduler it h
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import structlog
@@ -102,6 +102,9 @@ class SentRequests:
             pb.Begun(token_ids=output.token_ids, ended=output.ended, account=output.before)
             for output in request.outputs
         )
+        for output in request.outputs:
+            output.parted = False
+        request.stream.takeovers += 1
         self._enter(request)
         self._send(pb.GatewayMessage(submit=submit))
         if request.stream.behind:
@@ -140,9 +143,18 @@ class SentRequests:
 
     def take_goodbye(self, goodbye: pb.Goodbye) -> None:
         """What the sequences have cost that the scheduler leaves; `lose` comes next."""
-        accounts: Mapping[int, pb.Account] = {each.sequence_id: each.account for each in goodbye.parted}
-        for sequence_id in accounts.keys() & self._by_sequence.keys():
-            self._by_sequence[sequence_id].before = accounts[sequence_id]
+        for output in self.take_costs(goodbye.parted):
+            output.parted = True
+
+    def take_costs(self, costs: Iterable[pb.Parted]) -> list[SentSequence]:
+        """What sequences that have not ended have cost so far; returns those that are known."""
+        known = []
+        for each in costs:
+            output = self._by_sequence.get(each.sequence_id)
+            if output is not None:
+                output.before = each.account
+                known.append(output)
+        return known
 
     def _leave(self, request: SentRequest) -> bool:
         """Whether another scheduler goes on with a request, of which this one says nothing more."""
@@ -150,7 +162,7 @@ class SentRequests:
             return False
         for output in request.outputs:
             # Of a request whose outputs are all complete it is told only what the scheduler has said at its end.
-            if output.stopped and not output.ended and (output.before or not request.stream.ended):
+            if output.stopped and not output.ended and (output.parted or not request.stream.ended):
                 # Its text is complete. Nobody is left to say when its blocks were free.
                 output.ended = True
                 request.stream.cancels.answer(None, None, output.output_index)
@@ -367,10 +379,14 @@ def _close_cancelled(request: SentRequest, done: pb.CancelDone) -> None:
 
 def end_lost(request: SentRequest, error: errors.RequestError) -> None:
     """Ends a request that no scheduler has."""
-    if not request.stream.ended:
-        request.stream.cancels.ask(CancelCause.SCHEDULER_LOST)
-    request.stream.fail(error)
-    request.stream.close_account(None)
+    stream = request.stream
+    if not stream.ended:
+        stream.cancels.ask(CancelCause.SCHEDULER_LOST)
+        # Nobody will say how much more it was.
+        if any(output.before is not None for output in request.outputs):
+            stream.add_accounts({each.output_index: _cost_so_far(each) for each in request.outputs if not each.ended})
+    stream.fail(error)
+    stream.close_account(None)
 
 
 def _is_for_another(error: errors.RequestError, request: SentRequest) -> bool:
@@ -384,16 +400,20 @@ def _is_for_another(error: errors.RequestError, request: SentRequest) -> bool:
 
 def _unsaid(output: SentSequence) -> SequenceEnd:
     """The last word on a sequence of a scheduler that is gone."""
+    return SequenceEnd(EndReason.CANCELLED, _cost_so_far(output))
+
+
+def _cost_so_far(output: SentSequence) -> Account:
     before = output.before or pb.Account()
-    account = Account(
+    return Account(
         cached_tokens=before.cached_tokens,
         blocks_used=0,
         blocks_freed=0,
         queue_s=before.queue_us / 1e6,
         generated_tokens=len(output.token_ids),
         gpu_s=before.gpu_us / 1e6,
+        cpu_s=before.cpu_us / 1e6,
     )
-    return SequenceEnd(EndReason.CANCELLED, account)
 
 
 def _note_cancel(sequence: SentSequence, trail: CancelTrail, blocks_freed: int) -> None:

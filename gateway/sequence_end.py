@@ -31,6 +31,8 @@ class Account:
     # With those that came after a cancel.
     generated_tokens: int = 0
     gpu_s: float = 0.0
+    # Of gpu_s, that on workers without a GPU.
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

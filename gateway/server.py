@@ -16,6 +16,7 @@ from tercet import rpc
 from tercet.dialer import Dialer
 from tercet.ids import new_epoch, new_process_id
 from tercet.ledger.place import journal_prefix, ledger_place, make_ledger_folder
+from tercet.ledger.prices import prices_of
 from tercet.metrics.collector import make_registry
 from tercet.metrics.exposition import Exposition
 from tercet.metrics.labels import TenantLabels
@@ -89,7 +90,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     instance = f"{gateway_id}-{new_epoch()}"
     labels = TenantLabels(config.metrics.tenants, config.metrics.max_tenants)
     counts = RequestCounts(labels, config.classes.keys())
-    books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys(), counts=counts)
+    prices = prices_of(config.costs, config.ledger)
+    books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys(), prices=prices, counts=counts)
     generations = Generations(settings, link, books)
 
     def tenants_changed(directory: Directory) -> None:

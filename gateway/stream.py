@@ -101,6 +101,8 @@ class Stream:
         self._caught_up_at = -math.inf
         self._waited_s = [0.0] * len(self._outputs)
         self.on_reader: Callable[[], object] | None = None
+        # How often another scheduler took the request over.
+        self.takeovers = 0
 
     @property
     def num_outputs(self) -> int:
@@ -209,6 +211,11 @@ class Stream:
             then, self._on_account = self._on_account, None
             if then is not None:
                 then()
+
+    def add_accounts(self, accounts: Mapping[int, Account]) -> None:
+        """What outputs held of which no last word will come, by index."""
+        for index, account in accounts.items():
+            self._add_account(index, account)
 
     def when_accounted(self, then: Callable[[], object]) -> None:
         """Calls `then` once the last word on what the request held has come, now if it has. For one caller."""
@@ -340,5 +347,6 @@ class Stream:
                 queue_s=first.queue_s,
                 generated_tokens=sum(each.generated_tokens for each in self._accounts.values()),
                 gpu_s=sum(each.gpu_s for each in self._accounts.values()),
+                cpu_s=sum(each.cpu_s for each in self._accounts.values()),
             )
         )

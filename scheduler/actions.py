@@ -136,6 +136,8 @@ class Account:
     # With those that came after a cancel.
     generated_tokens: int = 0
     gpu_us: int = 0
+    # Of gpu_us, that on workers without a GPU.
+    cpu_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,14 @@ class Unknown:
     request_keys: tuple[int, ...]
 
 
-GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone | Unknown | Standing
+@dataclass(frozen=True, slots=True)
+class CostsSoFar:
+    """What sequences that have not ended have cost; their tokens and blocks are not counted."""
+
+    accounts: tuple[tuple[int, Account], ...]
+
+
+GatewayMessage = PoolUpdate | Accepted | Refused | TokenBatch | CancelDone | Unknown | Standing | CostsSoFar
 
 
 # What the loop does with them.

@@ -263,5 +263,6 @@ def _continue(sequence: Sequence, before: Begun, now: float) -> None:
     sequence.token_ids = [*sequence.token_ids, *before.token_ids]
     sequence.placements = 1
     sequence.cached_tokens = before.cached_tokens
-    sequence.gpu_us = before.gpu_us
+    sequence.gpu_us = sequence.gpu_us_elsewhere = before.gpu_us
+    sequence.cpu_us_elsewhere = before.cpu_us
     sequence.started_at = now + before.queue_s

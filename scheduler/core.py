@@ -13,10 +13,10 @@ from tercet import errors
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 
 from . import membership, pausing, reports
-from .actions import Action, CancelDone
+from .actions import Action, CancelDone, CostsSoFar
 from .audit import audit
 from .core_settings import CoreSettings
-from .ending import cancel, stop
+from .ending import cancel, cost_so_far, stop
 from .events import (
     AddressesChanged,
     CancelReason,
@@ -48,7 +48,6 @@ from .lifecycle import State
 from .overdue import end_overdue, give_up_hung, next_moment
 from .placement import CachedTokens, cached_tokens
 from .planning import plan_pools
-from .sequence import Sequence
 from .state import MeshState
 from .traffic_view import TrafficView, view_traffic
 from .worker import Worker
@@ -124,10 +123,11 @@ class Core:
         unnamed = {key for key in there.keys() - keys if there[key].cancelled is None}
         return sorted(unnamed), sorted(keys - there.keys())
 
-    def running(self, gateway: int) -> list[Sequence]:
-        """Of a gateway's sequences those that have not ended; to be looked at only."""
+    def costs_so_far(self, gateway: int) -> CostsSoFar:
+        """Of a gateway's sequences those that have started and not ended."""
         requests = self._mesh.gateways.get(gateway, {}).values()
-        return [each for request in requests for each in request.sequences if each.state is not State.FINISHED]
+        live = (each for request in requests for each in request.sequences if each.state is not State.FINISHED)
+        return CostsSoFar(tuple((each.sequence_id, cost_so_far(each)) for each in live if each.placements))
 
     @property
     def workers(self) -> list[Worker]:

@@ -155,8 +155,21 @@ def finish(mesh: MeshState, sequence: Sequence, outcome: SequenceOutcome, now: f
             queue_us=round(_queue_seconds(sequence, now) * 1e6),
             generated_tokens=sequence.generated + sequence.wasted,
             gpu_us=_gpu_us((sequence,)),
+            cpu_us=_cpu_us((sequence,)),
         ),
         trail=trail,
+    )
+
+
+def cost_so_far(sequence: Sequence) -> Account:
+    """Of one that goes on elsewhere, or might, where its tokens and blocks are counted."""
+    return Account(
+        cached_tokens=sequence.cached_tokens,
+        blocks_used=0,
+        blocks_freed=0,
+        queue_us=round(sequence.queue_seconds * 1e6),
+        gpu_us=_gpu_us((sequence,)),
+        cpu_us=_cpu_us((sequence,)),
     )
 
 
@@ -187,7 +200,8 @@ def _end_request(mesh: MeshState, request: Request, now: float) -> None:
     if trail is not None:
         mesh.traffic.cancelled(trail)
     if request.cancels:
-        account = Account(cached, used, freed, round(queue * 1e6), generated + wasted, gpu_us)
+        cpu_us = _cpu_us(request.sequences)
+        account = Account(cached, used, freed, round(queue * 1e6), generated + wasted, gpu_us, cpu_us)
         mesh.send(request.gateway, CancelDone(submission.request_key, account, trail))
         # Each cancel is answered, but only the first found the request running.
         for _ in range(request.cancels - 1):
@@ -246,6 +260,10 @@ def _queue_seconds(sequence: Sequence, now: float) -> float:
 def _gpu_us(sequences: tuple[Sequence, ...]) -> int:
     # Below 0 where a worker has kept back a first token that it had computed.
     return max(0, round(sum(sequence.gpu_us for sequence in sequences)))
+
+
+def _cpu_us(sequences: tuple[Sequence, ...]) -> int:
+    return min(_gpu_us(sequences), max(0, round(sum(sequence.cpu_us for sequence in sequences))))
 
 
 def _first_token_fields(request: Request) -> dict[str, Any]:

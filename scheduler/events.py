@@ -69,6 +69,7 @@ class Begun:
     cached_tokens: int = 0
     queue_s: float = 0.0
     gpu_us: float = 0.0
+    cpu_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

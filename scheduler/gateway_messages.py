@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 
 from tercet import errors
@@ -15,6 +15,7 @@ from .actions import (
     Accepted,
     Account,
     CancelDone,
+    CostsSoFar,
     GatewayMessage,
     PoolUpdate,
     Refused,
@@ -24,7 +25,6 @@ from .actions import (
 )
 from .cancel_trail import CancelTrail
 from .events import Begun, CancelReason, CancelReceived, Submission, TenantsChanged
-from .sequence import Sequence as Running
 from .standing import Standing
 from .tenant import NamedPlan
 from .wire import enum_value, sampling_from_proto
@@ -88,6 +88,7 @@ def _begun_from_proto(begun: scheduler_pb2.Begun) -> Begun:
         cached_tokens=account.cached_tokens,
         queue_s=account.queue_us / 1e6,
         gpu_us=float(account.gpu_us),
+        cpu_us=float(account.cpu_us),
     )
 
 
@@ -95,13 +96,12 @@ def cancel_from_proto(gateway: int, cancel: scheduler_pb2.Cancel) -> CancelRecei
     return CancelReceived(gateway, cancel.request_key, enum_value(CancelReason, cancel.reason))
 
 
-def cost_to_proto(sequence: Running) -> scheduler_pb2.Account:
-    """Of one that goes on elsewhere, where its tokens are counted and its blocks."""
-    return scheduler_pb2.Account(
-        cached_tokens=sequence.cached_tokens,
-        queue_us=round(sequence.queue_seconds * 1e6),
-        gpu_us=max(0, round(sequence.gpu_us)),
-    )
+def parted_to_proto(accounts: Iterable[tuple[int, Account]]) -> list[scheduler_pb2.Parted]:
+    """Sequences that have not ended, by id."""
+    return [
+        scheduler_pb2.Parted(sequence_id=sequence_id, account=_account_to_proto(account))
+        for sequence_id, account in accounts
+    ]
 
 
 def messages_to_proto(messages: Sequence[GatewayMessage], *, many: bool) -> Iterator[scheduler_pb2.SchedulerMessage]:
@@ -165,6 +165,9 @@ def message_to_proto(message: GatewayMessage) -> scheduler_pb2.SchedulerMessage:
         return scheduler_pb2.SchedulerMessage(refused=refused)
     if isinstance(message, CancelDone):
         return scheduler_pb2.SchedulerMessage(cancel_done=_done_to_proto(message))
+    if isinstance(message, CostsSoFar):
+        parted = parted_to_proto(message.accounts)
+        return scheduler_pb2.SchedulerMessage(costs=scheduler_pb2.CostsSoFar(sequences=parted))
     if isinstance(message, Unknown):
         return scheduler_pb2.SchedulerMessage(unknown=scheduler_pb2.UnknownRequests(request_keys=message.request_keys))
     if isinstance(message, Standing):
@@ -215,6 +218,7 @@ def _account_to_proto(account: Account) -> scheduler_pb2.Account:
         queue_us=account.queue_us,
         generated_tokens=account.generated_tokens,
         gpu_us=account.gpu_us,
+        cpu_us=account.cpu_us,
     )
 
 

@@ -18,6 +18,7 @@ from tercet.refusal_lines import RefusalLines
 from .actions import (
     REQUEST_REFUSED,
     Action,
+    CostsSoFar,
     DropWorker,
     GatewayMessage,
     Log,
@@ -41,7 +42,6 @@ from .fleet_view import FleetView
 from .loop_counts import LoopCounts
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
-from .sequence import Sequence
 from .traffic_view import TrafficView
 
 # Commands that a worker has not read: a minute's at 10 ms a step.
@@ -147,8 +147,14 @@ class Loop:
             self._log.error("orphan_found", gateway=gateway, request_key=key)
             self.post(CancelReceived(gateway, key, CancelReason.ORPHAN))
         outbox = self._gateways.get(gateway)
-        if unknown and outbox is not None:
+        if outbox is None:
+            return
+        if unknown:
             outbox.put(Unknown(tuple(unknown)))
+        costs = self._core.costs_so_far(gateway)
+        if any(account.gpu_us for _, account in costs.accounts):
+            # A scheduler that is lost cannot say it any more.
+            outbox.put(costs)
 
     @property
     def num_handled(self) -> int:
@@ -226,9 +232,9 @@ class Loop:
         self.close()
         await self._wait_idle(PART_SECONDS)
 
-    def running(self, gateway: int) -> list[Sequence]:
-        """Of a gateway's sequences those that have not ended; to be looked at only."""
-        return self._core.running(gateway)
+    def costs_so_far(self, gateway: int) -> CostsSoFar:
+        """As of Core."""
+        return self._core.costs_so_far(gateway)
 
     async def _wait_idle(self, timeout_s: float) -> bool:
         try:

@@ -134,6 +134,11 @@ class Sequence:
     wasted: int = 0
     # Its part of the time of the steps that computed tokens of it, in microseconds: of each as of its tokens.
     gpu_us: float = 0.0
+    # Of that, what it had before it came to the worker that it is or was on last, and what of this on workers without a
+    # GPU; whether that worker has none.
+    gpu_us_elsewhere: float = 0.0
+    cpu_us_elsewhere: float = 0.0
+    on_cpu: bool = False
     # Prompt tokens found in the prefix cache when it was first prefilled.
     cached_tokens: int = 0
     # When it first went to a worker, in seconds on the scheduler's clock.
@@ -230,6 +235,15 @@ class Sequence:
     def queue_seconds(self) -> float:
         """From admission to the start of prefill; 0 while it has not started."""
         return 0.0 if self.started_at is None else self.started_at - self.request.arrived_at
+
+    @property
+    def cpu_us(self) -> float:
+        """Of `gpu_us`, that on workers without a GPU."""
+        return self.cpu_us_elsewhere + (self.gpu_us - self.gpu_us_elsewhere if self.on_cpu else 0.0)
+
+    def come_to(self, *, on_cpu: bool) -> None:
+        """What it gets from now on is of a worker with a GPU, or of one without."""
+        self.cpu_us_elsewhere, self.gpu_us_elsewhere, self.on_cpu = self.cpu_us, self.gpu_us, on_cpu
 
     def become(self, state: State) -> None:
         """Raises IllegalTransitionError if the table has no such arrow."""

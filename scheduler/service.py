@@ -28,8 +28,8 @@ from .events import (
 from .fleet_messages import fleet_to_proto
 from .gateway_messages import (
     cancel_from_proto,
-    cost_to_proto,
     messages_to_proto,
+    parted_to_proto,
     standing_to_proto,
     submission_from_proto,
     tenants_from_proto,
@@ -214,10 +214,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         except OutboxClosedError as closed:
             if closed.overflowed:
                 raise
-        parted = [
-            scheduler_pb2.Parted(sequence_id=each.sequence_id, account=cost_to_proto(each))
-            for each in self._loop.running(gateway)
-        ]
+        parted = parted_to_proto(self._loop.costs_so_far(gateway).accounts)
         await context.write(scheduler_pb2.SchedulerMessage(goodbye=scheduler_pb2.Goodbye(parted=parted)))
         # The gateway ends the stream when it has read that, or the server ends it.
         await asyncio.Event().wait()

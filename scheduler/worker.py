@@ -142,6 +142,7 @@ class Worker:
     def put(self, sequence: Sequence) -> None:
         """Lists one that goes there."""
         self.sequences[sequence.sequence_id] = sequence
+        sequence.come_to(on_cpu=self.kind[0] == "cpu")
         name = sequence.request.traffic_class.name
         self.class_sizes[name] = self.class_sizes.get(name, 0) + 1
         self.num_bounded += sequence.request.tenant.kv_share > 0

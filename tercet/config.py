@@ -16,6 +16,7 @@ from typing import Any
 from tercet import class_settings as classes
 from tercet.errors import ConfigError
 from tercet.sections import (
+    CostsSettings,
     GatewaySettings,
     LedgerSettings,
     LogSettings,
@@ -66,6 +67,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "worker": WorkerSettings,
     "tenants": TenantsSettings,
     "ledger": LedgerSettings,
+    "costs": CostsSettings,
     "metrics": MetricsSettings,
     "tls": TlsSettings,
     "log": LogSettings,

@@ -216,11 +216,29 @@ class LedgerSettings:
         "where gateways keep rows until the database has them; empty: beside the SQLite file, for a URL where auto is",
     )
     gpu_hour_price: float = setting(
-        0.0, "what an hour of a GPU costs, in a currency of your own", checks.between(0, 1_000_000)
+        0.0, "what an hour of a GPU costs, in a currency of your own", checks.between(0, checks.MAX_PRICE)
     )
     retention_days: float = setting(400.0, "how long rows are kept; 0: for ever", checks.between(0, 36_500))
     max_waiting_rows: int = setting(
         65_536, "requests running or waiting to be written before LEDGER_LOST", checks.count(1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CostsSettings:
+    """What workers cost, in a currency of your own. Read by gateways, which write it into the ledger."""
+
+    gpu_hour_price: float = setting(
+        0.0, "what an hour of a worker with a GPU costs; 0: ledger.gpu_hour_price", checks.between(0, checks.MAX_PRICE)
+    )
+    cpu_hour_price: float = setting(
+        0.0, "what an hour of a worker without a GPU costs; 0: as one with a GPU", checks.between(0, checks.MAX_PRICE)
+    )
+    overhead: float = setting(
+        1.0, "factor of all prices, for what else has to be paid: other hosts, power, people", checks.between(0.01, 100)
+    )
+    model_hour_prices: tuple[str, ...] = setting(
+        (), "MODEL=PRICE: an hour of its workers costs that instead, by the model's served name", checks.prices
     )
 
 
@@ -256,6 +274,7 @@ class MeshConfig:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tenants: TenantsSettings = field(default_factory=TenantsSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    costs: CostsSettings = field(default_factory=CostsSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     log: LogSettings = field(default_factory=LogSettings)

@@ -16,6 +16,8 @@ DNS_PREFIX = "dns://"
 MAX_COUNT = 2**31 - 1
 # Others: what every float tells from its neighbours, so that a part of one can be taken.
 MAX_WHOLE = 2**53
+# Of an hour of a worker, in any currency.
+MAX_PRICE = 1_000_000
 # A year: the longest time in seconds.
 MAX_SECONDS = 365 * 86_400
 
@@ -86,6 +88,22 @@ def schedulers(values: tuple[str, ...]) -> str | None:
     if not values:
         return "must name at least one host:port"
     return "must name each address once" if len(set(values)) < len(values) else peers(values)
+
+
+def prices(values: tuple[str, ...]) -> str | None:
+    """Any number of ``NAME=PRICE``, each name once."""
+    names = [value.rpartition("=")[0] for value in values]
+    for value, name in zip(values, names, strict=True):
+        if not name or not _is_price(value.rpartition("=")[2]):
+            return f"must be MODEL=PRICE, a price from 0 to {MAX_PRICE:,}, is {value!r}"
+    return "must name each model once" if len(set(names)) < len(names) else None
+
+
+def _is_price(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= MAX_PRICE
+    except ValueError:
+        return False
 
 
 def block_size(value: int) -> str | None:

@@ -72,7 +72,7 @@ def run_service(name: str, config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["gateway", "model", "tenants", "ledger", "metrics", "tls", "log"])
+@with_config(["gateway", "model", "tenants", "ledger", "costs", "metrics", "tls", "log"])
 def gateway(config: MeshConfig) -> None:
     """Run one gateway: the edge that clients talk to.
 

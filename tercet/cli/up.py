@@ -98,7 +98,9 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     "--start-timeout", type=SOME_SECONDS, default=600.0, show_default=True, metavar="SECONDS",
     help="How long the services may take to become ready.",
 )  # fmt: skip
-@with_config(["gateway", "scheduler", "worker", "model", "tenants", "ledger", "metrics", "tls", "log"], omit=_LINKS)
+@with_config(
+    ["gateway", "scheduler", "worker", "model", "tenants", "ledger", "costs", "metrics", "tls", "log"], omit=_LINKS
+)
 def up(
     config: MeshConfig,
     num_workers: int,

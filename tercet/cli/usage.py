@@ -21,7 +21,7 @@ from tercet.errors import LedgerError
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.place import ledger_place
 from tercet.ledger.row import Outcome
-from tercet.ledger.usage import GROUPS, SUMS, Usage
+from tercet.ledger.usage import GROUPS, RATIOS, SUMS, Capacity, Usage, capacity
 from tercet.ledger.usage import usage as read_usage
 from tercet.sections import MeshConfig
 
@@ -79,13 +79,21 @@ def to_names(text: str) -> tuple[str, ...]:
     "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
     help="json: one object for each row.",
 )  # fmt: skip
+@click.option(
+    "--workers", type=click.FloatRange(0, min_open=True), metavar="N",
+    help="So many workers were there all the time: say what of it was used, and what the rest costs. Of a table.",
+)  # fmt: skip
 @with_config(["ledger"], omit=LEDGER_OF_GATEWAY)
-def usage(config: MeshConfig, since: float, until: float, by: tuple[str, ...], format: str) -> None:
+def usage(
+    config: MeshConfig, since: float, until: float, by: tuple[str, ...], format: str, workers: float | None
+) -> None:
     """Show what requests have used: tokens, GPU time, cost.
 
     Requests count for the time at which they arrived; days are those of UTC. What a crash left unknown counts as 0.
     Without --ledger-database it is the ledger that this user's meshes on this host share.
     """
+    if workers is not None and format != "table":
+        raise click.UsageError("--workers adds a line to the table; there is none with --format " + format)
     where = ledger_place(config.ledger, os.environ)
     if where is None:
         raise LedgerError(
@@ -97,6 +105,20 @@ def usage(config: MeshConfig, since: float, until: float, by: tuple[str, ...], f
     finally:
         ledger.close()
     _WRITERS[format](rows, by)
+    if workers is not None:
+        click.echo(capacity_line(capacity(rows, workers, max(0.0, until - since)), workers))
+
+
+def capacity_line(found: Capacity, workers: float) -> str:
+    """What became of the time of all workers."""
+    line = f"{workers:g} workers were there for {_amount(found.hours)} hours; steps took {_amount(found.used_hours)}"
+    line += f", {found.share:.1%} of them"
+    if found.idle_cost is None:
+        return line
+    line += f"; the rest costs {_amount(found.idle_cost)}"
+    if found.cost_per_qualified is None:
+        return line
+    return f"{line}, and a qualified request {_amount(found.cost_per_qualified)} with it"
 
 
 def write_table(rows: Sequence[Usage], by: Sequence[str]) -> None:
@@ -116,17 +138,17 @@ def write_table(rows: Sequence[Usage], by: Sequence[str]) -> None:
 def write_csv(rows: Sequence[Usage], by: Sequence[str]) -> None:
     """With a line of names first."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*by, *SUMS, "cost_per_qualified"])
+    writer.writerow([*by, *SUMS, *RATIOS])
     for row in rows:
-        writer.writerow([*row.group, *(getattr(row, name) for name in SUMS), row.cost_per_qualified])
+        writer.writerow([*row.group, *(getattr(row, name) for name in (*SUMS, *RATIOS))])
 
 
 def write_json(rows: Sequence[Usage], by: Sequence[str]) -> None:
     """An object a line."""
     for row in rows:
-        sums = {name: getattr(row, name) for name in SUMS}
+        sums = {name: getattr(row, name) for name in (*SUMS, *RATIOS)}
         group = dict(zip(by, row.group, strict=True))
-        click.echo(json.dumps({**group, **sums, "cost_per_qualified": row.cost_per_qualified}))
+        click.echo(json.dumps({**group, **sums}))
 
 
 _WRITERS = {"table": write_table, "csv": write_csv, "json": write_json}
@@ -135,7 +157,7 @@ _COLUMNS = {
     "cancelled": "cancelled", "expired": "expired", "failed": "failed", "lost": "lost",
     "prompt_tokens": "prompt", "cached_tokens": "cached", "generated_tokens": "generated",
     "delivered_tokens": "delivered", "wasted_tokens": "wasted", "gpu_s": "GPU s", "cost": "cost",
-    "cost_per_qualified": "per qualified",
+    "cost_per_1000": "per 1,000", "cost_per_qualified": "per qualified",
 }  # fmt: skip
 _OUTCOMES = tuple(each.value for each in Outcome)
 _ALWAYS = ("requests", "completed", "prompt_tokens", "delivered_tokens", "gpu_s")

@@ -12,6 +12,8 @@ from .ledger import Ledger
 from .row import SLO_MET, Outcome
 from .tables import refusals, requests
 
+_HOUR_S = 3_600.0
+
 # What can be told apart, by the column that has it.
 GROUPS: Mapping[str, str] = {
     "tenant": "tenant",
@@ -45,7 +47,14 @@ class Usage:
     delivered_tokens: int = 0
     wasted_tokens: int = 0
     gpu_s: float = 0.0
+    # Of gpu_s, on workers without a GPU.
+    cpu_s: float = 0.0
     cost: float = 0.0
+
+    @property
+    def cost_per_1000(self) -> float | None:
+        """What a thousand tokens cost that were delivered, all others included; None if there were none."""
+        return 1000 * self.cost / self.delivered_tokens if self.delivered_tokens else None
 
     @property
     def cost_per_qualified(self) -> float | None:
@@ -55,7 +64,36 @@ class Usage:
 
 SUMS = tuple(item.name for item in fields(Usage) if item.name != "group")
 _COLUMN_SUMS = SUMS[SUMS.index("prompt_tokens") :]
-_FRACTIONS = ("gpu_s", "cost")
+_FRACTIONS = ("gpu_s", "cpu_s", "cost")
+
+# What follows from the sums.
+RATIOS = ("cost_per_1000", "cost_per_qualified")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What so many workers were there for, and what was made of it. Durations in hours of a worker."""
+
+    hours: float
+    used_hours: float
+    # At what an hour of those that were used has cost; None: nothing was used.
+    idle_cost: float | None
+    cost_per_qualified: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the time the part that steps took."""
+        return self.used_hours / self.hours if self.hours else 0.0
+
+
+def capacity(rows: Sequence[Usage], workers: float, seconds: float) -> Capacity:
+    """Of `workers` that were there for so long, by the sums of all that they did then."""
+    hours, used_hours = workers * seconds / _HOUR_S, sum(row.gpu_s for row in rows) / _HOUR_S
+    cost, qualified = sum(row.cost for row in rows), sum(row.qualified for row in rows)
+    if not used_hours:
+        return Capacity(hours, 0.0, None, None)
+    idle_cost = max(0.0, hours - used_hours) * cost / used_hours
+    return Capacity(hours, used_hours, idle_cost, (cost + idle_cost) / qualified if qualified else None)
 
 
 def usage(ledger: Ledger, since: float, until: float, by: Sequence[str] = ()) -> list[Usage]:

@@ -263,6 +263,27 @@ async def test_a_client_that_leaves_before_it_is_accepted(books: Books) -> None:
     assert (row.outcome, row.reason, row.prompt_tokens, row.delivered_tokens) == ("cancelled", "client", 1, 0)
 
 
+async def test_what_it_had_cost_is_known_of_a_scheduler_that_is_lost(books: Books) -> None:
+    books.scheduler.play = forever
+    call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="half"))
+    await call.read()
+    (sequence,) = books.scheduler.sequences
+    account = scheduler_pb2.Account(cached_tokens=1, queue_us=5_000, gpu_us=2_000_000, cpu_us=500_000)
+    parted = [scheduler_pb2.Parted(sequence_id=sequence.sequence_id, account=account)]
+    parted.append(scheduler_pb2.Parted(sequence_id=987_654, account=account))
+    await books.scheduler.send(scheduler_pb2.SchedulerMessage(costs=scheduler_pb2.CostsSoFar(sequences=parted)))
+    # Behind it there are tokens.
+    await call.read()
+    await asyncio.sleep(0.05)
+    await books.scheduler.stop()
+    await tokens_until_error(call)
+    row = await books.row("half")
+    assert (row.outcome, row.reason) == ("lost", "SCHEDULER_LOST")
+    assert (row.gpu_s, row.cpu_s, row.cached_tokens, row.queue_s) == (2.0, 0.5, 1, 0.005)
+    # Two seconds of an hour that costs 7.2.
+    assert row.cost == pytest.approx(0.004)
+
+
 async def test_a_scheduler_that_is_lost(books: Books) -> None:
     books.scheduler.play = forever
     call = books.gateway.inference.Generate(pb.GenerateRequest(prompt=HELLO, request_id="lost"))

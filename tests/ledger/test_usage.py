@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tercet.errors import LedgerError
 from tercet.ledger.ledger import Ledger, day_of
 from tercet.ledger.row import Outcome, Refusals, Row
-from tercet.ledger.usage import GROUPS, SUMS, Usage, usage
+from tercet.ledger.usage import GROUPS, SUMS, Usage, capacity, usage
 
 from .rows import refusals, row
 
@@ -35,6 +35,7 @@ some_rows = st.lists(
         prompt_tokens=st.integers(0, 10_000),
         # Quarters, so that the order of a sum makes no difference.
         gpu_s=st.one_of(st.none(), st.integers(0, 1000).map(lambda quarters: quarters / 4)),
+        cpu_s=st.one_of(st.none(), st.integers(0, 1000).map(lambda quarters: quarters / 4)),
         cost=st.one_of(st.none(), st.integers(0, 1000).map(lambda quarters: quarters / 4)),
         **dict.fromkeys(TOKENS, some_tokens),
     ),
@@ -72,7 +73,7 @@ def expected(
             found["requests"] += 1
             found[each.outcome.value] += 1
             found["qualified"] += each.outcome is Outcome.COMPLETED and each.slo == "met"
-            for name in ("prompt_tokens", *TOKENS, "gpu_s", "cost"):
+            for name in ("prompt_tokens", *TOKENS, "gpu_s", "cpu_s", "cost"):
                 found[name] += getattr(each, name) or 0
     for many in refused:
         if since <= many.key.second < until:
@@ -98,7 +99,11 @@ def test_sums_are_those_of_the_rows(
     try:
         ledger.create()
         ledger.write("one", rows, refused)
-        assert usage(ledger, *span, by) == expected(rows, refused, *span, by)
+        told = usage(ledger, *span, by)
+        assert told == expected(rows, refused, *span, by)
+        # However they are told apart, they are all there.
+        (total,) = usage(ledger, *span)
+        assert all(sum(getattr(each, name) for each in told) == getattr(total, name) for name in SUMS)
     finally:
         ledger.close()
 
@@ -124,6 +129,24 @@ def test_a_qualified_request_bears_the_cost_of_the_others(ledger: Ledger) -> Non
     ledger.write("one", [row(3, Outcome.FAILED, cost=3.0, tenant="bob")], [])
     assert [each.cost_per_qualified for each in usage(ledger, 0, 1e12, [])] == [6.0]
     assert [each.cost_per_qualified for each in usage(ledger, 0, 1e12, ["tenant"])] == [3.0, None]
+
+
+def test_a_thousand_delivered_tokens_bear_the_cost_of_the_others(ledger: Ledger) -> None:
+    done, failed = Outcome.COMPLETED, Outcome.FAILED
+    rows = [row(1, done, cost=1.0, delivered_tokens=1500), row(2, failed, cost=2.0, delivered_tokens=500)]
+    ledger.write("one", [*rows, row(3, failed, cost=3.0, model="large")], [])
+    assert [each.cost_per_1000 for each in usage(ledger, 0, 1e12, ["model"])] == [None, 1.5]
+
+
+def test_what_nobody_used_costs_as_much_as_what_was_used() -> None:
+    rows = [Usage(("a",), gpu_s=1800.0, cost=2.0, qualified=3), Usage(("b",), gpu_s=1800.0, cost=2.0, qualified=1)]
+    found = capacity(rows, workers=2, seconds=7200.0)
+    assert (found.hours, found.used_hours, found.share) == (4.0, 1.0, 0.25)
+    assert (found.idle_cost, found.cost_per_qualified) == (12.0, 4.0)
+    nothing = capacity([Usage(())], 2, 7200.0)
+    assert (nothing.share, nothing.idle_cost, nothing.cost_per_qualified) == (0.0, None, None)
+    # More than can have been: somebody counted workers too few.
+    assert capacity(rows, 0.1, 3600.0).idle_cost == 0.0
 
 
 def test_nothing_is_a_row_of_zeros(ledger: Ledger) -> None:

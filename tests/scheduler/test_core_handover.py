@@ -64,7 +64,7 @@ def test_no_token_is_lost_told_twice_or_changed(
 
 def test_what_it_had_cost_is_counted_on() -> None:
     mesh, gateway = prepared()
-    begun = Begun((1, 2), cached_tokens=3, queue_s=1.5, gpu_us=1e6)
+    begun = Begun((1, 2), cached_tokens=3, queue_s=1.5, gpu_us=1e6, cpu_us=4e5)
     call = mesh.submit(gateway, submission(1, (4, 5, 6), 4, begun=(begun,)))
     settle(mesh)
     account = call.outputs[0].ends[0].account
@@ -72,6 +72,8 @@ def test_what_it_had_cost_is_counted_on() -> None:
     assert account.cached_tokens == 3
     assert account.queue_us == 1_500_000
     assert account.gpu_us > 1_000_000
+    # This worker has no GPU.
+    assert account.cpu_us == account.gpu_us - 600_000
 
 
 def test_it_passes_those_that_were_on_no_worker() -> None:

@@ -68,9 +68,21 @@ def test_csv_and_json_say_the_same(usage: Command) -> None:
     assert len(table) == len(objects) == 5
     for one, other in zip(table, objects, strict=True):
         assert one == {name: "" if value is None else str(value) for name, value in other.items()}
-        assert list(other) == ["tenant", "outcome", "day", *SUMS, "cost_per_qualified"]
+        assert list(other) == ["tenant", "outcome", "day", *SUMS, "cost_per_1000", "cost_per_qualified"]
     assert {each["day"] for each in objects} >= {day_of(time.time() - HOUR_S)}
     assert sum(each["requests"] for each in objects) == 11
+
+
+def test_what_idle_workers_cost(usage: Command) -> None:
+    # 1.5 s of steps for 0.75, of two workers that were there for 50 hours.
+    done = usage("--since", "50h", "--until", "0m", "--workers", "2")
+    assert done.exit_code == 0, done.output
+    *_, line = done.stdout.splitlines()
+    assert line.startswith("2 workers were there for 100.00 hours; steps took 0.0004167, 0.0% of them; the rest costs ")
+    assert "180,0" in line or "179,9" in line
+    refused = usage("--workers", "2", "--format", "csv")
+    assert refused.exit_code == 2
+    assert "--workers adds a line to the table" in refused.output
 
 
 def test_times_are_dates_and_ages(usage: Command) -> None:
