@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import socket
 
 import pytest
@@ -169,3 +170,33 @@ def test_http_is_found_at_a_url():
     gateway = _layout(gateway__host="0.0.0.0", gateway__http_port=8000)[0]
     assert gateway.http_url == "http://127.0.0.1:8000/v1"
     assert _layout()[0].http_url == ""
+
+
+def test_metrics_have_a_port_for_each_process():
+    members = layout(load_config(None, None, {**FREE, "metrics.port": 9464}), 2, num_gateways=2)
+    assert [(member.name, member.config.metrics.port) for member in members] == [
+        ("gateway-1", 9464), ("gateway-2", 9465), ("scheduler", 9466), ("worker-1", 9467), ("worker-2", 9468),
+    ]  # fmt: skip
+    assert members[2].metrics_url == "http://127.0.0.1:9466/metrics"
+    without = layout(load_config(None, None, FREE), 2)
+    assert {(member.config.metrics.port, member.metrics_url) for member in without} == {(0, "")}
+    with pytest.raises(ConfigError, match=r"^metrics\.port: is 65534: 3 services need the ports up to 65536"):
+        _layout(metrics__port=65534)
+    assert _layout(metrics__port=9464, metrics__host="::")[0].metrics_url == "http://[::1]:9464/metrics"
+
+
+def test_a_port_of_metrics_is_nobody_elses():
+    one, two, three, http, metrics = free_ports(5)
+    ports = {"gateway.port": one, "scheduler.port": two, "worker.port": three, "gateway.http_port": http}
+    for port, whose in ((one, "gateway.port"), (two, "scheduler.port"), (three, "worker.port"), (http, "http_port")):
+        members = layout(load_config(None, None, ports | {"metrics.port": port}))
+        # Others may be collided with as well: the ports are next to each other.
+        problems = [str(each) for each in mesh_layout._metrics_problems(members)]
+        assert any(
+            re.match(rf"metrics\.port: gives gateway the port {port}, which is .*{whose}", each) for each in problems
+        )
+    with (
+        socket.create_server(("127.0.0.1", metrics)),
+        pytest.raises(ConfigError, match=r"^metrics\.port: .*--metrics-"),
+    ):
+        _check(ports | {"metrics.port": metrics})

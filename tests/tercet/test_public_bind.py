@@ -64,3 +64,15 @@ def test_half_of_tls_is_no_setting(given, missing):
         load_config(None, None, given)
     problems = getattr(caught.value, "problems", (caught.value,))
     assert {problem.key for problem in problems} == missing
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "worker"])
+def test_metrics_are_told_to_other_hosts_only_where_that_is_allowed(service):
+    # Whatever keys and certificates there are: it asks for neither.
+    public = {**KEYS, **EDGE, **MESH, "metrics.host": "0.0.0.0"}
+    check_public_bind(service, load_config(None, None, public))
+    with pytest.raises(ConfigError, match=r"^metrics\.host: 0\.0\.0\.0 can be reached"):
+        check_public_bind(service, load_config(None, None, {**public, "metrics.port": 9464}))
+    allowed = {"metrics.port": 9464, "tls.insecure_public_bind": "true"}
+    check_public_bind(service, load_config(None, None, {**public, **allowed}))
+    check_public_bind(service, load_config(None, None, {"metrics.port": 9464}))
