@@ -165,7 +165,8 @@ def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:
     checks: dict[str, Callable[[float], bool]] = {
         "temperature": lambda v: v >= 0,
         "top_p": lambda v: 0 < v <= 1,
-        "top_k": lambda v: v >= 0,
+        # -1, as some write, is off as well.
+        "top_k": lambda v: v >= -1,
         "min_p": lambda v: 0 <= v <= 1,
         "repetition_penalty": lambda v: MIN_REPETITION <= v <= MAX_REPETITION,
         "max_new_tokens": lambda v: v >= 1,
@@ -177,7 +178,7 @@ def _sampling(config: Mapping[str, Any], path: Path) -> SamplingDefaults:
             continue
         if not isinstance(value, (int, float)) or not math.isfinite(value) or not check(value):
             raise ModelError(f"model: {name} in {path} is {value!r}, which cannot be")
-        values[name] = int(value) if name in ("top_k", "max_new_tokens") else float(value)
+        values[name] = max(int(value), 0) if name in ("top_k", "max_new_tokens") else float(value)
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
     # Its max_length counts the prompt as well, and is mostly the context, which is known from elsewhere.

@@ -57,12 +57,13 @@ class Output:
     """The text of one sequence. Once `finish` is set, nothing more may be pushed; what is ready can still be taken.
 
     What stopped it, a string or one of `stop_token_ids`, is the end of the text if `include_stop`, so that nothing has
-    to wait for what may be a stop string, and else no part of it. `num_tokens` counts the tokens pushed, `num_ready`
+    to wait for what may be a stop string, and else no part of it. A string that the first `min_tokens` complete stops
+    nothing. `num_tokens` counts the tokens pushed, `num_ready`
     those that the next `take` gives.
     """
 
     __slots__ = (
-        "_detokenizer", "_include_stop", "_logprobs", "_marks", "_matcher", "_new_call_id", "_num_chars",
+        "_detokenizer", "_include_stop", "_logprobs", "_marks", "_matcher", "_min_tokens", "_new_call_id", "_num_chars",
         "_num_ready_chars", "_num_settled_chars", "_num_taken", "_parser", "_pieces", "_plain", "_ready_calls",
         "_ready_ids", "_ready_text", "_stop_token_ids", "_unsafe_text", "_waiting_ids", "finish", "num_ready",
         "num_tokens",
@@ -75,12 +76,14 @@ class Output:
         stop_strings: Sequence[str],
         stop_token_ids: frozenset[int],
         include_stop: bool = False,
+        min_tokens: int = 0,
         parser: ToolParser | None = None,
         new_call_id: Callable[[], str] = str,
     ) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop_strings)
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._parser = parser or PlainText()
         self._new_call_id = new_call_id
         self._plain = not stop_strings and parser is None
@@ -165,7 +168,7 @@ class Output:
         if not text:
             return False
         self._num_chars += len(text)
-        match = self._matcher.push(text)
+        match = self._matcher.push(text, counts=self.num_tokens > self._min_tokens)
         unsafe = self._unsafe_text + text
         num_safe = len(unsafe) - (self._num_chars - self._num_final(match))
         self._unsafe_text = unsafe[num_safe:]

@@ -24,6 +24,7 @@ def output_of(request: GenerationRequest, prompt_token_ids: Iterable[int]) -> Ou
         stop_strings=stop.strings,
         stop_token_ids=frozenset(stop.token_ids),
         include_stop=stop.include_string,
+        min_tokens=request.penalties.min_tokens,
         parser=parser,
         new_call_id=new_tool_call_id,
     )

@@ -27,6 +27,7 @@ from .guard import Guard
 from .public_messages import to_accepted, to_delta, to_finished, to_prompt_logprobs, to_result
 from .schedulers import Schedulers
 from .served_model import Catalogue, ServedModel
+from .unexpected import engine_fault
 from .validate import validate_detokenize, validate_generate, validate_tokenize
 from .wire import Malformed, checked, deserializer
 
@@ -344,8 +345,7 @@ async def _end_call(error: BaseException, context: grpc.aio.ServicerContext, gen
                 # Otherwise each refers to the other, the error and this frame, and all that the call had waits for the
                 # garbage collector.
                 del error
-        log.error("handler_failed", exc_info=error)
-        error = errors.EngineFaultError(f"the gateway failed: {type(error).__name__}")
+        error = engine_fault(error)
     if generation is not None:
         # Before the status goes out: to a client that does not read, that can take for ever.
         generation.close(error)

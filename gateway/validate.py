@@ -14,13 +14,13 @@ from tercet.v1 import inference_pb2 as pb
 from .chat import Chat
 from .chat_request import read_chat, written_texts
 from .penalties import Penalties, read_penalties
+from .request_id import check_request_id
 from .served_model import Catalogue, ServedModel
 from .structure import FIELD, read_structure
 from .token_logprobs import MAX_LOGPROBS
 from .tool_grammar import calls_grammar, text_or_calls_grammar
 from .vocabulary import check_token_ids
 
-MAX_REQUEST_ID_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -106,7 +106,7 @@ def validate_generate(
 ) -> GenerationRequest:
     """Checks a request. `default_max_tokens` is the API's, where neither request nor model say how many. Raises
     ModelNotFoundError, PromptTooLongError, InvalidFieldError naming the field."""
-    _check_request_id(message.request_id)
+    check_request_id(message.request_id)
     _check_service(message)
     model = catalogue.find(message.model)
     given = _input(message, model, max_prompt_bytes)
@@ -148,16 +148,6 @@ def validate_detokenize(message: pb.DetokenizeRequest, catalogue: Catalogue) -> 
         )
     check_token_ids(message.token_ids, model.vocab_size, "token_ids")
     return model, message.token_ids
-
-
-def _check_request_id(request_id: str) -> None:
-    if len(request_id) > MAX_REQUEST_ID_CHARS:
-        raise InvalidFieldError(
-            f"request_id has {len(request_id)} characters; at most {MAX_REQUEST_ID_CHARS} are allowed",
-            field="request_id",
-        )
-    if not all("!" <= character <= "~" for character in request_id):
-        raise InvalidFieldError("request_id must be printable ASCII without spaces", field="request_id")
 
 
 def _check_service(message: pb.GenerateRequest) -> None:

@@ -88,19 +88,23 @@ class Application:
         except ClientGoneError:
             pass
         except HttpError as error:
-            self._refusals.tell("call_refused", reason=error.failure.code, path=scope["path"][:128])
+            self._tell_refused(error.failure.code, exchange)
             await exchange.fail(error.failure, error.headers)
         except HTTPException as error:
             refused = HttpError(error.status_code, "method_not_allowed", f"{scope['method'][:16]} is not for this path")
             await exchange.fail(refused.failure, error.headers or {})
         except Exception as error:
-            told = typed_end(error)
+            told = typed_end(error, request_id=exchange.request_id)
             assert told is not None
             # Who does not read is not waited for.
             waits = not isinstance(told, SlowConsumerError)
             await exchange.fail(failure_of(told, exchange.renamed), {}, waits=waits)
         finally:
             self._calls -= 1
+
+    def _tell_refused(self, reason: str, exchange: Exchange) -> None:
+        path = exchange.scope["path"][:128]
+        self._refusals.tell("call_refused", reason=reason, path=path, request_id=exchange.request_id)
 
     def _metrics(self, metrics: Metrics) -> Route:
         return Route("/metrics", self._endpoint(metrics.read, body=False), methods=["GET"])
@@ -133,7 +137,7 @@ class Application:
         try:
             return read_object(body)
         except RequestError as error:
-            self._refusals.tell("call_refused", reason=error.reason, path=exchange.scope["path"][:128])
+            self._tell_refused(error.reason, exchange)
             raise
 
     def _let_in(self, exchange: Exchange) -> Caller:
@@ -143,7 +147,7 @@ class Application:
             if self._calls > self._max_calls:
                 raise QueueFullError("too many calls are open here", retry_after_s=UNKNOWN_RETRY_SECONDS)
         except RequestError as error:
-            self._refusals.tell("call_refused", reason=error.reason, path=exchange.scope["path"][:128])
+            self._tell_refused(error.reason, exchange)
             raise
         return caller
 

@@ -10,6 +10,7 @@ from typing import Any
 from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 
+from ..token_logprobs import MAX_LOGPROBS
 from .chat_body import read_chat_input
 from .fields import Fields
 from .parameters import MAX_UINT32, Common, read_common
@@ -42,8 +43,9 @@ class Asked:
     requests: tuple[pb.GenerateRequest, ...]
     stream: bool
     include_usage: bool
-    # Whether each output begins with its prompt.
+    # Whether each output begins with its prompt, and is nothing else.
     echo: bool
+    prompt_alone: bool
     num_prompt_logprobs: int | None
     # Where neither it nor the model says how many; None: what the context leaves.
     default_max_tokens: int | None
@@ -56,10 +58,12 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     fields = Fields(body)
     prompts = _read_prompts(fields)
     echo = fields.flag("echo") or False
-    num_logprobs = fields.integer("logprobs", 0, MAX_UINT32)
+    num_logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     max_tokens = fields.integer("max_tokens", 0, MAX_UINT32)
     fields.only(_COMPLETIONS_DO_NOT_OFFER)
-    common = read_common(fields, num_logprobs, max_tokens)
+    # A prompt is scored by a request for one token more, which nobody sees.
+    prompt_alone = echo and max_tokens == 0
+    common = read_common(fields, num_logprobs, 1 if prompt_alone else max_tokens)
     fields.refuse_rest()
     renamed = {}
     if echo and num_logprobs is not None:
@@ -67,7 +71,8 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
         common.message.sampling.prompt_logprobs = max(num_logprobs, common.num_prompt_logprobs or 0)
         if common.num_prompt_logprobs is None:
             renamed = {"prompt_logprobs": "logprobs"}
-    return _asked(common, prompts, echo=echo, default_max_tokens=DEFAULT_MAX_TOKENS, renamed=renamed)
+    asked = _asked(common, prompts, renamed=renamed)
+    return dataclasses.replace(asked, echo=echo, prompt_alone=prompt_alone, default_max_tokens=DEFAULT_MAX_TOKENS)
 
 
 def read_chat(body: Mapping[str, Any]) -> Asked:
@@ -86,24 +91,22 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     return dataclasses.replace(asked, ignored=(*ignored, *asked.ignored))
 
 
-def _asked(
-    common: Common, inputs: list[dict[str, Any]], *, echo: bool = False, default_max_tokens: int | None = None,
-    renamed: Mapping[str, str],
-) -> Asked:  # fmt: skip
+def _asked(common: Common, inputs: list[dict[str, Any]], *, renamed: Mapping[str, str]) -> Asked:
     requests = []
     for each in inputs:
         request = pb.GenerateRequest(**each)
         request.MergeFrom(common.message)
         requests.append(request)
     return Asked(
-        tuple(requests),
-        common.stream,
-        common.include_usage,
-        echo,
-        common.num_prompt_logprobs,
-        default_max_tokens,
-        common.ignored,
-        {**common.renamed, **renamed},
+        requests=tuple(requests),
+        stream=common.stream,
+        include_usage=common.include_usage,
+        echo=False,
+        prompt_alone=False,
+        num_prompt_logprobs=common.num_prompt_logprobs,
+        default_max_tokens=None,
+        ignored=common.ignored,
+        renamed={**common.renamed, **renamed},
     )
 
 
@@ -135,7 +138,7 @@ def _read_ids(fields: Fields, name: str, given: Any) -> pb.TokenIds:
 
 
 def _read_chat_logprobs(fields: Fields) -> int | None:
-    wanted, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_UINT32)
+    wanted, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     if top is not None and not wanted:
         raise InvalidFieldError("top_logprobs needs logprobs: true", field="top_logprobs")
     return (top or 0) if wanted else None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-import structlog
-
-from tercet.errors import EngineFaultError, RequestError, SlowConsumerError
+from tercet.errors import RequestError, SlowConsumerError
 from tercet.patience import within
 
 from ..stream import Stream
-
-log = structlog.get_logger()
+from ..unexpected import engine_fault
 
 
 async def deliver(writing: Awaitable[object], stream: Stream, limit_s: float) -> None:
@@ -39,11 +36,10 @@ async def deliver(writing: Awaitable[object], stream: Stream, limit_s: float) ->
         stream.interrupt = None
 
 
-def typed_end(error: BaseException) -> RequestError | None:
+def typed_end(error: BaseException, *, request_id: str) -> RequestError | None:
     """What the client is told of what its handler raised; None if the call is over, and nobody is there to be told."""
     if isinstance(error, RequestError):
         return error
     if not isinstance(error, Exception):
         return None
-    log.error("handler_failed", exc_info=error)
-    return EngineFaultError(f"the gateway failed: {type(error).__name__}")
+    return engine_fault(error, request_id=request_id)

@@ -11,9 +11,15 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from tercet.errors import InvalidFieldError
+from tercet.ids import new_request_id
+
+from ..request_id import check_request_id
 from .connection import LAST_WORDS
 from .failures import Failure, HttpError
 
+# A header of requests and answers.
+REQUEST_ID = "x-request-id"
 _JSON = "application/json"
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -29,11 +35,13 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """`started` says whether the answer has begun; `body` has to be called first where there is one."""
+    """`started` says whether the answer has begun; `body` has to be called first where there is one. `request_id` is
+    the client's, or a new one."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.headers = Headers(scope=scope)
+        self.request_id = _request_id(self.headers.get(REQUEST_ID, ""))
         self.started = False
         self._completed = False
         # Parameters that this call names otherwise than usual.
@@ -82,7 +90,8 @@ class Exchange:
     async def fail(self, failure: Failure, headers: Mapping[str, str], *, waits: bool = True) -> None:
         """An error: as the answer, or, if that has begun, as the event that ends it, which `waits` for the client."""
         if not self.started:
-            await self.answer(failure.status, failure.body, {**failure.headers, **headers})
+            named = {REQUEST_ID: self.request_id}
+            await self.answer(failure.status, failure.body, {**failure.headers, **named, **headers})
         elif not self._completed:
             if not waits:
                 self.scope[LAST_WORDS]()
@@ -122,6 +131,15 @@ class Exchange:
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _request_id(given: str) -> str:
+    """What a request is called from its first moment on: as its client wants, if it may."""
+    try:
+        check_request_id(given)
+    except InvalidFieldError:
+        given = ""
+    return given or new_request_id()
 
 
 def _too_large(max_bytes: int) -> HttpError:

@@ -61,6 +61,7 @@ _PARAMETERS = {
     "traffic_class": "x-tercet-class",
     "request_id": "x-request-id",
 }
+_IS_PATH = re.compile(r"[._\[]")
 # What is about a function stands in one.
 _OF_FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|arguments)$")
 
@@ -106,13 +107,16 @@ class HttpError(Exception):
 def failure_of(error: RequestError, renamed: Mapping[str, str] | None = None) -> Failure:
     """A typed error in HTTP. `renamed` has the parameters that this request calls otherwise, by their usual names."""
     status, kind = KINDS[error.reason]
-    parameter = _parameter(error.metadata.get("field", ""))
+    field = error.metadata.get("field", "model" if error.reason == "MODEL_NOT_FOUND" else "")
+    parameter = _parameter(field)
+    parameter = (renamed or {}).get(parameter, parameter)
     return Failure(
         status=status,
         kind=kind,
         code=_KNOWN_CODES.get(error.reason, error.reason.lower()),
-        message=error.message,
-        parameter=(renamed or {}).get(parameter, parameter) or None,
+        # Paths are not words of a sentence: there they can be told from the rest.
+        message=error.message.replace(field, parameter) if _IS_PATH.search(field) else error.message,
+        parameter=parameter or None,
         retry_after_ms=error.retry_after_ms,
     )
 

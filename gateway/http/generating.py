@@ -11,7 +11,6 @@ from typing import Any
 import structlog
 
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError
-from tercet.ids import new_request_id
 from tercet.refusal_lines import RefusalLines
 
 from ..caller import Caller
@@ -24,14 +23,13 @@ from ..validate import ChatInput, GenerationRequest, TextInput, TokenInput, vali
 from .answers import answer_in_events, answer_once, owned, together
 from .asked import Asked, read_chat, read_completion
 from .delivery import typed_end
-from .exchange import Exchange
+from .exchange import REQUEST_ID, Exchange
 from .several_requests import SeveralRequests, check_count
 from .shapes import ChatShape, CompletionShape, Shape
 
 _refusals = RefusalLines(structlog.get_logger(), "http_requests_refused")
 
-# Headers: of requests the first three, of answers the first and the last.
-REQUEST_ID = "x-request-id"
+# Headers of requests, and one of answers.
 TRAFFIC_CLASS = "x-tercet-class"
 DEADLINE = "x-tercet-deadline-ms"
 IGNORED = "x-tercet-ignored"
@@ -78,7 +76,7 @@ class Generating:
             answer = answer_in_events if asked.stream else answer_once
             await answer(exchange, started, shape, headers, self._generations.settings.stream_stall_seconds)
         except BaseException as error:
-            told = typed_end(error)
+            told = typed_end(error, request_id=exchange.request_id)
             if told is None:
                 raise
             _close(started, told)
@@ -100,7 +98,8 @@ class Generating:
             self._generations.refuse_if_draining()
             asked = read()
             exchange.renamed = asked.renamed
-            request_id = exchange.headers.get(REQUEST_ID) or new_request_id()
+            # As it was given, so that one that may not be is refused.
+            request_id = exchange.headers.get(REQUEST_ID) or exchange.request_id
             max_bytes = self._generations.settings.max_prompt_bytes
             requests = []
             for index, message in enumerate(asked.requests):
@@ -120,7 +119,8 @@ class Generating:
         except RequestError as error:
             self._generations.note_refusal(caller.tenant, traffic_class, error)
             if not started:
-                _refusals.tell("call_refused", reason=error.reason, field=error.metadata.get("field"))
+                field, request_id = error.metadata.get("field"), exchange.request_id
+                _refusals.tell("call_refused", reason=error.reason, field=field, request_id=request_id)
             raise
         return asked, requests, deadline_s
 
@@ -146,6 +146,7 @@ class Generating:
             logprobs=requests[0].sampling.num_logprobs,
             prompt_logprobs=asked.num_prompt_logprobs,
             prompts=prompts,
+            prompt_alone=asked.prompt_alone,
         )
 
     async def _prompt(self, request: GenerationRequest, caller: Caller) -> str:

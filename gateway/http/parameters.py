@@ -12,6 +12,7 @@ from typing import Any
 from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 
+from ..token_logprobs import MAX_LOGPROBS
 from .fields import Fields
 from .structure import read_structure
 
@@ -55,7 +56,7 @@ def read_common(fields: Fields, num_logprobs: int | None, max_tokens: int | None
     ignored = fields.ignored(_CHANGE_NOTHING)
     stream = fields.flag("stream") or False
     include_usage = _read_stream_options(fields, stream, ignored)
-    num_prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_UINT32)
+    num_prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if stream and num_prompt_logprobs is not None:
         raise InvalidFieldError("prompt_logprobs needs stream: false", field="prompt_logprobs")
     message = pb.GenerateRequest(
@@ -95,10 +96,10 @@ def _read_sampling(fields: Fields, num_logprobs: int | None) -> pb.SamplingParam
     return pb.SamplingParams(
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
-        # -1 is how vLLM says that it is off.
+        # -1 is how vLLM says that it is off, and of the seed that one is drawn.
         top_k=0 if top_k == -1 else top_k,
         min_p=fields.number("min_p"),
-        seed=None if seed is None else seed % 2**64,
+        seed=None if seed in (None, -1) else seed % 2**64,
         n=fields.integer("n", 0, MAX_UINT32),
         best_of=fields.integer("best_of", 0, MAX_UINT32),
         logit_bias=_read_bias(fields),

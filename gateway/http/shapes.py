@@ -133,19 +133,21 @@ class ChatShape(Shape):
 
 
 class CompletionShape(Shape):
-    """/v1/completions. `prompts` are the texts that choices begin with, by index; empty: they do not."""
+    """/v1/completions. `prompts` are the texts that choices begin with, by index; empty: they do not. With
+    `prompt_alone` they end there, whatever was generated."""
 
     id_prefix = "cmpl"
     piece_object = whole_object = "text_completion"
 
     def __init__(
         self, request_id: str, model: ServedModel, created: int, *, include_usage: bool, logprobs: int | None,
-        prompt_logprobs: int | None, prompts: Sequence[str],
+        prompt_logprobs: int | None, prompts: Sequence[str], prompt_alone: bool,
     ):  # fmt: skip
         super().__init__(
             request_id, model, created, include_usage=include_usage, logprobs=logprobs, prompt_logprobs=prompt_logprobs
         )
         self._prompts = prompts
+        self._prompt_alone = prompt_alone
         # Of prompts whose logprobs are shown.
         self._echoed: dict[int, Json] = {}
         # Characters of each output that pieces have had, for where tokens begin.
@@ -172,22 +174,26 @@ class CompletionShape(Shape):
 
     def piece(self, index: int, delta: Delta) -> Json | None:
         """A choice with more of its text."""
-        if not delta.text and not self._logprobs:
+        if self._prompt_alone or not (delta.text or self._logprobs):
             return None
         return {**self._choice(index, delta.text), "logprobs": self._shown(index, [delta])}
 
     def closing(self, index: int, finish: Finish) -> Json:
         """A choice with its end."""
-        return {**self._choice(index, ""), **_ended(finish)}
+        return {**self._choice(index, ""), **self._end(finish)}
 
     def choice(self, index: int, deltas: Sequence[Delta], finish: Finish) -> Json:
         """A choice with all of it."""
+        deltas = () if self._prompt_alone else deltas
         text = "".join((*self._prompts[index : index + 1], *(delta.text for delta in deltas)))
         shown, echoed = self._shown(index, deltas), self._echoed.get(index)
         if shown is not None and echoed is not None:
             shown = {name: echoed[name] + values for name, values in shown.items()}
         prompt = self._prompt_logprobs.get(index)
-        return {"index": index, "text": text, "logprobs": shown, **_ended(finish), "prompt_logprobs": prompt}
+        return {"index": index, "text": text, "logprobs": shown, **self._end(finish), "prompt_logprobs": prompt}
+
+    def _end(self, finish: Finish) -> Json:
+        return {"finish_reason": "length", "stop_reason": None} if self._prompt_alone else _ended(finish)
 
     def _choice(self, index: int, text: str) -> Json:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -19,7 +19,7 @@ def load(path: Path, **settings: Any) -> Any:
 
 
 def test_a_whole_directory(tmp_path: Path, write_model: Any) -> None:
-    generation = {"eos_token_id": [262, 261], "top_p": 0.9, "max_new_tokens": 2048, "max_length": 20}
+    generation = {"eos_token_id": [262, 261], "top_p": 0.9, "top_k": -1, "max_new_tokens": 2048, "max_length": 20}
     path = write_model(tmp_path / "mine", generation_config__json=generation)
     model = load(path)
     assert (model.name, model.vocab_size, model.max_model_len) == ("mine", 280, 256)

@@ -36,6 +36,29 @@ def test_same_match_as_the_naive_search_and_never_holds_too_much(pieces: list[st
         assert held == max(tails, key=len, default="")
 
 
+@given(st.lists(texts, max_size=3), st.lists(texts, max_size=4), stops)
+def test_what_is_complete_in_text_that_does_not_count_is_no_match(
+    free: list[str], pieces: list[str], strings: list[str]
+) -> None:
+    matcher, seen = StopMatcher(strings), ""
+    for piece in free:
+        assert matcher.push(piece, counts=False) is None
+        seen += piece
+    bound = len(seen)
+    for piece in pieces:
+        seen += piece
+        match = matcher.push(piece)
+        ends = [
+            StopMatch(string, end - len(string))
+            for end in range(bound + 1, len(seen) + 1)
+            for string in strings
+            if seen[:end].endswith(string)
+        ]
+        assert match == next(iter(ends), None)
+        if match is not None:
+            return
+
+
 def test_ties_go_to_the_first_in_the_list() -> None:
     assert StopMatcher(["bc", "abc"]).push("abc") == StopMatch("bc", 1)
     assert StopMatcher(["abc", "bc"]).push("abc") == StopMatch("abc", 0)

@@ -31,6 +31,25 @@ async def test_a_stop_string_is_the_end_of_the_text_if_it_is_included(
     assert once.outputs[0].text == text
 
 
+@pytest.mark.parametrize(("least", "text"), [(0, "a"), (2, "a"), (3, "a##b"), (4, "a##b"), (5, "a##b"), (6, "a##b##c")])
+async def test_stop_strings_count_behind_the_least_tokens(
+    gateway: Any, scheduler: Any, model: Any, least: int, text: str
+) -> None:
+    """a##b##c: the first one is complete with the third token, the second with the sixth."""
+
+    async def play(sequence: Any) -> None:
+        for token_id in model.tokenizer.encode("a##b##c", add_bos=False):
+            await sequence.tokens(token_id)
+        await sequence.end(sequence_pb2.END_REASON_LENGTH)
+
+    scheduler.play = play
+    stop = pb.StopConditions(strings=["##"], min_tokens=least, max_tokens=7)
+    request = pb.GenerateRequest(prompt="x", stop=stop)
+    streamed, _, finished = check_events(await stream(gateway, request))
+    assert streamed == text == (await gateway.inference.GenerateOnce(request)).outputs[0].text
+    assert (finished.outputs[0].stop_string == "##") is (least < 6)
+
+
 @pytest.mark.parametrize("include", [False, True])
 async def test_stop_token_is_named_and_its_text_is_the_end_if_it_is_included(
     gateway: Any, scheduler: Any, model: Any, include: bool

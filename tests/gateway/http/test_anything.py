@@ -257,7 +257,7 @@ async def test_any_headers(gateway, http, headers):
 
 
 async def test_paths_that_are_not_there(gateway, http):
-    for path in ("/v1", "/v1/", "/v1/completions/", "/V1/MODELS", "/%00", "/metrics"):
+    for path in ("/v1", "/v1/", "/v1/completions/", "/V1/MODELS", "/%00", "/metrics/"):
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             answer = await http.request(method, path)
             assert answer.status_code in (404, 405), f"{method} {path}"

@@ -127,10 +127,42 @@ async def test_what_is_wrong_is_named(http, path, body, parameter):
     assert error["param"] == parameter
 
 
+def test_a_message_names_what_the_client_wrote():
+    def told(message, field, renamed=None):
+        return failure_of(errors.InvalidFieldError(message, field=field), renamed).message
+
+    call = "chat.messages[1].tool_calls[0].arguments"
+    assert told(f"{call} is not JSON", call) == "messages[1].tool_calls[0].function.arguments is not JSON"
+    renamed = {"structured_output": "response_format"}
+    assert told("structured_output has 9 bytes", "structured_output", renamed) == "response_format has 9 bytes"
+    # A word that is one of the language as well.
+    assert told("m has no chat template", "chat") == "m has no chat template"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/v1/completions", b'{"prompt": "a", "top_p": 2}', 400),
+        ("/v1/completions", b"{", 400),
+        ("/v1/embeddings", b"{}", 404),
+        ("/nothing", b"{}", 404),
+        ("/health", b"{}", 405),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "a"}]}', 429),
+    ],
+)
+async def test_an_error_names_its_request(http, scheduler, path, content, status):
+    scheduler.refuse = sequence_pb2.Failure(reason="QUEUE_FULL", message="full")
+    kind = {"content-type": "application/json"}
+    named = await http.post(path, content=content, headers={**kind, "x-request-id": "mine"})
+    assert (named.status_code, named.headers["x-request-id"]) == (status, "mine")
+    made = await http.post(path, content=content, headers={**kind, "x-request-id": "has spaces"})
+    assert made.headers["x-request-id"].startswith("req-")
+
+
 async def test_openais_client_raises_its_own_errors(client):
     with pytest.raises(openai.NotFoundError) as lost:
         await client.completions.create(model="gone", prompt="a")
-    assert lost.value.code == "model_not_found"
+    assert (lost.value.code, lost.value.param) == ("model_not_found", "model")
     assert "bytes" in lost.value.message
     with pytest.raises(openai.BadRequestError) as long:
         await client.completions.create(model="bytes", prompt="a" * 1000)

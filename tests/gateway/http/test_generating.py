@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from gateway.served_model import ServedModel, load_model
 from tercet.mesh.v1 import sequence_pb2
-from tercet.sections import ModelSettings
 from tercet.v1 import inference_pb2 as pb
 
-from ..conftest import sequence_end, write_model
+from ..conftest import sequence_end
 from ..guarded_gateway import until
 
 CHAT = [{"role": "user", "content": "hello, 世界 🙂"}]
@@ -82,6 +79,23 @@ async def test_streamed_pieces_are_the_whole_text(client, events):
     assert texts == (await client.completions.create(model="", prompt="hello, 世界 🙂", max_tokens=100)).choices[0].text
     streamed = await client.chat.completions.create(model="bytes", messages=CHAT, stream=True)
     assert "".join([each.choices[0].delta.content or "" async for each in streamed]) == "hello, 世界 🙂"
+
+
+@pytest.mark.parametrize("value", [None, -1])
+async def test_a_seed_that_is_none_is_drawn(http, scheduler, value):
+    for _ in range(2):
+        assert (await http.post("/v1/completions", json={"prompt": "a", "seed": value})).status_code == 200
+    assert len({each.submit.sampling.seed for each in scheduler.sequences}) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_alone_is_what_no_tokens_behind_it_are(client, scheduler, stream):
+    made = await client.completions.create(model="bytes", prompt="hello", echo=True, max_tokens=0, stream=stream)
+    parts = [each async for each in made] if stream else [made]
+    assert "".join(each.choices[0].text for each in parts) == "hello"
+    last = parts[-1].choices[0]
+    assert (last.finish_reason, last.stop_reason) == ("length", None)
+    assert scheduler.sequences[0].submit.max_tokens == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,7 +191,7 @@ async def test_prompts_of_token_ids(client, scheduler):
 
 async def test_every_parameter_reaches_the_scheduler(http, scheduler):
     body = {
-        "model": "bytes", "prompt": "hello", "temperature": 0.25, "top_p": 0.5, "top_k": 3, "min_p": 0.125, "seed": -1,
+        "model": "bytes", "prompt": "hello", "temperature": 0.25, "top_p": 0.5, "top_k": 3, "min_p": 0.125, "seed": -2,
         "n": 2, "best_of": 2, "logit_bias": {"7": -3.5, "9": 1}, "repetition_penalty": 1.5, "frequency_penalty": 0.5,
         "presence_penalty": -0.5, "allowed_token_ids": [1, 7, 9], "max_tokens": 9, "min_tokens": 2, "priority": -7,
         "stop": "zz", "stop_token_ids": [77], "ignore_eos": True, "cache_salt": "salt", "logprobs": None,
@@ -188,7 +202,7 @@ async def test_every_parameter_reaches_the_scheduler(http, scheduler):
     submit = scheduler.sequences[0].submit
     sampling = submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.25, 0.5, 3, 0.125)
-    assert sampling.seed == 2**64 - 1
+    assert sampling.seed == 2**64 - 2
     assert (submit.n, submit.max_tokens, submit.traffic_class, submit.priority) == (2, 9, "batch", -7)
     assert list(submit.stop_token_ids) == [77]
     assert submit.prefix_salt
@@ -316,25 +330,3 @@ class TestPlaces:
             with pytest.raises(openai.RateLimitError) as caught:
                 await client.completions.create(model="bytes", prompt=["a", "b", "c"])
             assert caught.value.code == "queue_full"
-
-
-class TestTokensThatNobodyAskedFor:
-    @pytest.fixture(scope="class", params=[None, 40])
-    def of_model(self, request: Any) -> int | None:
-        return request.param
-
-    @pytest.fixture(scope="class")
-    def model_path(self, tmp_path_factory: pytest.TempPathFactory, of_model: int | None) -> Path:
-        path = tmp_path_factory.mktemp("models") / "bytes"
-        return write_model(path, generation_config__json={"max_new_tokens": of_model})
-
-    @pytest.fixture(scope="class")
-    def model(self, model_path: Path) -> ServedModel:
-        return load_model(ModelSettings(model=str(model_path)))
-
-    async def test_they_are_the_models_or_few_in_a_completion(self, http, scheduler, of_model):
-        assert (await http.post("/v1/completions", json={"prompt": "hello"})).status_code == 200
-        assert (await http.post("/v1/chat/completions", json={"messages": CHAT})).status_code == 200
-        completion, chat = (each.submit for each in scheduler.sequences)
-        assert (completion.max_tokens, completion.max_tokens_open) == (of_model or 16, True)
-        assert (chat.max_tokens, chat.max_tokens_open) == (of_model or 256 - len(chat.prompt_token_ids), True)

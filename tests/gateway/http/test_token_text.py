@@ -138,6 +138,14 @@ async def test_what_is_echoed_and_what_is_asked_of_a_prompt_have_each_their_own(
     assert (silent["logprobs"], silent["prompt_logprobs"][:2], silent["text"]) == (None, PLACES, "a世a\ufffd")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_scored_without_a_token_of_its_own(client, with_prompts, stream):
+    asked = {"model": "bytes", "prompt": "a世", "echo": True, "logprobs": 0, "max_tokens": 0, "stream": stream}
+    made = await client.completions.create(**asked)
+    shown = [each.choices[0].logprobs for each in ([each async for each in made] if stream else [made])]
+    assert [values for each in shown if each for values in each.token_logprobs] == [None, -1, -2, -3]
+
+
 async def test_more_logprobs_of_prompts_than_an_answer_may_have(http, with_prompts, monkeypatch):
     monkeypatch.setattr("gateway.http.generating.MAX_PROMPT_LOGPROBS", 19)
     body = {"model": "bytes", "prompt": "hello!", "n": 5, "echo": True, "logprobs": 1}
