@@ -20,7 +20,7 @@ def read_json_object(text: str, field: str) -> dict[str, Any]:
     """The object that a text is. Raises InvalidFieldError on `field` for anything else, for numbers that are not
     finite, and for what is nested deeper than MAX_DEPTH or holds half a character."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
     except RecursionError:
         raise _too_deep(field) from None
     except ValueError as error:
@@ -82,5 +82,6 @@ def _finite(text: str) -> float:
     return value
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """Raises ValueError: for Python's reader, of NaN and infinities."""
     raise ValueError(f"{name} is not JSON")

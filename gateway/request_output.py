@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from tercet.ids import new_tool_call_id
 
 from .output import Output
+from .prompt_input import ChatInput
 from .tool_parser import ToolParser
-from .validate import ChatInput, GenerationRequest
+from .validate import GenerationRequest
 
 
 def output_of(request: GenerationRequest, prompt_token_ids: Iterable[int]) -> Output:

@@ -40,9 +40,12 @@ from .http.web import Web
 from .metrics import METRICS
 from .metrics_counts import RequestCounts
 from .metrics_reading import MetricsReader
+from .models_service import ModelsService
+from .operations_service import OperationsService
+from .registration import add_services
 from .schedulers import Schedulers
 from .served_model import Catalogue, load_model
-from .service import InferenceService, ModelsService, OperationsService, add_services
+from .service import InferenceService
 from .tenant_watch import TenantWatch
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from tercet.errors import PromptTooLongError
 from tercet.tenants.plan import TenantPlan
 
 from .mesh_messages import Pool
+from .prompt_input import ChatInput, TextInput, TokenInput, prompt_too_long
 from .served_model import ServedModel
-from .validate import ChatInput, GenerationRequest, TextInput, TokenInput, prompt_too_long
+from .validate import GenerationRequest
 
 _FIELDS = {TextInput: "prompt", TokenInput: "token_ids.ids", ChatInput: "chat"}
 

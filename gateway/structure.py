@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 from tercet.errors import InvalidFieldError
 from tercet.grammar.grammar import Grammar, Syntax
 from tercet.v1 import inference_pb2 as pb
 
+from .json_field import refuse_constant
 from .json_schema import enforceable
 from .regex_check import check_regex
 
@@ -48,7 +49,7 @@ def read_structure(given: pb.StructuredOutput) -> Grammar:
 def read_schema(text: str, field: str) -> Any:
     """A JSON schema, as the library has to read it. Raises InvalidFieldError."""
     try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
+        schema = json.loads(text, parse_constant=refuse_constant)
         # What is deeper than the interpreter goes is refused as what is too deep for anybody.
         return enforceable(schema)
     except RecursionError:
@@ -84,7 +85,3 @@ def _escaped(character: str) -> str:
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\"}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

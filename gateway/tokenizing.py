@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from .bad_words import spell
+from .prompt_input import ChatInput, Input, TextInput, TokenInput
 from .served_model import ServedModel
 from .turns import Turns
-from .validate import ChatInput, Input, TextInput, TokenInput
 
 Made = TypeVar("Made")
 

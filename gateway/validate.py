@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tercet.errors import InvalidFieldError, PromptTooLongError
+from tercet.errors import InvalidFieldError
 from tercet.grammar.grammar import Grammar
 from tercet.tenants.plan import MAX_PRIORITY
 from tercet.v1 import inference_pb2 as pb
 
-from .chat import Chat
-from .chat_request import read_chat, written_texts
 from .penalties import Penalties, read_penalties
+from .prompt_input import ChatInput, Input, TextInput, chat_input, input_of, text_input
 from .request_id import check_request_id
 from .served_model import Catalogue, ServedModel
 from .structure import FIELD, read_structure
@@ -27,30 +26,6 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_OUTPUTS = 128
 MAX_TRAFFIC_CLASS_CHARS = 64
 MAX_CACHE_SALT_CHARS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class TextInput:
-    """Text to tokenize as it stands."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenInput:
-    """Token ids, each in the vocabulary."""
-
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatInput:
-    """A conversation to render, one that the model's template has a use for."""
-
-    chat: Chat
-
-
-Input = TextInput | TokenInput | ChatInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +84,7 @@ def validate_generate(
     check_request_id(message.request_id)
     _check_service(message)
     model = catalogue.find(message.model)
-    given = _input(message, model, max_prompt_bytes)
+    given = input_of(message, model, max_prompt_bytes)
     return GenerationRequest(
         request_id=message.request_id,
         model=model,
@@ -133,9 +108,9 @@ def validate_tokenize(
     model = catalogue.find(message.model)
     which = message.WhichOneof("input")
     if which == "prompt":
-        return model, _text(message.prompt, max_prompt_bytes)
+        return model, text_input(message.prompt, max_prompt_bytes)
     if which == "chat":
-        return model, _chat(message.chat, model, max_prompt_bytes)
+        return model, chat_input(message.chat, model, max_prompt_bytes)
     raise InvalidFieldError("one of prompt, chat is required", field="input")
 
 
@@ -209,61 +184,6 @@ def _num_outputs(given: pb.SamplingParams) -> int:
             field="sampling.best_of",
         )
     return n
-
-
-def _input(message: pb.GenerateRequest, model: ServedModel, max_prompt_bytes: int) -> Input:
-    which = message.WhichOneof("input")
-    if which == "prompt":
-        return _text(message.prompt, max_prompt_bytes)
-    if which == "token_ids":
-        ids = message.token_ids.ids
-        if not ids:
-            raise InvalidFieldError("token_ids is empty; give at least one token", field="token_ids.ids")
-        if len(ids) >= model.max_model_len:
-            raise prompt_too_long("token_ids.ids", len(ids), None, model.max_model_len)
-        check_token_ids(ids, model.vocab_size, "token_ids.ids")
-        return TokenInput(ids)
-    if which == "chat":
-        return _chat(message.chat, model, max_prompt_bytes)
-    raise InvalidFieldError("one of prompt, token_ids, chat is required", field="input")
-
-
-def prompt_too_long(field: str, prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> PromptTooLongError:
-    """The error of a prompt that leaves no room, or, with `max_tokens`, not enough. All counts are tokens."""
-    metadata = {"prompt_tokens": str(prompt_tokens), "max_model_len": str(max_model_len)}
-    if max_tokens is None:
-        text = f"the prompt has {prompt_tokens} tokens; the context holds {max_model_len}, and one has to be left"
-    else:
-        metadata["max_tokens"] = str(max_tokens)
-        text = (
-            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}; together they may be at most "
-            f"{max_model_len}"
-        )
-    return PromptTooLongError(text, field=field, metadata=metadata)
-
-
-def _text(text: str, max_prompt_bytes: int) -> TextInput:
-    if not text:
-        raise InvalidFieldError("prompt is empty", field="prompt")
-    _check_bytes("prompt", [text], max_prompt_bytes)
-    return TextInput(text)
-
-
-def _chat(given: pb.Chat, model: ServedModel, max_prompt_bytes: int) -> ChatInput:
-    _check_bytes("chat", written_texts(given), max_prompt_bytes)
-    chat = read_chat(given)
-    model.check_chat(chat)
-    return ChatInput(chat)
-
-
-def _check_bytes(field: str, texts: Iterable[str], max_prompt_bytes: int) -> None:
-    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
-    if size > max_prompt_bytes:
-        raise PromptTooLongError(
-            f"the prompt has {size} bytes; at most {max_prompt_bytes} are allowed",
-            field=field,
-            metadata={"prompt_bytes": str(size), "max_prompt_bytes": str(max_prompt_bytes)},
-        )
 
 
 def _sampling(given: pb.SamplingParams, model: ServedModel) -> SamplingChoice:

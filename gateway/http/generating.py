@@ -17,9 +17,10 @@ from ..caller import Caller
 from ..cancel import CancelCause
 from ..generation import Generation
 from ..generations import Generations
+from ..prompt_input import ChatInput, TextInput, TokenInput
 from ..prompt_logprobs import MAX_PROMPT_LOGPROBS
 from ..served_model import Catalogue
-from ..validate import ChatInput, GenerationRequest, TextInput, TokenInput, validate_generate
+from ..validate import GenerationRequest, validate_generate
 from .answers import answer_in_events, answer_once, owned, together
 from .asked import Asked, read_chat, read_completion
 from .delivery import typed_end

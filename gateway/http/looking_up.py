@@ -12,8 +12,8 @@ from tercet.v1 import models_pb2
 
 from ..caller import Caller
 from ..generations import Generations
+from ..models_service import ModelsService
 from ..served_model import Catalogue
-from ..service import ModelsService
 from ..validate import validate_detokenize, validate_tokenize
 from .chat_body import read_chat_input
 from .exchange import Exchange, encode_json

@@ -14,7 +14,7 @@ from tercet.v1 import inference_pb2 as pb
 
 from ..token_logprobs import MAX_LOGPROBS
 from .fields import Fields
-from .structure import read_structure
+from .structure import read_form
 
 MAX_UINT32 = 2**32 - 1
 _MIN_INT64, _MAX_UINT64 = -(2**63), 2**64 - 1
@@ -71,7 +71,7 @@ def read_common(fields: Fields, num_logprobs: int | None, max_tokens: int | None
     if priority is not None:
         message.priority = priority
     renamed = {}
-    if (structure := read_structure(fields, ignored)) is not None:
+    if (structure := read_form(fields, ignored)) is not None:
         renamed["structured_output"], form = structure
         message.structured_output.CopyFrom(form)
     return Common(message, stream, include_usage, num_prompt_logprobs, tuple(ignored), renamed)

@@ -17,7 +17,7 @@ _NEUTRAL: Mapping[str, Any] = {"disable_any_whitespace": (False,)}
 _ANY_OBJECT = '{"type": "object"}'
 
 
-def read_structure(fields: Fields, ignored: list[str]) -> tuple[str, pb.StructuredOutput] | None:
+def read_form(fields: Fields, ignored: list[str]) -> tuple[str, pb.StructuredOutput] | None:
     """The parameter that says so, and what it says; None if there is none. Raises InvalidFieldError for two."""
     found = [
         each

@@ -19,7 +19,7 @@ from tercet.v1 import operations_pb2 as pb
 
 from ..caller import Caller
 from ..guard import operator_only
-from ..service import OperationsService
+from ..operations_service import OperationsService
 from .exchange import Exchange, encode_json
 
 FOLDER = Path(__file__).parents[1] / "web"

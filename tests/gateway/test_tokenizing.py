@@ -13,10 +13,10 @@ import pytest
 
 from gateway import tokenizing
 from gateway.chat import Chat, Message
+from gateway.prompt_input import ChatInput, TextInput
 from gateway.served_model import ServedModel
 from gateway.tokenizer import Tokenizer
 from gateway.turns import Turns
-from gateway.validate import ChatInput, TextInput
 from tercet.errors import PromptTooLongError
 from tercet.rpc import typed_error
 from tercet.v1 import inference_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.http.fields import Fields
-from gateway.http.structure import read_structure
+from gateway.http.structure import read_form
 from tercet.errors import InvalidFieldError
 from tercet.v1 import inference_pb2 as pb
 
@@ -36,7 +36,7 @@ OBJECT = pb.StructuredOutput(json_object=pb.JsonObject())
 )
 def test_each_way_to_say_it(body: dict[str, Any], form: pb.StructuredOutput | None) -> None:
     fields = Fields(body)
-    found = read_structure(fields, [])
+    found = read_form(fields, [])
     fields.refuse_rest()
     assert (None if found is None else found[1]) == form
     assert found is None or found[0] in body
@@ -64,14 +64,14 @@ def test_each_way_to_say_it(body: dict[str, Any], form: pb.StructuredOutput | No
 )
 def test_what_is_not_offered_or_said_twice_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidFieldError):
-        read_structure(Fields(body), [])
+        read_form(Fields(body), [])
 
 
 @pytest.mark.parametrize(("said", "named"), [(False, True), (True, False), (None, False)])
 def test_properties_that_stay_closed_though_a_client_opens_them_are_named(said: bool | None, *, named: bool) -> None:
     ignored: list[str] = []
     body = {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": said}}
-    assert read_structure(Fields(body), ignored) == ("structured_outputs", AS_SCHEMA)
+    assert read_form(Fields(body), ignored) == ("structured_outputs", AS_SCHEMA)
     assert ignored == ["structured_outputs.disable_additional_properties"] * named
 
 
