@@ -17,6 +17,7 @@ from tercet import errors
 from tercet.dialer import Dialer
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+from tercet.tracing.messages import context_to_proto
 
 from .actions import NewSequence, Plan, Release, Rest, Resume, WorkerCommand
 from .claims import Claims
@@ -186,7 +187,15 @@ class WorkerLink:
     async def _write(self, call: Any, outbox: Outbox[WorkerCommand]) -> None:
         while True:
             commands = await outbox.take_all()
-            await call.write(worker_pb2.WorkerCommands(commands=map(command_to_proto, commands)))
+            await call.write(worker_pb2.WorkerCommands(commands=map(self._to_proto, commands)))
+
+    def _to_proto(self, command: WorkerCommand) -> worker_pb2.WorkerCommand:
+        message = command_to_proto(command)
+        if isinstance(command, NewSequence) and self._loop.traces:
+            context = context_to_proto(self._loop.traces.context_of(command.sequence_id))
+            if context is not None:
+                message.new_sequence.trace_context.CopyFrom(context)
+        return message
 
 
 def _problem(error: BaseException) -> str:

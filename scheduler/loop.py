@@ -14,6 +14,7 @@ import structlog
 
 from tercet.errors import QueueFullError, SloUnreachableError, SwitchedOffError
 from tercet.refusal_lines import RefusalLines
+from tercet.tracing.tracer import Tracer
 
 from .actions import (
     REQUEST_REFUSED,
@@ -42,6 +43,7 @@ from .fleet_view import FleetView
 from .loop_counts import LoopCounts
 from .outbox import Outbox
 from .plan_log.recorder import Recorder
+from .traces import Traces
 from .traffic_view import TrafficView
 
 # Commands that a worker has not read: a minute's at 10 ms a step.
@@ -62,7 +64,11 @@ _FOR_ROOM = frozenset({QueueFullError.reason, SloUnreachableError.reason})
 class Loop:
     """Numbers the streams, serialises their events, and lets the core plan once per batch of events."""
 
-    def __init__(self, core: Core, clock: Callable[[], float], recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, core: Core, clock: Callable[[], float], recorder: Recorder | None = None, traces: Traces | None = None
+    ) -> None:
+        # Which of the requests are traced; nothing is decided by it.
+        self.traces = Traces(Tracer()) if traces is None else traces
         self._core = core
         self._clock = clock
         self._started_at = clock()
@@ -99,6 +105,7 @@ class Loop:
 
     def close_gateway(self, gateway: int) -> None:
         self._gateways.pop(gateway).close()
+        self.traces.gateway_lost(gateway)
         self.post(GatewayLost(gateway))
 
     def open_worker(self) -> tuple[int, Outbox[WorkerCommand]]:
@@ -246,6 +253,8 @@ class Loop:
         return True
 
     def _perform(self, actions: list[Action]) -> None:
+        if self.traces:
+            self.traces.look(actions)
         # A worker that waits costs more than a gateway that waits, and a line in the log can wait for both. Streams are
         # independent of each other, so only the order within each matters, and sorting keeps that.
         for action in sorted(actions, key=_urgency) if len(actions) > 1 else actions:

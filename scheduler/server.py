@@ -19,6 +19,7 @@ from tercet.metrics.exposition import Exposition
 from tercet.metrics.metric import Reading
 from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
+from tercet.tracing.tracer import open_tracer
 
 from .admission import AdmissionMode, QueueBounds
 from .core_settings import CoreSettings
@@ -32,6 +33,7 @@ from .peers import Peers
 from .plan_log.recorder import recorded_core
 from .policy import Policy
 from .service import SchedulerService
+from .traces import Traces
 from .traffic_class import class_of
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
@@ -49,7 +51,8 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     settings = config.scheduler
     log = structlog.get_logger()
     core, recorder = recorded_core(core_settings(config), settings.plan_log_rounds)
-    loop = Loop(core, time.monotonic, recorder)
+    tracer = open_tracer(config.traces, "scheduler", ids.new_process_id("scheduler"))
+    loop = Loop(core, time.monotonic, recorder, Traces(tracer))
     identity = mesh_identity(config.tls, "scheduler")
     server = rpc.Server(tls=None if identity is None else identity.listening_to("gateway", "scheduler"))
     epoch = ids.new_epoch()
@@ -101,6 +104,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
             metrics.stop()
             await server.stop(0)
             await _cancel([leading, runner, telling])
+            await tracer.stop()
 
 
 def core_settings(config: MeshConfig) -> CoreSettings:

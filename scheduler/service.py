@@ -14,6 +14,7 @@ import structlog
 from tercet import errors, rpc
 from tercet.mesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tercet.tenants.kept import says_kept
+from tercet.tracing.messages import context_from_proto
 from tercet.v1 import operations_pb2
 
 from .actions import GatewayMessage
@@ -172,7 +173,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if kind == "tenants":
                 self._loop.post(tenants_from_proto(gateway, message.tenants))
             elif kind == "submit":
-                self._loop.post(Submitted(gateway, submission_from_proto(message.submit)))
+                submission = submission_from_proto(message.submit)
+                if message.submit.HasField("trace_context"):
+                    context = context_from_proto(message.submit.trace_context)
+                    self._loop.traces.submitted(gateway, submission, context)
+                self._loop.post(Submitted(gateway, submission))
             elif kind == "cancel":
                 self._loop.post(cancel_from_proto(gateway, message.cancel))
             elif kind == "cancels":

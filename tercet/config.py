@@ -28,7 +28,9 @@ from tercet.sections import (
     WorkerSettings,
 )
 from tercet.setting_field import build, noted
+from tercet.setting_value import list_text
 from tercet.tls.settings import TlsSettings, tls_problems
+from tercet.tracing.settings import TracesSettings, traces_problems
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,6 +72,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "costs": CostsSettings,
     "metrics": MetricsSettings,
     "tls": TlsSettings,
+    "traces": TracesSettings,
     "log": LogSettings,
 }
 
@@ -103,6 +106,7 @@ def load_config(
         problem = f"there is no traffic class {config.scheduler.default_class!r}; the classes are {known}"
         problems.append(ConfigError("scheduler.default_class", problem))
     problems += tls_problems(config.tls)
+    problems += traces_problems(config.traces)
     raise_all(problems)
     return config
 
@@ -125,7 +129,7 @@ def to_environment(config: MeshConfig) -> dict[str, str]:
         section, _, name = key.partition(".")
         values[key] = getattr(getattr(config, section), name)
     return {
-        variable_of(key): ",".join(value) if isinstance(value, tuple) else str(value) for key, value in values.items()
+        variable_of(key): list_text(value) if isinstance(value, tuple) else str(value) for key, value in values.items()
     }
 
 

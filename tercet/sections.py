@@ -13,6 +13,7 @@ from tercet.model_source import LoadFormat
 from tercet.setting_field import setting
 from tercet.telemetry import LogFormat, LogLevel
 from tercet.tls.settings import TlsSettings
+from tercet.tracing.settings import TracesSettings
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "fp8"]
@@ -258,10 +259,18 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What goes to standard error."""
+    """What a process tells of itself, and where."""
 
     level: LogLevel = setting("info", "debug, info, warning or error")
     format: LogFormat = setting("console", "console or json")
+    file: str = setting(
+        "", "the file to write to; tercet up puts each process's name in front of its suffix; empty: standard error"
+    )
+    max_bytes: int = setting(
+        0, "the file is renamed to file.1, and another one begun, before it is larger; 0: never", checks.whole(0),
+        in_bytes=True,
+    )  # fmt: skip
+    backups: int = setting(5, "renamed files that are kept, the newest as file.1", checks.count(1, 1000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +286,7 @@ class MeshConfig:
     costs: CostsSettings = field(default_factory=CostsSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    traces: TracesSettings = field(default_factory=TracesSettings)
     log: LogSettings = field(default_factory=LogSettings)
     # By name.
     classes: Mapping[str, ClassSettings] = field(default_factory=lambda: dict(classes.DEFAULT_CLASSES))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tercet.errors import ConfigError
@@ -27,7 +29,7 @@ def convert(key: str, hint: Any, value: Any, *, in_bytes: bool) -> Any:
         return value
     if origin is tuple:
         if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
+            value = _parts(value)
         if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
             raise ConfigError(key, f"must be a list of strings, is {value!r}")
         return tuple(_without_nul(key, part) for part in value)
@@ -49,6 +51,20 @@ def convert(key: str, hint: Any, value: Any, *, in_bytes: bool) -> Any:
             pass
     suffixes = " of bytes (suffixes KiB, MiB, GiB allowed)" if in_bytes else ""
     raise ConfigError(key, f"must be {_TYPE_NAMES[hint]}{suffixes}, is {value!r}")
+
+
+def list_text(values: Sequence[str]) -> str:
+    """The text that `convert` makes a list of."""
+    text = ",".join(values)
+    return text if _parts(text) == list(values) else json.dumps(values)
+
+
+def _parts(text: str) -> list[Any]:
+    """Parts between commas; or those of a JSON list of strings, whose parts may have commas."""
+    if text.lstrip().startswith('["'):
+        with contextlib.suppress(ValueError):
+            return list(json.loads(text))
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _without_nul(key: str, text: str) -> str:

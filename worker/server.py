@@ -21,6 +21,8 @@ from tercet.metrics.metric import Reading
 from tercet.model_source import ModelSource, fingerprint, resolve_model
 from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
+from tercet.tracing.span import Value
+from tercet.tracing.tracer import open_tracer
 
 from .engine import build_executor, warm_up
 from .executor import Executor
@@ -46,7 +48,9 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     layout = plan_layout(config, source)
     for line in layout.budget.lines():
         log.info("budget", line=line)
-    service = WorkerService()
+    worker_id = ids.new_process_id("worker")
+    tracer = open_tracer(config.traces, "worker", worker_id, _traced_facts(config, source, layout))
+    service = WorkerService(tracer)
     identity = mesh_identity(config.tls, "worker")
     server = rpc.Server(tls=None if identity is None else identity.listening_to("scheduler"))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server.grpc_server)
@@ -78,7 +82,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     try:
         loaded, layout = await asyncio.to_thread(_load, layout, source, config, stopping.is_set, on_death)
         executor = loaded
-        service.open(loaded, _hello(config, source, layout, loaded.swap_space))
+        service.open(loaded, _hello(config, source, layout, loaded.swap_space, worker_id))
         health.loaded(loaded, without_kernels=layout.device.type == "cuda" and not KERNELS_BUILT)
         log.info("worker_ready", host=config.worker.host, port=port)
         if ready is not None:
@@ -99,6 +103,7 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
         telling.cancel()
         await server.stop(1.0)
         await asyncio.gather(telling, return_exceptions=True)
+        await tracer.stop()
         if executor is not None and not await asyncio.to_thread(executor.stop):
             _leave_device()
 
@@ -168,10 +173,24 @@ def budget_lines(config: MeshConfig) -> list[str]:
     return plan_layout(config, resolve_model(config.model.model, config.model.load_format)).budget.lines()
 
 
-def _hello(config: MeshConfig, source: ModelSource, layout: Layout, swap_space: SwapSpace) -> worker_pb2.Hello:
+def _traced_facts(config: MeshConfig, source: ModelSource, layout: Layout) -> dict[str, Value]:
+    """What holds of all spans."""
+    return {
+        "tercet.model.revision": fingerprint(source),
+        "tercet.quantization": config.worker.quantization,
+        # One device a worker.
+        "tercet.parallel.tensor": 1,
+        "tercet.device": str(layout.device),
+        "tercet.dtype": str(layout.dtype).removeprefix("torch."),
+    }
+
+
+def _hello(
+    config: MeshConfig, source: ModelSource, layout: Layout, swap_space: SwapSpace, worker_id: str
+) -> worker_pb2.Hello:
     names = config.model.served_model_name or (source.default_name,)
     return worker_pb2.Hello(
-        worker_id=ids.new_process_id("worker"),
+        worker_id=worker_id,
         epoch=ids.new_epoch(),
         model=names[0],
         model_revision=fingerprint(source),

@@ -11,10 +11,14 @@ import grpc.aio
 import structlog
 
 from tercet.mesh.v1 import worker_pb2, worker_pb2_grpc
+from tercet.tracing.context import TraceContext
+from tercet.tracing.messages import context_from_proto
+from tercet.tracing.tracer import Tracer
 
 from .codec import decode_command, encode_event
 from .executor import Executor
 from .messages import Attach, Detach, Draining, Event
+from .traces import Traces
 
 log = structlog.get_logger()
 
@@ -29,8 +33,9 @@ LOOK_SECONDS = 0.05
 class _Attachment:
     """One scheduler's stream: the events on their way to it, and whether and why it is over."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, tracer: Tracer) -> None:
         self.epoch = epoch
+        self.traces = Traces(tracer)
         self.problem: tuple[grpc.StatusCode, str] | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -86,7 +91,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     Until `open` is called the model is loading, and schedulers are told to come back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer or Tracer()
         self._executor: Executor | None = None
         self._hello = worker_pb2.Hello()
         self._attached: _Attachment | None = None
@@ -133,7 +139,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         epoch = await self._read_open(commands, context)
         if self._attached is not None:
             self._attached.close(grpc.StatusCode.ABORTED, "a newer scheduler attached")
-        attachment = self._attached = _Attachment(epoch)
+        attachment = self._attached = _Attachment(epoch, self._tracer)
         log.info("scheduler_attached", epoch=epoch, peer=context.peer())
         executor.submit(Attach(attachment.emit, attachment.obeyed))
         if self._draining:
@@ -145,10 +151,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 await context.write(worker_pb2.WorkerEvents(events=[worker_pb2.WorkerEvent(hello=self._hello)]))
                 self._found = True
                 while events := await attachment.next_events():
+                    for event in events:
+                        attachment.traces.told(event)
                     await context.write(worker_pb2.WorkerEvents(events=map(encode_event, events)))
         finally:
             reader.cancel()
             executor.submit(Detach(attachment.emit))
+            attachment.traces.detached()
             if self._attached is attachment:
                 self._attached = None
             log.info("scheduler_detached", epoch=epoch)
@@ -181,7 +190,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 if self._attached is not attachment:
                     return
                 for command in message.commands:
-                    executor.submit(decode_command(command, self._hello))
+                    decoded = decode_command(command, self._hello)
+                    attachment.traces.commanded(decoded, _context_of(command))
+                    executor.submit(decoded)
         except ValueError as error:
             log.error("protocol_error", problem=str(error))
             attachment.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -190,3 +201,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             attachment.close(grpc.StatusCode.INTERNAL, "the worker could not read the commands; its log tells why")
         finally:
             attachment.close()
+
+
+def _context_of(command: worker_pb2.WorkerCommand) -> TraceContext | None:
+    """The trace that a new sequence is part of."""
+    if not command.HasField("new_sequence") or not command.new_sequence.HasField("trace_context"):
+        return None
+    return context_from_proto(command.new_sequence.trace_context)

@@ -20,6 +20,7 @@ from tercet.open_files import allow_many
 from tercet.public_bind import check_public_bind, is_public, open_doors
 from tercet.sections import MeshConfig
 from tercet.telemetry import configure_logging
+from tercet.tracing.settings import CONTENT_KEYS
 
 # For so long a gateway's other threads, such as the one that writes the ledger, keep the interpreter from the one that
 # streams, after any of its calls to the system: usually that is 5 ms.
@@ -72,7 +73,7 @@ def run_service(name: str, config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["gateway", "model", "tenants", "ledger", "costs", "metrics", "tls", "log"])
+@with_config(["gateway", "model", "tenants", "ledger", "costs", "metrics", "tls", "traces", "log"])
 def gateway(config: MeshConfig) -> None:
     """Run one gateway: the edge that clients talk to.
 
@@ -82,7 +83,7 @@ def gateway(config: MeshConfig) -> None:
 
 
 @click.command(cls=SettingsCommand)
-@with_config(["scheduler", "metrics", "tls", "log"], omit=_EDGE)
+@with_config(["scheduler", "metrics", "tls", "traces", "log"], omit=(*_EDGE, *CONTENT_KEYS))
 def scheduler(config: MeshConfig) -> None:
     """Run one scheduler: order and time.
 
@@ -93,7 +94,7 @@ def scheduler(config: MeshConfig) -> None:
 
 @click.command(cls=SettingsCommand)
 @click.option("--dry-run", is_flag=True, help="Print how the memory would be spent, load nothing.")
-@with_config(["worker", "model", "metrics", "tls", "log"], omit=_EDGE)
+@with_config(["worker", "model", "metrics", "tls", "traces", "log"], omit=(*_EDGE, *CONTENT_KEYS))
 def worker(config: MeshConfig, dry_run: bool) -> None:
     """Run one worker: a device with a model.
 

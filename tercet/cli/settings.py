@@ -20,7 +20,7 @@ from tercet.sections import MeshConfig
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # These say what kind of thing they set only together with their section: --log-level, not --level.
-_ALWAYS_PREFIXED = {"costs", "ledger", "log", "metrics", "tenants", "tls"}
+_ALWAYS_PREFIXED = {"costs", "ledger", "log", "metrics", "tenants", "tls", "traces"}
 
 # Of the gateway that writes a ledger; no commands that read it need them.
 LEDGER_OF_GATEWAY = (
