@@ -219,20 +219,34 @@ class Entry:
         self._targets = targets
         self._books.open(self._row(Outcome.OPEN, ""))
 
-    def close(self, outcome: Outcome, reason: str, stream: Stream | None, ending: Ending) -> None:
+    def close(
+        self,
+        outcome: Outcome,
+        reason: str,
+        stream: Stream | None,
+        ending: Ending,
+        tell: Callable[[Row], None] = lambda _: None,
+    ) -> None:
         """Its client has nothing more to say. It is written once the mesh has said what it cost; at once if `stream` is
-        None: it never was submitted."""
+        None: it never was submitted. `tell` gets what is written, or, of a refusal, would be."""
+        self._prompt_tokens = ending.prompt_tokens
         if outcome is Outcome.REFUSED and not any(ending.cancels):
             self._books.refuse(
                 self._tenant, self._request.traffic_class, self._request.model.name, reason, self._request_id
             )
             self._books.leave()
+            tell(self._closed_row(outcome, reason, ending, None))
             return
-        self._prompt_tokens = ending.prompt_tokens
+
+        def close() -> None:
+            row = self._closed_row(outcome, reason, ending, stream)
+            self._books.close(row, stream)
+            tell(row)
+
         if stream is None:
-            self._books.close(self._closed_row(outcome, reason, ending, None))
+            close()
         else:
-            stream.when_accounted(lambda: self._books.close(self._closed_row(outcome, reason, ending, stream), stream))
+            stream.when_accounted(close)
 
     def _closed_row(self, outcome: Outcome, reason: str, ending: Ending, stream: Stream | None) -> Row:
         account = _NO_ACCOUNT if stream is None else stream.account

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import structlog
 
 from tercet.errors import DeadlineError, RequestCancelledError, RequestError, SlowConsumerError
-from tercet.ledger.row import Outcome
+from tercet.ledger.row import Outcome, Row
 from tercet.refusal_lines import RefusalLines
 from tercet.sections import GatewaySettings
+from tercet.tracing.context import TraceContext
+from tercet.tracing.tracer import Tracer
 
 from .answer_size import AnswerSize, too_large
 from .books import Books, Ending, Entry
 from .caller import Caller
 from .cancel import CancelCause, Cancels
+from .end_line import end_line
 from .grammar_check import GrammarCheck
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
@@ -35,6 +38,7 @@ from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
 from .stages import Stage, StageClock
 from .stream import Delta, Stream
 from .tokenizing import Tokenizing
+from .traces import begin_trace
 from .validate import GenerationRequest
 
 log = structlog.get_logger()
@@ -57,6 +61,7 @@ class Means:
     grammars: GrammarCheck
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
+    tracer: Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ class Generation:
         deadline_at: float | None,
         entry: Entry,
         on_close: Callable[[Generation], None],
+        parent: TraceContext | None = None,
     ) -> None:
         self.request_id = request_id
         self.caller = caller
@@ -113,6 +119,8 @@ class Generation:
         self._on_close = on_close
         self._clock = means.clock
         self._cancels = Cancels(means.clock)
+        self._parent = parent
+        self._trace = begin_trace(means.tracer, parent, request)
         self._arrived_at = means.clock()
         self._stages = StageClock(means.clock, self._arrived_at)
         self._admitted_at: float | None = None
@@ -189,6 +197,7 @@ class Generation:
                 prefix_salt=salt,
                 grammar=grammar,
                 grammar_end_ids=model.eos_token_ids,
+                trace=self._parent if self._trace is None else self._trace.context,
             ),
             self.stream,
         )
@@ -217,7 +226,10 @@ class Generation:
     async def read(self) -> Delta | None:
         """The next delta; None after the last. Raises the RequestError that ended the request."""
         assert self.stream is not None
-        return await self.stream.read()
+        delta = await self.stream.read()
+        if self._trace is not None and delta is not None:
+            self._trace.hear(delta)
+        return delta
 
     async def read_all(self, size: AnswerSize) -> tuple[list[PromptPart], list[Delta]]:
         """All of either, for an answer in one piece, of which there are `size` already. Raises AnswerTooLargeError if
@@ -299,9 +311,9 @@ class Generation:
         ending = Ending(
             self._arrived_at, self._clock(), self._prompt_tokens, self.delivered_tokens, self._cancels, self._stages
         )
-        self._entry.close(outcome, reason, None if self._key is None else stream, ending)
+        submitted = None if self._key is None else stream
+        self._entry.close(outcome, reason, submitted, ending, lambda row: self._tell(row, ending, gone))
         self._on_close(self)
-        self._log(outcome, reason, gone)
 
     def _cause(self, error: RequestError | None) -> CancelCause:
         """Why a request is cancelled that is closed before its end."""
@@ -319,29 +331,16 @@ class Generation:
         finishes = stream.finishes if stream is not None else ()
         return outcome_of_output(finishes, handed_over=self._completed)
 
-    def _log(self, outcome: Outcome, reason: str, gone: bool) -> None:
-        stream, now = self.stream, self._clock()
-        account = stream.account if stream is not None else None
-        first = stream.first_token_at if stream is not None else None
-        tell = _refusals.tell if outcome is Outcome.REFUSED else log.info
-        tell(
-            "request_ended",
-            request_id=self.request_id,
-            tenant=self.caller.tenant,
-            key=self.caller.key_id,
-            model=self._request.model.name,
-            outcome=outcome.value,
-            reason=reason,
-            client_gone=gone,
-            outputs=self._request.n,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=None if account is None else account.cached_tokens,
-            completion_tokens=stream.num_tokens if stream is not None else 0,
-            admission_s=None if self._admitted_at is None else round(self._admitted_at - self._arrived_at, 6),
-            queue_s=None if account is None else account.queue_s,
-            ttft_s=None if first is None else round(first - self._arrived_at, 6),
-            total_s=round(now - self._arrived_at, 6),
-        )
+    def _tell(self, row: Row, ending: Ending, gone: bool) -> None:
+        """The last word on it, once the mesh has said its own."""
+        parent, trace = self._parent, self._trace
+        if trace is not None:
+            stream = None if self._key is None else self.stream
+            trace.close(row, ending.stages, stream, ending.arrived_at, ending.ended_at)
+        context = parent if trace is None else trace.context
+        trace_id = None if context is None else context.trace_hex
+        tell = _refusals.tell if row.outcome is Outcome.REFUSED else log.info
+        tell("request_ended", **end_line(row, key_id=self.caller.key_id, client_gone=gone, trace_id=trace_id))
 
     async def _penalties(self) -> Penalties:
         """The request's, with its bad words in tokens."""

@@ -15,6 +15,8 @@ from tercet.ids import new_request_id
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 from tercet.sections import GatewaySettings
 from tercet.tenants.directory import Directory
+from tercet.tracing.context import TraceContext
+from tercet.tracing.tracer import Tracer
 
 from .books import Books
 from .caller import Caller
@@ -25,6 +27,7 @@ from .places import Places
 from .refusal_counts import RefusalKind
 from .schedulers import Schedulers
 from .tokenizing import Tokenizing
+from .traces import trace_refusal
 from .validate import MAX_TRAFFIC_CLASS_CHARS, GenerationRequest
 
 log = structlog.get_logger()
@@ -42,11 +45,12 @@ class Generations:
         *,
         clock: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+        tracer: Tracer | None = None,
     ) -> None:
         self.settings = settings
         self.tokenizing = Tokenizing(settings.max_prompt_bytes)
         self.grammars = GrammarCheck()
-        self._means = Means(settings, link, books, self.tokenizing, self.grammars, clock, draw_seed)
+        self._means = Means(settings, link, books, self.tokenizing, self.grammars, clock, draw_seed, tracer or Tracer())
         self.draining = False
         self._running: dict[tuple[str, str], Generation] = {}
         self._places = Places(settings.max_concurrent_requests)
@@ -66,9 +70,15 @@ class Generations:
         """Running requests whose clients are far behind."""
         return sum(each.stream is not None and each.stream.behind for each in self._running.values())
 
-    def start(self, request: GenerationRequest, caller: Caller, time_left_s: float | None) -> Generation:
-        """Takes a request in. `time_left_s` is the time to the client's deadline. Whoever has it must `close` it, and
-        then `leave`.
+    def start(
+        self,
+        request: GenerationRequest,
+        caller: Caller,
+        time_left_s: float | None,
+        parent: TraceContext | None = None,
+    ) -> Generation:
+        """Takes a request in. `time_left_s` is the time to the client's deadline, `parent` the trace that it is part
+        of. Whoever has it must `close` it, and then `leave`.
 
         Raises DrainingError, DuplicateRequestError, QueueFullError, TenantQuotaError, DeadlineError, LedgerLostError.
         """
@@ -83,7 +93,7 @@ class Generations:
         self._places.check(caller)
         deadline_at = None if time_left_s is None else self._means.clock() + time_left_s
         entry = self._means.books.enter(request, request_id, caller.tenant)
-        generation = Generation(self._means, request, request_id, caller, deadline_at, entry, self._forget)
+        generation = Generation(self._means, request, request_id, caller, deadline_at, entry, self._forget, parent)
         self._running[caller.tenant, request_id] = generation
         self._places.take(caller.tenant)
         self._idle.clear()
@@ -105,8 +115,13 @@ class Generations:
         finally:
             self._places.leave(caller.tenant)
 
-    def note_refusal(self, tenant: str | None, traffic_class: str, error: RequestError) -> None:
-        """Counts a request that was refused before it was taken in; `tenant` is None for callers who are not known."""
+    def note_refusal(
+        self, tenant: str | None, traffic_class: str, error: RequestError, parent: TraceContext | None = None
+    ) -> None:
+        """Counts a request that was refused before it was taken in; `tenant` is None for callers who are not known, of
+        whom nothing is traced."""
+        if tenant is not None:
+            trace_refusal(self._means.tracer, parent, error)
         self._means.link.note_refusal(RefusalKind(tenant, traffic_class[:MAX_TRAFFIC_CLASS_CHARS], error.reason))
         self._means.books.refuse(tenant or "", traffic_class, "", error.reason, "")
 

@@ -12,6 +12,8 @@ from tercet.ledger.row import Targets
 from tercet.mesh.v1 import scheduler_pb2 as pb
 from tercet.mesh.v1 import sequence_pb2
 from tercet.tenants.directory import Directory
+from tercet.tracing.context import TraceContext
+from tercet.tracing.messages import context_to_proto
 
 from .cancel import CancelCause, CancelTrail
 from .penalties import NO_PENALTIES, Penalties
@@ -60,6 +62,8 @@ class Submission:
     grammar: Grammar | None = None
     # Where the grammar is complete.
     grammar_end_ids: tuple[int, ...] = ()
+    # That it is part of.
+    trace: TraceContext | None = None
 
 
 _SYNTAXES: Mapping[Syntax, sequence_pb2.GrammarSyntax] = {
@@ -125,6 +129,7 @@ def to_submit(key: int, submission: Submission) -> pb.Submit:
         priority=submission.priority,
         prefix_salt=submission.prefix_salt,
         tenant_id=submission.tenant,
+        trace_context=context_to_proto(submission.trace),
     )
 
 

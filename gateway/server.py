@@ -25,6 +25,7 @@ from tercet.sections import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.tenants.directory import Directory
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.server import edge_tls
+from tercet.tracing.tracer import open_tracer
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
 from .books import Books
@@ -95,7 +96,8 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     counts = RequestCounts(labels, config.classes.keys())
     prices = prices_of(config.costs, config.ledger)
     books = Books(_ledger(config.ledger), config.ledger, instance, config.classes.keys(), prices=prices, counts=counts)
-    generations = Generations(settings, link, books)
+    tracer = open_tracer(config.traces, "gateway", gateway_id)
+    generations = Generations(settings, link, books, tracer=tracer)
 
     def tenants_changed(directory: Directory) -> None:
         link.tell_tenants(directory)
@@ -193,6 +195,7 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
         await asyncio.gather(stopped, *background, return_exceptions=True)
         # Behind the link: what it ends with is written, too.
         await books.stop()
+        await tracer.stop()
         generations.tokenizing.close()
         generations.grammars.close()
         if store is not None:

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from tercet import errors
 from tercet.slow_reader import write
+from tercet.tracing.context import context_of
 from tercet.v1 import inference_pb2
 
 from .answer_size import AnswerSize
@@ -110,15 +111,16 @@ class InferenceService:
         self, received: inference_pb2.GenerateRequest | Malformed, context: grpc.aio.ServicerContext
     ) -> Generation:
         caller = self._guard.caller(context)
+        parent = context_of(context.invocation_metadata() or ())
         try:
             self._generations.refuse_if_draining()
             message = checked(received)
             max_bytes = self._generations.settings.max_prompt_bytes
             request = validate_generate(message, self._catalogue, max_prompt_bytes=max_bytes)
-            return self._generations.start(request, caller, context.time_remaining())
+            return self._generations.start(request, caller, context.time_remaining(), parent)
         except errors.RequestError as error:
             traffic_class = "" if isinstance(received, Malformed) else received.traffic_class
-            self._generations.note_refusal(caller.tenant, traffic_class, error)
+            self._generations.note_refusal(caller.tenant, traffic_class, error, parent)
             raise
 
     async def _write(

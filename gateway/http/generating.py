@@ -12,6 +12,7 @@ import structlog
 
 from tercet.errors import DeadlineError, InvalidFieldError, RequestCancelledError, RequestError
 from tercet.refusal_lines import RefusalLines
+from tercet.tracing.context import context_of
 
 from ..caller import Caller
 from ..cancel import CancelCause
@@ -94,7 +95,7 @@ class Generating:
     ) -> tuple[Asked, list[GenerationRequest], float | None]:
         """Takes in the requests of a call, into `started`; with them the seconds that it may take. Raises RequestError;
         those that were taken in before are the caller's to close."""
-        traffic_class = exchange.headers.get(TRAFFIC_CLASS, "")
+        traffic_class, parent = exchange.headers.get(TRAFFIC_CLASS, ""), context_of(exchange.headers.items())
         try:
             self._generations.refuse_if_draining()
             asked = read()
@@ -116,9 +117,9 @@ class Generating:
                 )
             deadline_s = _deadline_s(exchange)
             check_count(len(requests), caller)
-            started += (self._generations.start(request, caller, deadline_s) for request in requests)
+            started += (self._generations.start(request, caller, deadline_s, parent) for request in requests)
         except RequestError as error:
-            self._generations.note_refusal(caller.tenant, traffic_class, error)
+            self._generations.note_refusal(caller.tenant, traffic_class, error, parent)
             if not started:
                 field, request_id = error.metadata.get("field"), exchange.request_id
                 _refusals.tell("call_refused", reason=error.reason, field=field, request_id=request_id)

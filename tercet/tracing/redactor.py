@@ -10,7 +10,7 @@ from .span import Message
 
 REDACTED = "[REDACTED]"
 # Behind the cut so many characters are searched, too: half of a secret is one.
-_BEYOND_CHARS = 4096
+BEYOND_CHARS = 4096
 
 
 class Redactor:
@@ -22,7 +22,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A text without what must not be seen."""
-        text = text[: self._max_chars + _BEYOND_CHARS]
+        text = text[: self._max_chars + BEYOND_CHARS]
         for pattern in self._patterns:
             text = pattern.sub(REDACTED, text)
         return text[: self._max_chars]

@@ -11,6 +11,7 @@ from tercet.errors import ConfigError
 
 from .context import TraceContext
 from .exporting import Exporting
+from .redactor import BEYOND_CHARS
 from .sampler import is_sampled
 from .settings import TracesSettings
 from .span import Attributes, Span
@@ -28,19 +29,19 @@ class Taker(Protocol):
 
 class Tracer:
     """Without a `taker` nothing is traced. `ratio` is of requests that come with no context; what others have decided
-    holds. `keeps_content`: also what traced requests say is wanted. `draw` gives so many random bits."""
+    holds. `content_chars`: so much of each text of traced requests is wanted. `draw` gives so many random bits."""
 
     def __init__(
         self,
         taker: Taker | None = None,
         ratio: float = 1.0,
         *,
-        keeps_content: bool = False,
+        content_chars: int = 0,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._taker = taker
         self._ratio = ratio
-        self.keeps_content = taker is not None and keeps_content
+        self.content_chars = content_chars
         self._draw = draw
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
@@ -86,5 +87,5 @@ def open_tracer(settings: TracesSettings, service: str, instance: str, attribute
     return Tracer(
         Exporting(sender, settings.max_waiting_spans),
         settings.sample_ratio,
-        keeps_content=settings.content == "sampled",
+        content_chars=settings.content_max_chars + BEYOND_CHARS if settings.content == "sampled" else 0,
     )
