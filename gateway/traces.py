@@ -7,6 +7,7 @@ from __future__ import annotations
 from tercet.errors import RequestError
 from tercet.ledger.row import Outcome, Row
 from tercet.tracing.context import TraceContext
+from tercet.tracing.harmless import harmless
 from tercet.tracing.span import Content, Kind, Message, Span, Value, token_bucket
 from tercet.tracing.span_clock import SpanClock
 from tercet.tracing.tracer import Tracer
@@ -36,12 +37,14 @@ class Trace:
         # Of each output what is kept of its text.
         self._heard: dict[int, str] = {}
 
+    @harmless
     def hear(self, delta: Delta) -> None:
         """More of an output."""
         if self._tracer.content_chars and delta.text:
             text = self._heard.get(delta.output_index, "")
             self._heard[delta.output_index] = (text + delta.text)[: self._tracer.content_chars]
 
+    @harmless
     def close(self, row: Row, stages: StageClock, stream: Stream | None, arrived_at: float, ended_at: float) -> None:
         """Nothing more comes of it; `row` is what the ledger has. Times are seconds on the monotonic clock."""
         self._put_stages(stages, stream, ended_at)
@@ -84,6 +87,7 @@ def begin_trace(tracer: Tracer, parent: TraceContext | None, request: Generation
     return None if context is None else Trace(tracer, parent, context, request)
 
 
+@harmless
 def trace_refusal(tracer: Tracer, parent: TraceContext | None, error: RequestError) -> None:
     """A call was refused before there was a request."""
     context = tracer.begin(parent)

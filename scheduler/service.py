@@ -175,8 +175,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             elif kind == "submit":
                 submission = submission_from_proto(message.submit)
                 if message.submit.HasField("trace_context"):
-                    context = context_from_proto(message.submit.trace_context)
-                    self._loop.traces.submitted(gateway, submission, context)
+                    trace = context_from_proto(message.submit.trace_context)
+                    self._loop.traces.submitted(gateway, submission, trace)
                 self._loop.post(Submitted(gateway, submission))
             elif kind == "cancel":
                 self._loop.post(cancel_from_proto(gateway, message.cancel))

@@ -11,6 +11,7 @@ from typing import Any
 
 from tercet.errors import GatewayLostError
 from tercet.tracing.context import TraceContext
+from tercet.tracing.harmless import harmless
 from tercet.tracing.span import Span, SpanEvent, Value, token_bucket
 from tercet.tracing.span_clock import SpanClock
 from tercet.tracing.tracer import Tracer
@@ -70,6 +71,7 @@ class Traces:
     def __bool__(self) -> bool:
         return bool(self._by_key)
 
+    @harmless
     def submitted(self, gateway: int, submission: Submission, parent: TraceContext | None) -> None:
         """A gateway has sent a request, which is part of that trace."""
         if parent is None or not parent.sampled:
@@ -84,6 +86,7 @@ class Traces:
         traced = self._by_sequence.get(sequence_id)
         return None if traced is None else traced.span or traced.parent
 
+    @harmless
     def look(self, actions: Iterable[Action]) -> None:
         """What came of a round."""
         ended: list[_Traced] = []
@@ -99,6 +102,7 @@ class Traces:
         for traced in ended:
             self._end(traced)
 
+    @harmless
     def gateway_lost(self, gateway: int) -> None:
         """What it had asked for nobody waits for."""
         for traced in [each for each in self._by_key.values() if each.gateway == gateway]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tercet.errors import SchedulerLostError
 from tercet.tracing.context import TraceContext
+from tercet.tracing.harmless import harmless
 from tercet.tracing.span import Span, SpanEvent, Value, token_bucket
 from tercet.tracing.span_clock import SpanClock
 from tercet.tracing.tracer import Tracer
@@ -99,6 +100,7 @@ class Traces:
         self._tracer = tracer
         self._traced: dict[int, _Traced] = {}
 
+    @harmless
     def commanded(self, command: Command, context: TraceContext | None) -> None:
         """The scheduler has sent that; a new sequence is part of `context`, if it is traced."""
         if isinstance(command, NewSequence):
@@ -110,6 +112,7 @@ class Traces:
                 if (traced := self._traced.get(sequence_id)) is not None:
                     traced.note_event("resumed")
 
+    @harmless
     def told(self, event: Event) -> None:
         """The scheduler is told that."""
         if not self._traced:
@@ -129,6 +132,7 @@ class Traces:
             case _:
                 pass
 
+    @harmless
     def detached(self) -> None:
         """The stream is over, and with it all its sequences."""
         for sequence_id in list(self._traced):

@@ -5,10 +5,12 @@ Whoever puts a span never waits, and nothing that the collector does, or does no
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -47,9 +49,9 @@ class Exporting:
         max_waiting: int,
         *,
         clock: Callable[[], float] = time.monotonic,
-        batch_s: float | None = None,
+        batch_s: float = BATCH_SECONDS,
     ) -> None:
-        """`clock` gives seconds."""
+        """`clock` gives seconds; a batch goes out after `batch_s` of them at the latest."""
         self._sender = sender
         self._max_waiting = max_waiting
         self._clock = clock
@@ -61,7 +63,9 @@ class Exporting:
         self.num_sent = 0
         self._num_told = 0
         self._told_at = -TELL_SECONDS
-        self._thread = threading.Thread(target=self._live, name="traces", daemon=True)
+        # Its lines are those of the process that it is part of.
+        live = partial(contextvars.copy_context().run, self._live)
+        self._thread = threading.Thread(target=live, name="traces", daemon=True)
         self._thread.start()
 
     def put(self, span: Span) -> None:
