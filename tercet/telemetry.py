@@ -18,15 +18,17 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 _CONSOLE_LEVEL = re.compile(r"\S+ \[(\w+) *\] ")
 
 
-def configure_logging(service: str, level: LogLevel = "info", fmt: LogFormat = "console") -> None:
-    """Sends log events of this process to standard error, with `service` bound to each."""
+def configure_logging(
+    service: str, level: LogLevel = "info", fmt: LogFormat = "console", to: TextIO | None = None
+) -> None:
+    """Sends log events of this process to `to`, by default standard error, with `service` bound to each."""
     renderer: structlog.typing.Processor
     if fmt == "json":
         renderer = structlog.processors.JSONRenderer()
     else:
         # The renderer's own tracebacks show local variables, prompts among them.
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=to is None and sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
         processors=[
@@ -37,10 +39,18 @@ def configure_logging(service: str, level: LogLevel = "info", fmt: LogFormat = "
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Lossy(sys.stderr))),
+        # Each line is one write.
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy(sys.stderr)) if to is None else to),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def dropped_line(fmt: LogFormat, count: int) -> str:
+    """The line that says how many others could not be written."""
+    if fmt == "json":
+        return json.dumps({"event": "log_lines_dropped", "level": "warning", "lines": count}) + "\n"
+    return f"- [warning  ] log_lines_dropped lines={count}\n"
 
 
 class _Lossy(io.TextIOBase):

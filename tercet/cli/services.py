@@ -6,7 +6,8 @@ import importlib
 import os
 import signal
 import sys
-from typing import Any
+from functools import partial
+from typing import Any, TextIO, cast
 
 import click
 import structlog
@@ -15,11 +16,12 @@ from tercet.cli.settings import SettingsCommand, with_config
 from tercet.config import PROCESS_NAME_VARIABLE
 from tercet.errors import ConfigError
 from tercet.garbage import SELDOM, USUAL, settle
+from tercet.log_file import LogFile, log_path
 from tercet.mesh_processes import die_with_parent
 from tercet.open_files import allow_many
 from tercet.public_bind import check_public_bind, is_public, open_doors
-from tercet.sections import MeshConfig
-from tercet.telemetry import configure_logging
+from tercet.sections import LogSettings, MeshConfig
+from tercet.telemetry import configure_logging, dropped_line
 from tercet.tracing.settings import CONTENT_KEYS
 
 # For so long a gateway's other threads, such as the one that writes the ledger, keep the interpreter from the one that
@@ -39,7 +41,8 @@ def run_service(name: str, config: MeshConfig) -> None:
     """Runs a service until SIGTERM or SIGINT. Raises errors.StartupError."""
     die_with_parent()
     # With several workers on one host, `tercet up` tells each its name.
-    configure_logging(os.environ.get(PROCESS_NAME_VARIABLE) or name, config.log.level, config.log.format)
+    process = os.environ.get(PROCESS_NAME_VARIABLE, "")
+    configure_logging(process or name, config.log.level, config.log.format, _log_file(config.log, process))
     allow_many()
     check_public_bind(name, config)
     host = getattr(config, name).host
@@ -70,6 +73,14 @@ def run_service(name: str, config: MeshConfig) -> None:
                 signal.signal(number, signal.SIG_IGN)
 
     uvloop.run(serve_to_the_end())
+
+
+def _log_file(settings: LogSettings, process: str) -> TextIO | None:
+    """What is written to instead of standard error, if anything is. Raises ConfigError."""
+    if not settings.file:
+        return None
+    dropped = partial(dropped_line, settings.format)
+    return cast(TextIO, LogFile(log_path(settings.file, process), settings.max_bytes, settings.backups, dropped))
 
 
 @click.command(cls=SettingsCommand)

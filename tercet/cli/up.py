@@ -99,7 +99,8 @@ def stop_on_signals(mesh: MeshProcesses) -> None:
     help="How long the services may take to become ready.",
 )  # fmt: skip
 @with_config(
-    ["gateway", "scheduler", "worker", "model", "tenants", "ledger", "costs", "metrics", "tls", "traces", "log"], omit=_LINKS
+    ["gateway", "scheduler", "worker", "model", "tenants", "ledger", "costs", "metrics", "tls", "traces", "log"],
+    omit=_LINKS,
 )
 def up(
     config: MeshConfig,
