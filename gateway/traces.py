@@ -12,9 +12,10 @@ from tercet.tracing.span import Content, Kind, Message, Span, Value, token_bucke
 from tercet.tracing.span_clock import SpanClock
 from tercet.tracing.tracer import Tracer
 
+from .prompt_input import ChatInput, TextInput
 from .stages import Stage, StageClock
 from .stream import Delta, Stream
-from .validate import ChatInput, GenerationRequest, TextInput
+from .validate import GenerationRequest
 
 PROVIDER = "tercet"
 # Of a conversation the latest so many texts as long as one may be.
