@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -25,7 +26,7 @@ from tercet.cli.root import EXIT_INTERRUPTED, EXIT_REQUEST, Failure
 from tercet.client.connection import Connection
 from tercet.errors import LoadError
 from tercet.load.endpoint import Endpoint
-from tercet.load.folder import Run, write_run
+from tercet.load.folder import SUMMARY, Run, write_run
 from tercet.load.lengths import INPUTS, OUTPUTS
 from tercet.load.principals import Principals, parse_classes, parse_priorities, parse_tenant
 from tercet.load.slo import parse_slo
@@ -152,8 +153,13 @@ def run(
         connections=connections,
     )
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S"))
+    if (out / SUMMARY).exists():
+        raise click.BadParameter(f"{out} has a run already", param_hint="--out")
+    is_new = not out.exists()
     try:
         workload = to_workload(**options)
+        # What cannot be written is told before, not behind all the work.
+        out.mkdir(parents=True, exist_ok=True)
         result = _run(workload, endpoint, processes)
         write_run(out, result)
     except WorkloadError as error:
@@ -162,6 +168,11 @@ def run(
         raise Failure(str(error), EXIT_REQUEST) from error
     except OSError as error:
         raise Failure(f"cannot write {out}: {error.strerror}", EXIT_REQUEST) from error
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                # Of a run that came to nothing. One that has files in it stays.
+                out.rmdir()
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result.summary)))
     else:

@@ -19,11 +19,12 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """What was seen of it. `moments` are those of messages with tokens, `end_s` is None while it runs."""
+    """What was seen of it. `moments` are those of messages with tokens. `sent_s` is None if it was never sent, `end_s`
+    until it is over."""
 
     ask: Ask
     due_s: float
-    sent_s: float
+    sent_s: float | None
     moments: array[float] = field(default_factory=lambda: array("d"))
     tokens: int = 0
     begun: Begun | None = None
@@ -69,6 +70,7 @@ async def _next(events: AsyncGenerator[Event, None], seen: Exchange, clock: Cloc
     cancel = seen.ask.cancel
     if cancel is None or cancel.before_first_s is None or seen.tokens:
         return await anext(events, None)
+    assert seen.sent_s is not None
     try:
         return await within(seen.sent_s + cancel.before_first_s - clock(), anext(events, None))
     except asyncio.TimeoutError:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _CONTROL_S = 60.0
+_IDLE_S = 1.0
 # No event is longer.
 _LINE_BYTES = 1 << 20
 # Ids of any vocabulary.
@@ -45,8 +46,9 @@ class OpenAiTarget:
         return f"the server at {self._root}"
 
     async def __aenter__(self) -> OpenAiTarget:
-        # Each stream has a connection, and as many as there are streams.
-        connector = self._aiohttp.TCPConnector(limit=0)
+        # As many connections as there are streams. Servers close those that are idle, some after 5 s; a request that
+        # crosses that on its way would seem to have failed.
+        connector = self._aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
         self._session = self._aiohttp.ClientSession(
             connector=connector,
             timeout=self._aiohttp.ClientTimeout(total=None),

@@ -22,7 +22,7 @@ def gaps_ms(seen: Exchange) -> list[float]:
 def row_of(seen: Exchange, between_ms: Sequence[float], point: int, limits: Mapping[str, Slo], warm_up_s: float) -> Row:
     """The row of one that is over; `between_ms` are its gaps."""
     ask, principal = seen.ask, seen.ask.principal
-    between_ms = [round(gap, 4) for gap in between_ms]
+    between_ms = sorted(round(gap, 4) for gap in between_ms)
     outcome, reason = _outcome(seen)
     first = seen.moments[0] if seen.moments else None
     last = seen.moments[-1] if seen.moments else None

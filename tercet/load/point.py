@@ -73,10 +73,14 @@ async def run_point(
         seen = Exchange(ask, due_s, clock())
         progress.note_sent()
         await exchange(setting.target, seen, clock, progress.note_piece)
+        note(seen)
+
+    def note(seen: Exchange) -> None:
         between_ms = gaps_ms(seen)
         row = row_of(seen, between_ms, point, setting.limits, workload.warm_up_s)
         rows.append(row)
-        progress.note_over(row.outcome)
+        if seen.sent_s is not None:
+            progress.note_over(row.outcome)
         if not row.warm_up and not row.slow_reader:
             for gap in between_ms:
                 gaps.add(gap)
@@ -88,7 +92,9 @@ async def run_point(
             await send_in_turn(made, send, clock, clients, workload.duration_s, workload.patience_s)
         else:
             limit = workload.max_concurrency and max(1, workload.max_concurrency // share.parts)
-            await send_when_due(made, send, clock, limit, workload.patience_s)
+            for ask in await send_when_due(made, send, clock, limit, workload.patience_s):
+                assert ask.due_s is not None
+                note(Exchange(ask, ask.due_s, None))
     return PointResult(tuple(sorted(rows, key=lambda row: row.index)), gaps, tuple(sampler.samples))
 
 

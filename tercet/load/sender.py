@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
+from tercet.patience import within
+
 from .ask import Ask
 from .exchange import Clock
 
+# A moment that is nearer has come.
+_IN_TIME_S = 1e-5
 # Sends one that is due at that moment, and reads its answer.
 Send = Callable[[Ask, float], Awaitable[None]]
 
 
-async def send_when_due(asks: Iterable[Ask], send: Send, clock: Clock, limit: int, patience_s: float) -> None:
+async def send_when_due(asks: Iterable[Ask], send: Send, clock: Clock, limit: int, patience_s: float) -> Sequence[Ask]:
     """Each at its moment, whatever became of those before; with a `limit` above 0 not before fewer than so many run.
-    Those that are not over `patience_s` seconds after the last was sent are cancelled."""
+    Those that are not over `patience_s` seconds after the last was sent are cancelled. If the limit is reached and none
+    is over for so long, no more are sent: those that were not are returned."""
     tasks: list[asyncio.Task[None]] = []
     places = asyncio.Semaphore(limit) if limit else None
 
@@ -28,15 +33,17 @@ async def send_when_due(asks: Iterable[Ask], send: Send, clock: Clock, limit: in
             if places is not None:
                 places.release()
 
+    coming = iter(asks)
     try:
-        for ask in asks:
+        for ask in coming:
             assert ask.due_s is not None
             await _until(ask.due_s, clock)
-            if places is not None:
-                await places.acquire()
+            if places is not None and not await _acquired(places, patience_s):
+                return [ask, *coming]
             tasks.append(asyncio.create_task(one(ask, ask.due_s)))
         if tasks:
             await asyncio.wait(tasks, timeout=patience_s)
+        return []
     finally:
         await _end(tasks)
 
@@ -46,11 +53,12 @@ async def send_in_turn(
 ) -> None:
     """By so many clients, each of which sends its next one when it has its answer, until `until_s`; 0: until there are
     no more. When none has been over for `patience_s` seconds, those that run are cancelled and no more are sent."""
-    over = 0
+    over, stopped = 0, False
 
     async def client() -> None:
         nonlocal over
-        while not until_s or clock() < until_s:
+        # A request that is broken off takes the cancel for its own.
+        while not stopped and (not until_s or clock() < until_s):
             ask = next(asks, None)
             if ask is None:
                 return
@@ -65,7 +73,16 @@ async def send_in_turn(
             before = over
             _, left = await asyncio.wait(left, timeout=patience_s)
     finally:
+        stopped = True
         await _end(tasks)
+
+
+async def _acquired(places: asyncio.Semaphore, limit_s: float) -> bool:
+    try:
+        await within(limit_s, places.acquire())
+    except asyncio.TimeoutError:
+        return False
+    return True
 
 
 async def _until(moment: float, clock: Clock) -> None:
@@ -73,7 +90,7 @@ async def _until(moment: float, clock: Clock) -> None:
     left_s = moment - clock()
     await asyncio.sleep(max(0.0, left_s))
     # uvloop wakes up to a millisecond early.
-    if left_s > 0 and clock() < moment:
+    if left_s > 0 and moment - clock() > _IN_TIME_S:
         await _until(moment, clock)
 
 
