@@ -24,9 +24,12 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference,
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by their dotted keys."""
+    """Values by their dotted keys; things of a list by their number, an empty name is a *."""
     for key, value in data.items():
+        name = f"{prefix}{key or '*'}"
+        if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            value = {str(number): each for number, each in enumerate(value)}
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{name}.")
         else:
-            yield f"{prefix}{key}", value
+            yield name, value

@@ -120,10 +120,10 @@ def charged(charges: Charges) -> Table:
     named = [("all", charges.total)]
     named += [(f"class {words.name(name)}", each) for name, each in sorted(charges.by_class.items())]
     by_cost = sorted(charges.by_tenant.items(), key=lambda item: (-item[1].cost, -item[1].gpu_s, item[0]))
-    named += [(f"tenant {words.name(name)}", each) for name, each in by_cost[:_MAX_GROUPS]]
+    named += [(f"tenant {words.name(name) or words.NOTHING}", each) for name, each in by_cost[:_MAX_GROUPS]]
     note = (
         f"The ledger has {charges.total.requests:,} of the run's {charges.asked:,} requests with an id. Idle "
-        "time is in no charge."
+        "time is in no charge, and qualified are those that got what the mesh's classes promise."
     )
     head = ["", "requests", "qualified", "GPU time", *_COSTS]
     return Table("charges", "What requests were charged with", note, head, [_charge(*each) for each in named])

@@ -49,7 +49,9 @@ def money(number: float | None) -> str:
     """In whatever currency the price was given in."""
     if number is None or math.isnan(number):
         return NOTHING
-    return f"{number:,.2f}" if number >= 1 or number == 0 else f"{number:.3g}"
+    if number >= 1 or number <= 0:
+        return f"{number:,.2f}"
+    return f"{number:.{2 - math.floor(math.log10(number))}f}"
 
 
 def signed(number: float, unit: str = "%") -> str:

@@ -150,3 +150,5 @@ def test_differences_of_nested_descriptions() -> None:
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == (Difference("a.c", 2, 3),)
     assert differences({"a": {"b": 1}}, {"a": None}) == (Difference("a.b", 1, None),)
     assert differences({}, {}) == ()
+    a, b = ({"slo": {"": {"ttft_s": each}}, "workers": [{"device": "cpu"}, {"kv_blocks": each}]} for each in (1, 2))
+    assert differences(a, b) == (Difference("slo.*.ttft_s", 1, 2), Difference("workers.1.kv_blocks", 1, 2))
