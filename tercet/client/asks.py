@@ -11,9 +11,10 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from tercet import errors
+from tercet.answer_messages import from_event, from_result
 from tercet.ledger.row import Cancelled
 from tercet.mesh_info import FleetInfo, ModelInfo, from_cancellation, from_fleet, from_model
-from tercet.messages import Answer, ChatMessage, Event, Options, Prompt, from_event, from_result
+from tercet.messages import Answer, ChatMessage, Event, Options, Prompt
 from tercet.request_messages import check_no_chat, to_chat, to_request
 from tercet.traffic import TrafficInfo, from_traffic
 from tercet.v1 import inference_pb2 as pb

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tercet import errors
+from tercet.answer_messages import joined, to_answer
 from tercet.messages import (
     Accepted,
     Answer,
@@ -14,8 +15,6 @@ from tercet.messages import (
     PromptLogprobs,
     TokenLogprobs,
     ToolCallDelta,
-    joined,
-    to_answer,
 )
 
 

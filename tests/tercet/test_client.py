@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tercet import errors
+from tercet.answer_messages import from_event, from_result, joined
 from tercet.client import (
     Accepted,
     AsyncClient,
@@ -17,7 +18,7 @@ from tercet.client import (
     Tool,
     ToolCall,
 )
-from tercet.messages import PromptLogprobs, TokenLogprobs, from_event, from_result, joined
+from tercet.messages import PromptLogprobs, TokenLogprobs
 from tercet.ports import free_ports
 from tercet.v1 import inference_pb2 as pb
 

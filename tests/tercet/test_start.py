@@ -11,12 +11,13 @@ import sys
 import pytest
 from command_line import ROOT, run, start
 
+from tercet.answer_messages import to_answer
 from tercet.cli.demo import private, summary
 from tercet.client import Accepted, Answer, Finished, FleetInfo, OutputEnd
 from tercet.config import load_config
 from tercet.mesh_info import WorkerInfo
 from tercet.mesh_layout import layout
-from tercet.messages import Timings, Usage, to_answer
+from tercet.messages import Timings, Usage
 from tercet.ports import check_port_free, free_ports
 
 
