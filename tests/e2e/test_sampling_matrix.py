@@ -13,6 +13,8 @@ pytestmark = pytest.mark.e2e
 
 PROMPT = "Once upon a time, there was a"
 HOT = {"temperature": 0.9, "seed": 11}
+# An end token of the model.
+END = 2
 MATRIX: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 1.3, "seed": 5},
@@ -28,7 +30,8 @@ MATRIX: dict[str, dict[str, Any]] = {
     "min_tokens": {**HOT, "stop_token_ids": tuple(range(250, 300)), "min_tokens": 9},
     "stop": {**HOT, "stop": ("the", "a ")},
     "include_stop_string": {**HOT, "stop": ("the", "a "), "include_stop_string": True},
-    "ignore_eos": {**HOT, "ignore_eos": False},
+    "ends": {**HOT, "ignore_eos": False, "logit_bias": {END: 12.0}},
+    "ignore_eos": {**HOT, "logit_bias": {END: 12.0}},
     "n": {**HOT, "n": 3},
     "logprobs": {**HOT, "logprobs": 3},
     "prompt_logprobs": {**HOT, "prompt_logprobs": 2},
@@ -63,10 +66,14 @@ async def test_the_same_streamed_or_at_once_alone_or_in_a_batch(client: AsyncCli
         assert results(answer) == results(alone[name]), name
     # None of them is there for nothing.
     plain = (await client.generate(PROMPT, max_tokens=24, ignore_eos=True, **HOT).answer()).outputs[0]
-    same = {"top_k", "top_p", "min_p", "ignore_eos", "n", "logprobs", "prompt_logprobs"}
     for name, answer in alone.items():
-        if name not in same:
+        if name not in ("n", "logprobs", "prompt_logprobs"):
             assert answer.outputs[0] != plain, name
+    assert (alone["ends"].outputs[0].finish_reason, alone["ignore_eos"].outputs[0].finish_reason) == ("stop", "length")
+    assert alone["n"].outputs[0] == plain
+    assert alone["n"].outputs[1] != plain
+    assert alone["logprobs"].outputs[0].token_ids == plain.token_ids
+    assert all(len(each.top) == 3 for each in alone["logprobs"].outputs[0].logprobs)
 
 
 async def test_bad_words_do_not_come(client: AsyncClient) -> None:
