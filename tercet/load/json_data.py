@@ -15,6 +15,9 @@ from tercet.errors import LoadError
 
 Record = TypeVar("Record")
 
+_PLAIN = (bool, int, float, str, types.NoneType)
+_UNIONS = (types.UnionType, Union)
+
 
 class RunFileError(LoadError):
     """A file is not what `tercet bench run` writes."""
@@ -28,20 +31,25 @@ def from_data(kind: type[Record], data: object, where: str = "") -> Record:
 
 
 @functools.cache
-def _fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
+def _fields(kind: type) -> tuple[tuple[str, Any, bool, frozenset[type]], ...]:
+    """Name, type, whether it is needed, and the types of values that are right as they are."""
     hints = get_type_hints(kind)
     missing = dataclasses.MISSING
-    return tuple(
-        (field.name, hints[field.name], field.default is missing and field.default_factory is missing)
-        for field in dataclasses.fields(kind)
-    )
+    found = []
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        choices = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+        plain = frozenset(each for each in _PLAIN if each in choices)
+        needed = field.default is missing and field.default_factory is missing
+        found.append((field.name, hint, needed, plain))
+    return tuple(found)
 
 
 def _value(kind: Any, data: object, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _record(kind, data, where)
     origin = get_origin(kind)
-    if origin in (types.UnionType, Union):
+    if origin in _UNIONS:
         (some,) = (each for each in get_args(kind) if each is not types.NoneType)
         return None if data is None else _value(some, data, where)
     if kind is Any:
@@ -67,9 +75,11 @@ def _record(kind: Any, data: object, where: str) -> Any:
     if not isinstance(data, dict):
         raise RunFileError(f"{where} is {_short(data)}, not an object")
     values = {}
-    for name, inner, needed in _fields(kind):
+    for name, inner, needed, plain in _fields(kind):
         if name in data:
-            values[name] = _value(inner, data[name], f"{where}.{name}")
+            value = data[name]
+            # Nearly all are, and a run has millions.
+            values[name] = value if type(value) in plain else _value(inner, value, f"{where}.{name}")
         elif needed:
             raise RunFileError(f"{where} has no {name}")
     return kind(**values)

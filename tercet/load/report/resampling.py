@@ -22,8 +22,6 @@ from .columns import Columns, Figure, Floats, Ints, rank
 
 # As few as tell how much they vary, so that they are as long as can be.
 PIECES = 40
-# Numbers that are looked at in one go.
-_BATCH = 2_000_000
 
 Weights = npt.NDArray[np.int32]
 
@@ -99,12 +97,22 @@ def _percentiles(values: Floats, block: Ints, weights: Weights, percents: Sequen
     order = np.argsort(values[there], kind="stable")
     ranked, blocks = values[there][order], block[there][order]
     found = np.full((len(percents), len(weights)), np.nan)
-    if not len(ranked):
-        return found
-    rows = max(1, _BATCH // len(ranked))
-    for start in range(0, len(weights), rows):
-        counts = np.cumsum(weights[start : start + rows][:, blocks], axis=1, dtype=np.int32)
-        for offset, count in enumerate(counts):
-            if total := int(count[-1]):
-                found[:, start + offset] = ranked[np.searchsorted(count, [rank(total, each) for each in percents])]
+    # Of the smallest values, so many are of each block: [values + 1, pieces].
+    below = np.zeros((len(ranked) + 1, weights.shape[1]), dtype=np.int32)
+    np.cumsum(blocks[:, None] == np.arange(weights.shape[1]), axis=0, dtype=np.int32, out=below[1:])
+    totals = weights @ below[-1]
+    some = totals > 0
+    for at, percent in enumerate(percents):
+        wanted = np.array([rank(int(total), percent) for total in totals[some]])
+        found[at, some] = ranked[_first_with(below[1:], weights[some], wanted)]
     return found
+
+
+def _first_with(upto: Weights, weights: Weights, wanted: Ints) -> Ints:
+    """By bisection the first position of each draw up to which so many values are wanted, [draws]."""
+    low, high = np.zeros(len(weights), dtype=np.int64), np.full(len(weights), len(upto) - 1)
+    while (low < high).any():
+        middle = (low + high) // 2
+        enough = np.einsum("dp,dp->d", upto[middle], weights) >= wanted
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    return low

@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tercet.load.report.columns import FIGURES, Figure, to_columns
+from tercet.load.report.columns import FIGURES, Figure, rank, to_columns
 from tercet.load.report.interval import Side, change, student
 from tercet.load.report.resampling import PIECES, cut, draw, drawn, pieces_of, span_of
 
-from .made_run import random_rows, row, run
+from .made_run import random_rows, refused, row, run
 
 NONE = np.empty(0)
 
@@ -91,6 +93,26 @@ def test_drawn_percentiles_are_measured_values() -> None:
         assert whole == pytest.approx(expected if each.kind != "rate" else expected / 3)
     percentile = drawn(columns, FIGURES, parts, draw(np.random.default_rng(1), 40, 50))["TTFT p99"]
     assert set(percentile) <= set(columns.ttft_ms)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(0, 40))
+@settings(max_examples=60)
+def test_a_value_counts_as_often_as_its_piece_was_drawn(seed: int, pieces: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [row(at, float(at), ttft_s=float(rng.integers(1, 5))) for at in range(count)]
+    # Of some nothing was measured.
+    rows = [refused(each.index, each.due_s) if rng.random() < 0.2 else each for each in rows]
+    columns = to_columns(rows, float(count))
+    parts = cut(columns, pieces, span_of(columns))
+    weights = draw(rng, pieces, 4)
+    for drawing, weight in zip(drawn(columns, FIGURES, parts, weights)["TTFT p95"], weights, strict=True):
+        times = weight[parts.block]
+        repeated = np.sort(np.repeat(columns.ttft_ms, times))
+        repeated = repeated[~np.isnan(repeated)]
+        if len(repeated):
+            assert drawing == repeated[rank(len(repeated), 95) - 1]
+        else:
+            assert math.isnan(drawing)
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5])
