@@ -98,7 +98,7 @@ def compare(
     if not points:
         raise LoadError("the runs have no load in common")
     environment = differences(a[0].summary.environment, b[0].summary.environment)
-    return Comparison(tuple(points), unlike, environment, tuple(_warnings(a, b)))
+    return Comparison(tuple(points), unlike, environment, tuple(dict.fromkeys(_warnings(a, b))))
 
 
 def _unlike(first: Run, others: Sequence[Run]) -> tuple[Difference, ...]:
@@ -149,8 +149,13 @@ def _line(figure: Figure, sides: Sequence[Sequence[Columns]], draws: Sequence[Fl
     scale: Scale = "points" if figure.kind == "share" else "relative"
     found = change(Side(a, runs[0], draws[0], pieces[0]), Side(b, runs[1], draws[1], pieces[1]), scale)
     if found is None:
-        return Line(figure, a, b, None, "unknown", "A: 0" if a == 0 else "few drawn runs have any")
+        return Line(figure, a, b, None, "unknown", _unknown(a, b))
     return Line(figure, a, b, found, _verdict(found, figure.lower_is_better))
+
+
+def _unknown(a: float, b: float) -> str:
+    zero = [name for name, value in (("A", a), ("B", b)) if value == 0]
+    return f"{' and '.join(zero)}: 0" if zero else "few drawn runs have any"
 
 
 def _verdict(found: Change, lower_is_better: bool) -> Verdict:

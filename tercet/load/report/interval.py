@@ -23,6 +23,8 @@ from .columns import Floats
 
 # If more drawn runs than this have no figure, it is not known.
 _MAX_UNKNOWN = 0.05
+# Of logarithms; beyond it a number is as good as infinite.
+_FAR = 500.0
 # The 97.5 % point of Student's t by its degrees of freedom, from any table of it; between these by 1 / freedom.
 _STUDENT = ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (8, 2.306), (10, 2.228),
             (15, 2.131), (20, 2.086), (30, 2.042), (60, 2.000), (math.inf, 1.960))  # fmt: skip
@@ -63,7 +65,8 @@ class Change:
 
 
 def change(a: Side, b: Side, scale: Scale) -> Change | None:
-    """None where it is not known: relative to 0, or too many drawn runs without a figure."""
+    """None where it is not known: relative to 0 or, with several runs, down to 0; too many drawn runs without a
+    figure."""
     if scale == "relative" and a.value == 0:
         return None
     value = float(_difference(np.asarray(a.value), np.asarray(b.value), scale))
@@ -79,12 +82,16 @@ def change(a: Side, b: Side, scale: Scale) -> Change | None:
         return Change(value, float(low), float(high))
     variances = [a.variance, b.variance]
     if scale == "relative":
-        # To first order.
-        ratio = b.value / a.value
-        scales = (100 * ratio / a.value, 100 / a.value)
-        variances = [variance * factor**2 for variance, factor in zip(variances, scales, strict=True)]
+        if b.value <= 0:
+            return None
+        # Of their logarithms, to first order: what is as many times more or less is as far away.
+        variances = [side.variance / side.value**2 for side in (a, b)]
     around = student(_welch(variances, (a.freedom, b.freedom))) * math.sqrt(sum(variances))
-    return Change(value, float(value - around), float(value + around))
+    if scale == "points":
+        return Change(value, value - around, value + around)
+    around = min(around, _FAR)
+    low, high = (100 * math.expm1(math.log(b.value / a.value) + each) for each in (-around, around))
+    return Change(value, low, high)
 
 
 def student(freedom: float) -> float:
