@@ -288,7 +288,7 @@ class Entry:
         return tuple(
             Cancellation(
                 output_index=cancel.output_index,
-                origin=cancel.cause.value,
+                origin=cancel.origin.value,
                 cancelled_at=self._arrived_at + cancel.seen_at - ending.arrived_at,
                 states=() if cancel.trail is None else cancel.trail.states,
                 release_s=None if cancel.trail is None else cancel.trail.release_s,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
-class CancelCause(enum.Enum):
+class CancelOrigin(enum.Enum):
     """Who or what ended a request before its end. Values are the words in logs and in the ledger."""
 
     CLIENT = "client"
@@ -27,7 +27,7 @@ class CancelTrail:
     """What the scheduler says of a cancel that has taken effect. Seconds on its clock, from the moment at which the
     cancel came there: until the worker was told, None if none had to be, and until the last block was free."""
 
-    cause: CancelCause
+    origin: CancelOrigin
     # Where the sequences were, by output index.
     states: tuple[str, ...]
     release_s: float | None
@@ -40,7 +40,7 @@ class CancelTrail:
 class Cancel:
     """One cancel, of an output or, if that is None, of the whole request. Times are seconds on the gateway's clock."""
 
-    cause: CancelCause
+    origin: CancelOrigin
     output_index: int | None
     seen_at: float
     # When the gateway heard that nothing of it is left; None: not yet, or it had not asked.
@@ -61,10 +61,10 @@ class Cancels:
     def __iter__(self) -> Iterator[Cancel]:
         return iter(self._by_output.values())
 
-    def ask(self, cause: CancelCause, output_index: int | None = None) -> None:
+    def ask(self, origin: CancelOrigin, output_index: int | None = None) -> None:
         """There is a reason to cancel."""
         if output_index not in self._by_output:
-            self._by_output[output_index] = Cancel(cause, output_index, self._clock())
+            self._by_output[output_index] = Cancel(origin, output_index, self._clock())
 
     def answer(self, trail: CancelTrail | None, blocks_freed: int | None, output_index: int | None = None) -> None:
         """One that was asked for has taken effect. Without a trail there was nothing to cancel any more."""
@@ -76,6 +76,6 @@ class Cancels:
         """The scheduler has cancelled one output after another of itself; the trail of the last one is the longest."""
         cancel = self._by_output.get(None)
         if cancel is None:
-            cancel = self._by_output[None] = Cancel(trail.cause, None, self._clock() - trail.freed_s)
+            cancel = self._by_output[None] = Cancel(trail.origin, None, self._clock() - trail.freed_s)
         if cancel.done_at is None:
             cancel.trail, cancel.blocks_freed = trail, (cancel.blocks_freed or 0) + blocks_freed

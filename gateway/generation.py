@@ -20,7 +20,7 @@ from tercet.tracing.tracer import Tracer
 from .answer_size import AnswerSize, too_large
 from .books import Books, Ending, Entry
 from .caller import Caller
-from .cancel import CancelCause, Cancels
+from .cancel import CancelOrigin, Cancels
 from .end_line import end_line
 from .grammar_check import GrammarCheck
 from .mesh_messages import Pool, Submission
@@ -272,16 +272,16 @@ class Generation:
         self._completed = True
         return summary
 
-    def end(self, error: RequestError, cause: CancelCause) -> bool:
+    def end(self, error: RequestError, origin: CancelOrigin) -> bool:
         """Ends a running request from outside; its client gets `error`. False if it had ended."""
         if self.error is not None or (self.stream is not None and self.stream.ended):
             return False
         self.error = error
-        self._cancels.ask(cause)
+        self._cancels.ask(origin)
         if self.stream is not None:
             self.stream.fail(error)
         if self._key is not None:
-            self._means.link.cancel(self._key, cause)
+            self._means.link.cancel(self._key, origin)
         return True
 
     def close(self, error: RequestError | None = None) -> None:
@@ -291,21 +291,21 @@ class Generation:
             return
         self._closed = True
         self.error = self.error or error
-        stream, cause = self.stream, self._cause(error)
+        stream, origin = self.stream, self._origin(error)
         running = stream is not None and not stream.ended
         if stream is not None and running:
             if self._key is not None:
-                self._means.link.cancel(self._key, cause)
+                self._means.link.cancel(self._key, origin)
             stream.fail(error or RequestCancelledError("the client went away"))
         gone = running and error is None
-        outcome, reason = outcome_of_cancel(cause) if gone else self._ending()
+        outcome, reason = outcome_of_cancel(origin) if gone else self._ending()
         if outcome is Outcome.REFUSED and self._key is None:
             # What the scheduler has refused it has counted.
             kind = RefusalKind(self.caller.tenant, self._request.traffic_class, reason)
             self._means.link.note_refusal(kind)
         if outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
             # Also what was not submitted yet, or complete but not yet handed over.
-            self._cancels.ask(cause)
+            self._cancels.ask(origin)
         if self._key is None:
             self._cancels.answer(None, None)
         ending = Ending(
@@ -315,12 +315,12 @@ class Generation:
         self._entry.close(outcome, reason, submitted, ending, lambda row: self._tell(row, ending, gone))
         self._on_close(self)
 
-    def _cause(self, error: RequestError | None) -> CancelCause:
+    def _origin(self, error: RequestError | None) -> CancelOrigin:
         """Why a request is cancelled that is closed before its end."""
         if isinstance(error, SlowConsumerError):
-            return CancelCause.SLOW_CONSUMER
+            return CancelOrigin.SLOW_CONSUMER
         late = self._deadline_at is not None and self._clock() >= self._deadline_at - _DEADLINE_SLACK_S
-        return CancelCause.DEADLINE if late else CancelCause.CLIENT
+        return CancelOrigin.DEADLINE if late else CancelOrigin.CLIENT
 
     def _ending(self) -> tuple[Outcome, str]:
         """Outcome and reason of a request that its client did not leave while it ran."""

@@ -20,7 +20,7 @@ from tercet.tracing.tracer import Tracer
 
 from .books import Books
 from .caller import Caller
-from .cancel import CancelCause
+from .cancel import CancelOrigin
 from .generation import ACCOUNT_WAIT_S, Generation, Means
 from .grammar_check import GrammarCheck
 from .places import Places
@@ -130,7 +130,7 @@ class Generations:
         owners = {owner for owner, _ in self._running} if tenant is None else {tenant}
         found = [each for owner in owners if (each := self._running.get((owner, request_id))) is not None]
         error = RequestCancelledError("the request was cancelled by its id")
-        ended = [generation.end(error, CancelCause.OPERATOR) for generation in found]
+        ended = [generation.end(error, CancelOrigin.OPERATOR) for generation in found]
         return any(ended)
 
     def end_revoked(self, directory: Directory) -> None:
@@ -139,7 +139,7 @@ class Generations:
         for generation in list(self._running.values()):
             if generation.caller.key_id not in directory.keys:
                 error = RequestCancelledError("the key of the request was revoked")
-                generation.end(error, CancelCause.REVOKED)
+                generation.end(error, CancelOrigin.REVOKED)
 
     def refuse_if_draining(self) -> None:
         """Raises DrainingError once the gateway stops."""
@@ -151,7 +151,7 @@ class Generations:
         self.draining = True
         await self._wait_idle(grace_s)
         for generation in list(self._running.values()):
-            generation.end(draining_error(begun=generation.has_begun), CancelCause.SHUTDOWN)
+            generation.end(draining_error(begun=generation.has_begun), CancelOrigin.SHUTDOWN)
         await self._wait_idle(ACCOUNT_WAIT_S)
 
     def _forget(self, generation: Generation) -> None:

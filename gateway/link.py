@@ -24,7 +24,7 @@ from tercet.tenants.directory import Directory
 from tercet.tenants.kept import KEPT
 from tercet.tenants.plan import TenantPlan
 
-from .cancel import CancelCause
+from .cancel import CancelOrigin
 from .known_refusals import KnownRefusals
 from .mesh_messages import Pool, Submission, to_pools, to_refusal_counts, to_tenant_update
 from .outgoing import Outgoing
@@ -171,9 +171,9 @@ class Link:
         """Sends a request that another scheduler had; this one is up."""
         self._requests.take_over(request)
 
-    def cancel(self, key: int, cause: CancelCause) -> None:
+    def cancel(self, key: int, origin: CancelOrigin) -> None:
         """Tells the scheduler to stop, once; nothing if the request has ended."""
-        self._requests.cancel(key, cause)
+        self._requests.cancel(key, origin)
 
     def known_refusal(self, tenant: str, traffic_class: str, plan: TenantPlan) -> errors.RequestError | None:
         """What the scheduler would say to such a request if its size is good; None if it has to be asked."""

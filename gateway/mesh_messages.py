@@ -15,7 +15,7 @@ from tercet.tenants.directory import Directory
 from tercet.tracing.context import TraceContext
 from tercet.tracing.messages import context_to_proto
 
-from .cancel import CancelCause, CancelTrail
+from .cancel import CancelOrigin, CancelTrail
 from .penalties import NO_PENALTIES, Penalties
 from .prompt_logprobs import PromptPart
 from .refusal_counts import RefusalKind
@@ -73,20 +73,20 @@ _SYNTAXES: Mapping[Syntax, sequence_pb2.GrammarSyntax] = {
     Syntax.STRUCTURAL_TAG: sequence_pb2.GRAMMAR_SYNTAX_STRUCTURAL_TAG,
 }
 
-CANCEL_REASONS: Mapping[CancelCause, sequence_pb2.CancelReason] = {
-    CancelCause.CLIENT: sequence_pb2.CANCEL_REASON_CLIENT,
-    CancelCause.DEADLINE: sequence_pb2.CANCEL_REASON_DEADLINE,
-    CancelCause.STOP_STRING: sequence_pb2.CANCEL_REASON_STOP_STRING,
-    CancelCause.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
-    CancelCause.REVOKED: sequence_pb2.CANCEL_REASON_OPERATOR,
-    CancelCause.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
-    CancelCause.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
-    CancelCause.SCHEDULER_LOST: sequence_pb2.CANCEL_REASON_LINK_LOST,
-    CancelCause.ORPHAN: sequence_pb2.CANCEL_REASON_ORPHAN,
-    CancelCause.FAULT: sequence_pb2.CANCEL_REASON_FAULT,
+CANCEL_REASONS: Mapping[CancelOrigin, sequence_pb2.CancelReason] = {
+    CancelOrigin.CLIENT: sequence_pb2.CANCEL_REASON_CLIENT,
+    CancelOrigin.DEADLINE: sequence_pb2.CANCEL_REASON_DEADLINE,
+    CancelOrigin.STOP_STRING: sequence_pb2.CANCEL_REASON_STOP_STRING,
+    CancelOrigin.OPERATOR: sequence_pb2.CANCEL_REASON_OPERATOR,
+    CancelOrigin.REVOKED: sequence_pb2.CANCEL_REASON_OPERATOR,
+    CancelOrigin.SLOW_CONSUMER: sequence_pb2.CANCEL_REASON_SLOW_CONSUMER,
+    CancelOrigin.SHUTDOWN: sequence_pb2.CANCEL_REASON_SHUTDOWN,
+    CancelOrigin.SCHEDULER_LOST: sequence_pb2.CANCEL_REASON_LINK_LOST,
+    CancelOrigin.ORPHAN: sequence_pb2.CANCEL_REASON_ORPHAN,
+    CancelOrigin.FAULT: sequence_pb2.CANCEL_REASON_FAULT,
 }
 # Back again; of two causes with one reason the first.
-_CAUSES: Mapping[int, CancelCause] = {reason: cause for cause, reason in reversed(list(CANCEL_REASONS.items()))}
+_ORIGINS: Mapping[int, CancelOrigin] = {reason: origin for origin, reason in reversed(list(CANCEL_REASONS.items()))}
 
 _END_REASONS: Mapping[int, EndReason] = {
     sequence_pb2.END_REASON_STOP: EndReason.STOP,
@@ -219,7 +219,7 @@ def to_sequence_end(end: pb.SequenceEnd) -> SequenceEnd:
 def to_trail(trail: pb.CancelTrail) -> CancelTrail:
     """What became of a cancel."""
     return CancelTrail(
-        cause=_CAUSES.get(trail.reason, CancelCause.FAULT),
+        origin=_ORIGINS.get(trail.reason, CancelOrigin.FAULT),
         states=tuple(_STATES.get(state, str(state)) for state in trail.states),
         release_s=trail.release_us / 1e6 if trail.HasField("release_us") else None,
         freed_s=trail.freed_us / 1e6,

@@ -15,7 +15,7 @@ from tercet.ledger.row import GATEWAY_LOST, SLO_MET, SLO_UNSERVED, STAGES, Outco
 from tercet.metrics.distribution import LONG_SECONDS, SHORT_SECONDS, Distribution
 from tercet.metrics.labels import TenantLabels, known
 
-from .cancel import CancelCause
+from .cancel import CancelOrigin
 from .sequence_end import EndReason
 from .stream import Stream
 
@@ -27,7 +27,7 @@ REASONS = frozenset(
     {
         GATEWAY_LOST,
         *errors.request_error_types(),
-        *(cause.value for cause in CancelCause),
+        *(origin.value for origin in CancelOrigin),
         *(reason.value for reason in EndReason),
     }
 )

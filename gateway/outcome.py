@@ -17,7 +17,7 @@ from tercet.errors import (
 )
 from tercet.ledger.row import Outcome
 
-from .cancel import CancelCause
+from .cancel import CancelOrigin
 from .output import Finish
 
 _UNWANTED = (RequestCancelledError, SlowConsumerError)
@@ -38,17 +38,17 @@ def outcome_of_error(error: RequestError, *, admitted: bool) -> tuple[Outcome, s
     return outcome, error.reason
 
 
-def outcome_of_cancel(cause: CancelCause) -> tuple[Outcome, str]:
+def outcome_of_cancel(origin: CancelOrigin) -> tuple[Outcome, str]:
     """Outcome and reason of a request whose client left while it ran."""
-    if cause is CancelCause.DEADLINE:
+    if origin is CancelOrigin.DEADLINE:
         return Outcome.EXPIRED, DeadlineError.reason
-    return Outcome.CANCELLED, cause.value
+    return Outcome.CANCELLED, origin.value
 
 
 def outcome_of_output(finishes: Sequence[Finish], *, handed_over: bool) -> tuple[Outcome, str]:
     """Outcome and reason of a request whose outputs ended well, or that had none: its client left before."""
     if not finishes:
-        return Outcome.CANCELLED, CancelCause.CLIENT.value
+        return Outcome.CANCELLED, CancelOrigin.CLIENT.value
     # An output that is complete but could not be handed over was cancelled by its client.
     outcome = Outcome.COMPLETED if handed_over else Outcome.CANCELLED
     return outcome, ",".join(sorted({finish.reason.value for finish in finishes}))

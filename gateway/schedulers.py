@@ -22,7 +22,7 @@ from tercet.tenants.directory import Directory
 from tercet.tenants.plan import TenantPlan
 from tercet.v1 import operations_pb2
 
-from .cancel import CancelCause
+from .cancel import CancelOrigin
 from .link import Link
 from .mesh_messages import Pool, Submission
 from .refusal_counts import RefusalKind
@@ -129,16 +129,16 @@ class Schedulers:
         """As of a link."""
         return self._link_for(submission.model, submission.model_revision).submit(submission, stream)
 
-    def cancel(self, key: int, cause: CancelCause) -> None:
+    def cancel(self, key: int, origin: CancelOrigin) -> None:
         """As of a link. One that no scheduler has is over at once."""
         waiting = self._waiting.pop(key, None)
         if waiting is None:
             for link in self._links:
-                link.cancel(key, cause)
+                link.cancel(key, origin)
             return
         waiting.timer.cancel()
         stream = waiting.request.stream
-        stream.cancels.ask(cause)
+        stream.cancels.ask(origin)
         stream.fail(errors.RequestCancelledError("the request was cancelled"))
         stream.close_account(None)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
-from .cancel import CancelCause
+from .cancel import CancelOrigin
 from .stream import Stream
 
 
@@ -28,7 +28,7 @@ class SentRequest:
     # Accepted, and neither ended nor cancelled.
     running: bool = False
     ended: bool = False
-    cause: CancelCause | None = None
+    cancel_origin: CancelOrigin | None = None
     # When that was, on the clock of `sent_at`; and whether it was told that there is no answer for long.
     cancelled_at: float = 0.0
     told: bool = False

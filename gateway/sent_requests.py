@@ -15,7 +15,7 @@ from tercet import errors
 from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
-from .cancel import CancelCause, CancelTrail
+from .cancel import CancelOrigin, CancelTrail
 from .known_refusals import KnownRefusals
 from .mesh_messages import (
     CANCEL_REASONS,
@@ -116,20 +116,20 @@ class SentRequests:
         # By its key: by the request, stream and request would wait for the garbage collector.
         request.stream.on_reader = partial(self._tell_reader, request.key)
 
-    def cancel(self, key: int, cause: CancelCause) -> None:
+    def cancel(self, key: int, origin: CancelOrigin) -> None:
         """Tells the scheduler to stop, once; nothing if the request has ended."""
         request = self._by_key.get(key)
-        if request is None or request.ended or request.cause is not None:
+        if request is None or request.ended or request.cancel_origin is not None:
             return
-        request.cause, request.cancelled_at = cause, self._clock()
-        request.stream.cancels.ask(cause)
+        request.cancel_origin, request.cancelled_at = origin, self._clock()
+        request.stream.cancels.ask(origin)
         # It may be gone before the answer comes, and its client may know that it has left.
         self._stops_running(request)
-        self._send_cancel(request, cause)
-        log.info("cancel_sent", request_id=request.request_id, cause=cause.value)
+        self._send_cancel(request, origin)
+        log.info("cancel_sent", request_id=request.request_id, origin=origin.value)
 
-    def _send_cancel(self, request: SentRequest, cause: CancelCause) -> None:
-        self._send(pb.GatewayMessage(cancel=pb.Cancel(request_key=request.key, reason=CANCEL_REASONS[cause])))
+    def _send_cancel(self, request: SentRequest, origin: CancelOrigin) -> None:
+        self._send(pb.GatewayMessage(cancel=pb.Cancel(request_key=request.key, reason=CANCEL_REASONS[origin])))
 
     def lose(self, why: Callable[[], errors.RequestError]) -> None:
         """The scheduler is gone: ends all requests with `why`."""
@@ -158,7 +158,7 @@ class SentRequests:
 
     def _leave(self, request: SentRequest) -> bool:
         """Whether another scheduler goes on with a request, of which this one says nothing more."""
-        if request.cause is not None:
+        if request.cancel_origin is not None:
             return False
         for output in request.outputs:
             # Of a request whose outputs are all complete it is told only what the scheduler has said at its end.
@@ -182,14 +182,14 @@ class SentRequests:
             # Its outputs would never all end; a scheduler that knows no n makes one.
             error = f"the scheduler made {len(accepted.sequence_ids)} sequences for {len(live)} outputs"
             request.stream.fail(errors.EngineFaultError(error))
-            self.cancel(request.key, CancelCause.FAULT)
+            self.cancel(request.key, CancelOrigin.FAULT)
             return
         request.outputs = outputs
         for output, sequence_id in zip(live, accepted.sequence_ids, strict=True):
             output.sequence_id = sequence_id
             self._by_sequence[sequence_id] = output
         request.sequence_ids.update(accepted.sequence_ids)
-        if request.cause is None:
+        if request.cancel_origin is None:
             request.running = True
             self._known.accepted(request.tenant)
         forecast_s = accepted.forecast_us / 1e6 if accepted.HasField("forecast_us") else None
@@ -208,7 +208,7 @@ class SentRequests:
         request.stream.close_account(None)
         request.ended = True
         # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
-        if request.cause is None:
+        if request.cancel_origin is None:
             del self._by_key[request.key]
 
     def take_tokens(self, batch: pb.TokenBatch) -> None:
@@ -218,7 +218,7 @@ class SentRequests:
         logprobs: defaultdict[int, deque[TokenLogprobs]] = defaultdict(deque)
         for item in batch.logprobs:
             logprobs[item.sequence_id].append(to_token_logprobs(item))
-        stopped: list[tuple[SentSequence, CancelCause]] = []
+        stopped: list[tuple[SentSequence, CancelOrigin]] = []
         for part in batch.prompt_logprobs:
             sequence = by_sequence.get(part.sequence_id)
             if sequence is None:
@@ -227,7 +227,7 @@ class SentRequests:
                 sequence.request.stream.push_prompt(to_prompt_part(part))
             except Exception:
                 _fault(sequence.request)
-                stopped.append((sequence, CancelCause.FAULT))
+                stopped.append((sequence, CancelOrigin.FAULT))
         for sequence_id, token_id in zip(batch.sequence_ids, batch.token_ids, strict=False):
             sequence = by_sequence.get(sequence_id)
             if sequence is None:
@@ -235,21 +235,21 @@ class SentRequests:
             sequence.token_ids.append(token_id)
             try:
                 of_token = logprobs[sequence_id].popleft() if sequence_id in logprobs else None
-                cause = sequence.request.stream.push(sequence.output_index, token_id, of_token)
+                origin = sequence.request.stream.push(sequence.output_index, token_id, of_token)
             except Exception:
                 _fault(sequence.request)
-                cause = CancelCause.FAULT
-            if cause is not None:
-                stopped.append((sequence, cause))
+                origin = CancelOrigin.FAULT
+            if origin is not None:
+                stopped.append((sequence, origin))
         failed = [found for end in batch.ends if (found := self._take_end(end)) is not None]
         # Last, so that a sequence which ended with the same token is not stopped as well.
-        for sequence, cause in stopped:
-            if cause is CancelCause.STOP_STRING:
+        for sequence, origin in stopped:
+            if origin is CancelOrigin.STOP_STRING:
                 self._stop(sequence)
             else:
-                self.cancel(sequence.request.key, cause)
+                self.cancel(sequence.request.key, origin)
         for request in failed:
-            self.cancel(request.key, CancelCause.FAULT)
+            self.cancel(request.key, CancelOrigin.FAULT)
 
     def _take_end(self, end: pb.SequenceEnd) -> SentRequest | None:
         """The last word on a sequence. Returns its request if that failed by it, so that its others go on for nothing.
@@ -279,7 +279,7 @@ class SentRequests:
         if not request.sequence_ids:
             request.ended = True
             self._stops_running(request)
-            if request.cause is None:
+            if request.cancel_origin is None:
                 del self._by_key[request.key]
         failed = request.stream.error is not None and not had_failed
         return request if failed and last.reason is not EndReason.CANCELLED else None
@@ -287,7 +287,7 @@ class SentRequests:
     def _tell_reader(self, key: int) -> None:
         """A request's client has fallen behind, or caught up; nothing if it has ended or is cancelled."""
         request = self._by_key.get(key)
-        if request is None or request.ended or request.cause is not None:
+        if request is None or request.ended or request.cancel_origin is not None:
             return
         if request.stream.behind:
             self._send(pb.GatewayMessage(pause=pb.Pause(request_key=key)))
@@ -299,11 +299,11 @@ class SentRequests:
         """Tells the scheduler to end one sequence, whose text is complete; nothing if it, or the request, has ended or
         is cancelled."""
         request = sequence.request
-        if request.cause is not None or sequence.sequence_id not in request.sequence_ids:
+        if request.cancel_origin is not None or sequence.sequence_id not in request.sequence_ids:
             return
         sequence.stopped = True
-        request.stream.cancels.ask(CancelCause.STOP_STRING, sequence.output_index)
-        reason = CANCEL_REASONS[CancelCause.STOP_STRING]
+        request.stream.cancels.ask(CancelOrigin.STOP_STRING, sequence.output_index)
+        reason = CANCEL_REASONS[CancelOrigin.STOP_STRING]
         self._send(pb.GatewayMessage(stop_sequence=pb.StopSequence(sequence_id=sequence.sequence_id, reason=reason)))
         log.info("stop_sent", request_id=request.request_id, output_index=sequence.output_index)
 
@@ -324,18 +324,18 @@ class SentRequests:
             request = self._by_key.get(key)
             if request is None:
                 continue
-            if request.cause is not None:
+            if request.cancel_origin is not None:
                 request.doubts += 1
                 if request.doubts < MAX_DOUBTS:
                     # The answer may be on its way; then a second one is of no harm.
-                    self._send_cancel(request, request.cause)
-                    log.info("cancel_sent_again", request_id=request.request_id, cause=request.cause.value)
+                    self._send_cancel(request, request.cancel_origin)
+                    log.info("cancel_sent_again", request_id=request.request_id, origin=request.cancel_origin.value)
                     continue
             log.error("orphan_found", request_id=request.request_id)
             del self._by_key[key]
             self._forget_sequences(request)
             self._stops_running(request)
-            request.stream.cancels.ask(CancelCause.ORPHAN)
+            request.stream.cancels.ask(CancelOrigin.ORPHAN)
             request.stream.fail(errors.SchedulerLostError("the scheduler does not know the request any more"))
             request.stream.close_account(None)
 
@@ -343,9 +343,9 @@ class SentRequests:
         """Tells the log, once, of each cancel that both sides know and that does not come to an end."""
         before = self._clock() - UNANSWERED_S
         for request in self._by_key.values():
-            if request.cause is not None and request.cancelled_at < before and not request.told:
+            if request.cancel_origin is not None and request.cancelled_at < before and not request.told:
                 request.told = True
-                log.warning("cancel_unanswered", request_id=request.request_id, cause=request.cause.value)
+                log.warning("cancel_unanswered", request_id=request.request_id, origin=request.cancel_origin.value)
 
     def _stops_running(self, request: SentRequest) -> None:
         if request.running:
@@ -365,7 +365,7 @@ def _close_cancelled(request: SentRequest, done: pb.CancelDone) -> None:
     log.info(
         "cancel_done",
         request_id=request.request_id,
-        cause=request.cause.value if request.cause else None,
+        origin=request.cancel_origin.value if request.cancel_origin else None,
         found=done.found,
         blocks_used=account.blocks_used if account else None,
         blocks_freed=account.blocks_freed if account else None,
@@ -381,7 +381,7 @@ def end_lost(request: SentRequest, error: errors.RequestError) -> None:
     """Ends a request that no scheduler has."""
     stream = request.stream
     if not stream.ended:
-        stream.cancels.ask(CancelCause.SCHEDULER_LOST)
+        stream.cancels.ask(CancelOrigin.SCHEDULER_LOST)
         # Nobody will say how much more it was.
         if any(output.before is not None for output in request.outputs):
             stream.add_accounts({each.output_index: _cost_so_far(each) for each in request.outputs if not each.ended})
@@ -391,7 +391,7 @@ def end_lost(request: SentRequest, error: errors.RequestError) -> None:
 
 def _is_for_another(error: errors.RequestError, request: SentRequest) -> bool:
     """Whether a refusal is about the scheduler, and not about the request. One that runs has been found good before."""
-    if request.cause is not None:
+    if request.cancel_origin is not None:
         return False
     return isinstance(error, errors.DrainingError) or (
         isinstance(error, errors.NoWorkerError) and bool(request.outputs)

@@ -17,7 +17,7 @@ from tercet.errors import EngineFaultError, RequestCancelledError, RequestError,
 from tercet.ledger.row import Targets
 from tercet.metrics.distribution import SHORT_SECONDS, Distribution
 
-from .cancel import CancelCause, Cancels
+from .cancel import CancelOrigin, Cancels
 from .output import Finish, Output, ToolCallDelta
 from .prompt_logprobs import PromptLogprobs, PromptPart
 from .sequence_end import Account, EndReason, SequenceEnd
@@ -158,7 +158,7 @@ class Stream:
             self._prompt.push(part)
             self._wake.set()
 
-    def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelCause | None:
+    def push(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> CancelOrigin | None:
         """Takes the next token of an output, with its logprobs if all of them have some. Returns why work need not go
         on, if so: STOP_STRING is about this output alone, anything else about the request."""
         output = self._outputs[index]
@@ -172,7 +172,7 @@ class Stream:
         self._note_ready(index, output, before)
         if output.finish is not None:
             self._note_finish()
-            return CancelCause.STOP_STRING
+            return CancelOrigin.STOP_STRING
         if self._num_held > self._max_tokens_held:
             if self._num_held > self._hard_limit:
                 self.fail(
@@ -181,7 +181,7 @@ class Stream:
                         metadata={"max_stream_tokens": str(self._max_tokens_held)},
                     )
                 )
-                return CancelCause.SLOW_CONSUMER
+                return CancelOrigin.SLOW_CONSUMER
             self._note_reader(behind=True)
         return None
 

@@ -15,7 +15,7 @@ from tercet.refusal_lines import RefusalLines
 from tercet.tracing.context import context_of
 
 from ..caller import Caller
-from ..cancel import CancelCause
+from ..cancel import CancelOrigin
 from ..generation import Generation
 from ..generations import Generations
 from ..prompt_input import ChatInput, TextInput, TokenInput
@@ -207,4 +207,4 @@ def _deadline_s(exchange: Exchange) -> float | None:
 
 def _end_late(started: Sequence[Generation]) -> None:
     for generation in started:
-        generation.end(DeadlineError("the deadline passed"), CancelCause.DEADLINE)
+        generation.end(DeadlineError("the deadline passed"), CancelOrigin.DEADLINE)

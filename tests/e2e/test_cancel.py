@@ -60,8 +60,8 @@ def cancelled_by_gateway(mesh: Mesh, request_id: str, cause: str) -> None:
     (received,) = mesh.records("scheduler", "cancel_received", request_id=request_id)
     (done,) = mesh.records("gateway", "cancel_done", request_id=request_id)
     (finished,) = mesh.records("scheduler", "request_finished", request_id=request_id)
-    assert (sent["cause"], received["reason"]) == (cause, cause.upper())
-    assert (done["cause"], done["found"]) == (cause, True)
+    assert (sent["origin"], received["reason"]) == (cause, cause.upper())
+    assert (done["origin"], done["found"]) == (cause, True)
     assert done["blocks_freed"] == finished["blocks_freed"]
 
 
@@ -99,7 +99,7 @@ async def test_deadline(mesh: Mesh, client: AsyncClient) -> None:
     # Gateway and scheduler each have a clock; whichever is first, the rest of the way is the same.
     freed_at_every_hop(mesh, "too-late", "DEADLINE")
     for sent in mesh.records("gateway", "cancel_sent", request_id="too-late"):
-        assert sent["cause"] == "deadline"
+        assert sent["origin"] == "deadline"
 
 
 async def test_an_operator_cancels(mesh: Mesh, client: AsyncClient) -> None:

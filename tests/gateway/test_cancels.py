@@ -15,7 +15,7 @@ import structlog
 
 from gateway import link as link_module
 from gateway import sent_requests
-from gateway.cancel import CancelCause, Cancels, CancelTrail
+from gateway.cancel import CancelOrigin, Cancels, CancelTrail
 from gateway.sent_requests import MAX_DOUBTS
 from tercet.ledger.cancellations import read_cancellations
 from tercet.ledger.ledger import Ledger
@@ -28,7 +28,7 @@ from tercet.v1 import operations_pb2
 from .conftest import Gateway, config_for, start_gateway, stop_gateway
 from .guarded_gateway import GuardedGateway
 
-TRAIL = CancelTrail(CancelCause.DEADLINE, ("DECODE",), 0.0, 0.25, 0.5)
+TRAIL = CancelTrail(CancelOrigin.DEADLINE, ("DECODE",), 0.0, 0.25, 0.5)
 
 
 class Clock:
@@ -44,15 +44,15 @@ def test_of_several_cancels_the_first_counts_and_is_answered_once() -> None:
     cancels = Cancels(clock)
     cancels.answer(TRAIL, 3)
     assert not list(cancels)
-    cancels.ask(CancelCause.CLIENT)
+    cancels.ask(CancelOrigin.CLIENT)
     clock.now = 11.0
-    cancels.ask(CancelCause.DEADLINE)
-    cancels.ask(CancelCause.STOP_STRING, 1)
+    cancels.ask(CancelOrigin.DEADLINE)
+    cancels.ask(CancelOrigin.STOP_STRING, 1)
     cancels.answer(TRAIL, 3)
     clock.now = 12.0
     cancels.answer(None, None)
     whole, output = cancels
-    assert (whole.cause, whole.seen_at, whole.done_at, whole.trail) == (CancelCause.CLIENT, 10.0, 11.0, TRAIL)
+    assert (whole.origin, whole.seen_at, whole.done_at, whole.trail) == (CancelOrigin.CLIENT, 10.0, 11.0, TRAIL)
     assert (output.output_index, output.seen_at, output.done_at) == (1, 11.0, None)
 
 
@@ -61,7 +61,7 @@ def test_what_the_scheduler_cancels_by_itself_is_noted_once_with_the_blocks_of_a
     cancels.note(dataclasses.replace(TRAIL, freed_s=0.125), 3)
     cancels.note(TRAIL, 4)
     (only,) = cancels
-    assert (only.cause, only.seen_at, only.done_at) == (CancelCause.DEADLINE, 9.875, None)
+    assert (only.origin, only.seen_at, only.done_at) == (CancelOrigin.DEADLINE, 9.875, None)
     assert (only.trail, only.blocks_freed) == (TRAIL, 7)
 
 
@@ -335,7 +335,7 @@ async def test_a_cancel_that_takes_long_is_told_once(
         await cancelled_without_answer(kept, scheduler)
 
         def told() -> list[Any]:
-            return [each["cause"] for each in logs if each["event"] == "cancel_unanswered"]
+            return [each["origin"] for each in logs if each["event"] == "cancel_unanswered"]
 
         async def is_told() -> bool:
             return bool(told())

@@ -75,7 +75,7 @@ async def test_cancel_in_mid_stream_is_on_record(gateway: Any, scheduler: Any, u
         await scheduler.sequences[0].cancelled.wait()
         await until(logged(logs, "cancel_done", 1))
     events = {event["event"]: event for event in logs}
-    assert events["cancel_sent"]["cause"] == "client"
+    assert events["cancel_sent"]["origin"] == "client"
     assert (events["cancel_done"]["found"], events["cancel_done"]["blocks_freed"]) == (True, 8)
     ended = events["request_ended"]
     assert (ended["request_id"], ended["outcome"], ended["reason"]) == ("mid", "cancelled", "client")

@@ -59,7 +59,9 @@ def _sums(counts: RequestCounts) -> dict[str, float]:
     reading = Reading()
     put_counts(reading, counts)
     return {
-        metric.name: sum(value.count if metric.kind is Kind.HISTOGRAM else value for _, value in reading.samples(metric))
+        metric.name: sum(
+            value.count if metric.kind is Kind.HISTOGRAM else value for _, value in reading.samples(metric)
+        )
         for metric in METRICS
     }
 

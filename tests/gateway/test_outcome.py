@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cancel import CancelCause
+from gateway.cancel import CancelOrigin
 from gateway.outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
 from gateway.output import Finish
 from gateway.sequence_end import EndReason
@@ -33,13 +33,13 @@ def test_errors(cls: type[errors.RequestError]) -> None:
     assert outcome_of_error(error, admitted=True) == (RUNNING.get(cls, Outcome.FAILED), cls.reason)
 
 
-@pytest.mark.parametrize("cause", list(CancelCause))
-def test_cancels(cause: CancelCause) -> None:
-    outcome, reason = outcome_of_cancel(cause)
-    if cause is CancelCause.DEADLINE:
+@pytest.mark.parametrize("origin", list(CancelOrigin))
+def test_cancels(origin: CancelOrigin) -> None:
+    outcome, reason = outcome_of_cancel(origin)
+    if origin is CancelOrigin.DEADLINE:
         assert (outcome, reason) == (Outcome.EXPIRED, errors.DeadlineError.reason)
     else:
-        assert (outcome, reason) == (Outcome.CANCELLED, cause.value)
+        assert (outcome, reason) == (Outcome.CANCELLED, origin.value)
 
 
 def test_outputs() -> None:

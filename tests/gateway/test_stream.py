@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cancel import CancelCause
+from gateway.cancel import CancelOrigin
 from gateway.detokenizer import Detokenizer
 from gateway.output import Finish, Output
 from gateway.prompt_logprobs import PromptPart
@@ -137,7 +137,7 @@ def test_each_of_several_outputs_is_what_it_would_be_alone(
         while open_ends:
             index = random.choice(sorted(open_ends))
             if left[index] and index not in stopped:
-                if stream.push(index, left[index].pop(0)) is CancelCause.STOP_STRING:
+                if stream.push(index, left[index].pop(0)) is CancelOrigin.STOP_STRING:
                     stopped.add(index)
             else:
                 stream.end(index, SequenceEnd(EndReason.CANCELLED, END.account) if index in stopped else END)
@@ -268,7 +268,7 @@ async def test_more_unread_tokens_than_can_be_on_their_way_end_the_stream() -> N
     stream.interrupt = lambda: interrupted.append(True)
     assert [stream.push(0, 0) for _ in range(3 + ON_THEIR_WAY)] == [None] * (3 + ON_THEIR_WAY)
     assert interrupted == []
-    assert stream.push(0, 0) is CancelCause.SLOW_CONSUMER
+    assert stream.push(0, 0) is CancelOrigin.SLOW_CONSUMER
     assert interrupted == [True]
     with pytest.raises(SlowConsumerError):
         await stream.read()
@@ -308,7 +308,7 @@ async def test_end_reasons() -> None:
 
 async def test_account_is_the_first_one_given() -> None:
     stream = make(["a"])
-    assert stream.push(0, 0) is CancelCause.STOP_STRING
+    assert stream.push(0, 0) is CancelOrigin.STOP_STRING
     waiting = asyncio.ensure_future(stream.wait_account())
     await asyncio.sleep(0)
     stream.close_account(Account(1, 9, 8, 0.0))

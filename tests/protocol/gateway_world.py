@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.cancel import CancelCause
+from gateway.cancel import CancelOrigin
 from scheduler.actions import Action, DropWorker, ToGateway, ToWorker, Unknown
 from scheduler.admission import AdmissionMode, QueueBounds
 from scheduler.core import Core
@@ -279,13 +279,13 @@ class GatewayWorld:
         self.left["cancels"] -= 1
         client = self.clients[index]
         client.gone = True
-        self.link.cancel(client.key, CancelCause.CLIENT)
+        self.link.cancel(client.key, CancelOrigin.CLIENT)
         client.stream.fail(errors.RequestCancelledError("the client went away"))
 
     def _give_up(self, index: int) -> None:
         """As the handler of a call whose client has read nothing for too long."""
         client = self.clients[index]
-        self.link.cancel(client.key, CancelCause.SLOW_CONSUMER)
+        self.link.cancel(client.key, CancelOrigin.SLOW_CONSUMER)
         client.stream.fail(errors.SlowConsumerError("the client read nothing"))
 
     def _read(self, index: int) -> None:

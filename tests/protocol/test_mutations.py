@@ -212,7 +212,7 @@ def what_was_not_sent_is_sent_on_the_next_stream(patch: pytest.MonkeyPatch) -> N
 
 
 def a_cancel_is_forgotten_before_its_answer(patch: pytest.MonkeyPatch) -> None:
-    def forget(self: SentRequests, key: int, _cause: Any) -> None:
+    def forget(self: SentRequests, key: int, _origin: Any) -> None:
         self._by_key.pop(key, None)
         self._send(scheduler_pb2.GatewayMessage())
 
@@ -277,7 +277,7 @@ def nobody_is_told_what_is_not_known(patch: pytest.MonkeyPatch) -> None:
 
 def a_cancel_is_not_sent_again(patch: pytest.MonkeyPatch) -> None:
     def mutant(self: SentRequests, unknown: Any) -> None:
-        keys = [key for key in unknown.request_keys if key in self._by_key and self._by_key[key].cause is None]
+        keys = [key for key in unknown.request_keys if key in self._by_key and self._by_key[key].cancel_origin is None]
         take(self, scheduler_pb2.UnknownRequests(request_keys=keys))
 
     take = SentRequests.take_unknown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.cancel import CancelCause
+from gateway.cancel import CancelOrigin
 from gateway.known_refusals import KnownRefusals
 from gateway.link import Link
 from gateway.sent_request import SentRequest
@@ -49,14 +49,14 @@ class WiredLink(Link):
         for request in waiting:
             self.take_over(request)
 
-    def cancel(self, key: int, cause: CancelCause) -> None:
+    def cancel(self, key: int, origin: CancelOrigin) -> None:
         """As the one who hands requests over: what nobody has is over."""
         found = [request for request in self.waiting if request.key == key]
         self.waiting = [request for request in self.waiting if request.key != key]
         for request in found:
-            request.stream.cancels.ask(cause)
+            request.stream.cancels.ask(origin)
             request.stream.close_account(None)
-        super().cancel(key, cause)
+        super().cancel(key, origin)
 
     def send(self, message: pb.GatewayMessage) -> None:
         self._outgoing.put(message)
@@ -87,7 +87,7 @@ class WiredLink(Link):
     def knows(self, key: int) -> bool:
         """Whether it has that request, and has not cancelled it."""
         request = self._requests._by_key.get(key)
-        return request is not None and request.cause is None
+        return request is not None and request.cancel_origin is None
 
     def lose(self) -> None:
         """The stream is over; what was not sent is gone with it."""
