@@ -94,8 +94,8 @@ class GrammarCheck:
         if (asked := self._asked.get(key)) is not None:
             asked.settle(answer)
 
-    def _lost(self, culprit: int | None, problem: str) -> None:
-        for key, asked in [*self._asked.items()]:
+    def _lost(self, culprit: int | None, problem: str, owners: frozenset[bytes]) -> None:
+        for key, asked in sorted(self._asked.items(), key=lambda item: item[1].grammar.owner in owners):
             if key == culprit:
                 asked.num_losses += 1
             # It may have been something else, once.

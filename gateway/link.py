@@ -41,7 +41,7 @@ _BACKOFF_MOST_S = 1.0
 # What the gateway refused by itself the scheduler knows so many seconds later.
 TELL_S = 1.0
 # Requests that get their last word in a turn of the event loop, 0.1 ms each, when many were cancelled.
-LAST_WORDS_A_TURN = 16
+LAST_WORDS_A_TURN = 4
 # Between two comparisons of what runs here with what runs at the scheduler.
 RECONCILE_S = 2.0
 

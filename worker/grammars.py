@@ -47,7 +47,7 @@ class Process(Protocol):
         """Ends it."""
 
 
-MakeProcess = Callable[[Callable[[int, Answer], None], Callable[[int | None, str], None]], Process]
+MakeProcess = Callable[[Callable[[int, Answer], None], Callable[[int | None, str, frozenset[bytes]], None]], Process]
 
 
 class Constraint:
@@ -70,6 +70,11 @@ class Constraint:
         self.problem: Failure | None = None
         self.is_late = False
         self.num_losses = 0
+
+    @property
+    def owner(self) -> bytes:
+        """Whose grammar it is."""
+        return self._grammar.owner
 
     @property
     def ready(self) -> bool:
@@ -174,8 +179,8 @@ class Grammars:
         if was_late:
             self.on_late()
 
-    def _lost(self, culprit: int | None, problem: str) -> None:
-        """All others are begun anew: what they may go on with depends on their tokens alone."""
+    def _lost(self, culprit: int | None, problem: str, owners: frozenset[bytes]) -> None:
+        """All others are begun anew, those of `owners` last: what they may go on with depends on their tokens alone."""
         with self._changed:
             suspect = None if culprit is None else self._pending.get(culprit)
             if suspect is not None:
@@ -184,7 +189,7 @@ class Grammars:
                 if suspect.num_losses == _MAX_LOSSES:
                     del self._pending[suspect.key]
                     self._fail(suspect, problem)
-            for constraint in self._live.values():
+            for constraint in sorted(self._live.values(), key=lambda each: each.owner in owners):
                 if constraint.problem is None:
                     constraint.ask(self._process)
             self._changed.notify_all()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +30,9 @@ class Compiles:
     def __init__(self, places: int) -> None:
         self._places = places
         self._changed = threading.Condition()
-        # By owner, whose turn is next first. No queue is empty.
+        # By owner, whose turn is next first; those of which one is taken have theirs behind all who wait when that is
+        # over. No queue is empty. One that is to be alone begins when nothing else is taken, and nothing is beside it.
         self._waiting: dict[bytes, deque[Compile]] = {}
-        # Those begin when nothing else is taken, and nothing is beside them.
-        self._alone: deque[Compile] = deque()
         self._taken: list[Compile] = []
 
     def put(self, compile_: Compile) -> None:
@@ -48,7 +46,6 @@ class Compiles:
         with self._changed:
             for each in self._taken:
                 each.is_dropped |= each.key == key
-            self._alone = deque(each for each in self._alone if each.key != key)
             kept = {owner: deque(each for each in queue if each.key != key) for owner, queue in self._waiting.items()}
             self._waiting = {owner: queue for owner, queue in kept.items() if queue}
             self._changed.notify_all()
@@ -63,10 +60,13 @@ class Compiles:
     def take_now(self) -> Compile | None:
         """The next one that may begin now, if there is one."""
         with self._changed:
-            found = next(self._ready(), None)
+            found = self._next()
             if found is None:
                 return None
-            self._leave_queue(found)
+            queue = self._waiting[found.owner]
+            queue.popleft()
+            if not queue:
+                del self._waiting[found.owner]
             self._taken.append(found)
             if len(self._taken) > 1:
                 for each in self._taken:
@@ -76,34 +76,35 @@ class Compiles:
     def finish(self, taken: Compile) -> bool:
         """Its place is free. Whether somebody still wants it."""
         with self._changed:
-            self._taken.remove(taken)
-            self._changed.notify_all()
+            self._leave(taken)
             return not taken.is_dropped
 
     def put_back_alone(self, taken: Compile) -> bool:
-        """It is taken once more with nothing beside it, if there was something; whether that is so."""
+        """It is taken once more, as the next one of its owner, with nothing beside it, if there was something; whether
+        that is so."""
         with self._changed:
             if not taken.was_shared or taken.is_dropped:
                 return False
-            self._taken.remove(taken)
             taken.was_shared, taken.is_alone = False, True
-            self._alone.append(taken)
-            self._changed.notify_all()
+            self._waiting.setdefault(taken.owner, deque()).appendleft(taken)
+            self._leave(taken)
             return True
 
-    def _ready(self) -> Iterator[Compile]:
-        if self._alone:
-            if not self._taken:
-                yield self._alone[0]
-        elif len(self._taken) < self._places and not any(each.is_alone for each in self._taken):
-            busy = {each.owner for each in self._taken}
-            yield from (queue[0] for owner, queue in self._waiting.items() if owner not in busy)
+    def _next(self) -> Compile | None:
+        """Whose turn it is, if it may begin."""
+        if len(self._taken) == self._places or any(each.is_alone for each in self._taken):
+            return None
+        busy = {each.owner for each in self._taken}
+        first = next((queue[0] for owner, queue in self._waiting.items() if owner not in busy), None)
+        if first is not None and first.is_alone and self._taken:
+            # Nobody passes it meanwhile, or it would wait for ever.
+            return None
+        return first
 
-    def _leave_queue(self, found: Compile) -> None:
-        if found.is_alone:
-            self._alone.popleft()
-            return
-        queue = self._waiting.pop(found.owner)
-        queue.popleft()
-        if queue:
-            self._waiting[found.owner] = queue
+    def _leave(self, taken: Compile) -> None:
+        """Its place is free, and its owner has had a turn."""
+        self._taken.remove(taken)
+        queue = self._waiting.pop(taken.owner, None)
+        if queue is not None:
+            self._waiting[taken.owner] = queue
+        self._changed.notify_all()

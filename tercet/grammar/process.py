@@ -45,16 +45,16 @@ class Answer:
 
 
 class GrammarProcess:
-    """`on_answer(key, answer)` is called for each `open`, `step` and `probe`, and `on_loss(key, problem)` if the
-    process died: `key` is what it died of, None if that cannot be told; all that was open is gone. Both from a thread
-    of this one."""
+    """`on_answer(key, answer)` is called for each `open`, `step` and `probe`, and `on_loss(key, problem, owners)` if
+    the process died: `key` is what it died of, None if that cannot be told, and `owners` are those at whose grammars it
+    was: it is others' turn. All that was open is gone. Both from a thread of this one."""
 
     def __init__(
         self,
         model: tuple[ModelSource, int] | None,
         limits: Limits,
         on_answer: Callable[[int, Answer], None],
-        on_loss: Callable[[int | None, str], None],
+        on_loss: Callable[[int | None, str, frozenset[bytes]], None],
     ) -> None:
         """`model` has the files of a model and the size of its vocabulary; None: tokens are bytes."""
         self._model = model
@@ -64,10 +64,10 @@ class GrammarProcess:
         self._lock = threading.Lock()
         self._to_write: queue.SimpleQueue[dict[str, Any] | None] | None = None  # None: no process
         self._process: subprocess.Popen[bytes] | None = None
-        # Asked and not answered, in the order in which they were.
-        self._waiting: dict[int, None] = {}
-        # At what it is, whether or not anybody still wants that.
-        self._begun: set[int] = set()
+        # Asked and not answered, in the order in which they were, and whose they are; steps are nobody's.
+        self._waiting: dict[int, bytes] = {}
+        # At what it is, whether or not anybody still wants that, and whose that is.
+        self._begun: dict[int, bytes] = {}
         # Of several at which one died without a word nobody can be told; the next one is at one at a time.
         self._is_unsure = False
         self._is_closed = False
@@ -114,7 +114,7 @@ class GrammarProcess:
                 self._begin()
             assert self._to_write is not None
             self._waiting.pop(key, None)
-            self._waiting[key] = None
+            self._waiting[key] = b"" if grammar is None else grammar.owner
             self._to_write.put({"do": what, "key": key, **fields})
 
     def _begin(self) -> None:
@@ -154,7 +154,7 @@ class GrammarProcess:
 
     def _read(self, process: subprocess.Popen[bytes], to_write: queue.SimpleQueue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None
-        has_told = False
+        has_told, told_owner = False, b""
         problem = "it ended the process that follows grammars"
         while True:
             try:
@@ -168,10 +168,10 @@ class GrammarProcess:
                 if self._process is not process:
                     continue
                 if "begun" in head:
-                    self._begun.add(head["key"])
+                    self._begun[head["key"]] = self._waiting.get(head["key"], b"")
                     continue
                 has_told = "last" in head
-                self._begun.discard(head["key"])
+                told_owner = self._begun.pop(head["key"], b"")
                 known = head["key"] in self._waiting
                 if known:
                     del self._waiting[head["key"]]
@@ -186,10 +186,11 @@ class GrammarProcess:
             self._process = self._to_write = None
             culprit = None if has_told else self._suspect()
             self._is_unsure = not has_told and len(self._begun) > 1
+            owners = frozenset(filter(None, (told_owner if has_told else b"", *self._begun.values())))
             self._waiting.clear()
             self._begun.clear()
         log.error("grammar_process_lost", code=code, problem=problem)
-        self._on_loss(culprit, problem)
+        self._on_loss(culprit, problem, owners)
 
     def _suspect(self) -> int | None:
         """What a process died of that said nothing: what it was at, or was asked first."""

@@ -124,15 +124,32 @@ async def test_what_it_dies_of_without_a_word_is_refused_the_second_time(check: 
     key, other = sorted(process.keys)
     for culprit in (None, key, None):
         process.keys.clear()
-        check._lost(culprit, "it died")
+        check._lost(culprit, "it died", frozenset())
         assert process.keys == [key, other]
     process.keys.clear()
-    check._lost(key, "it died")
+    check._lost(key, "it died", frozenset())
     with pytest.raises(errors.InvalidFieldError, match="it died"):
         await suspect
     assert process.keys == [other]
     check._answered(other, Answer(None, b""))
     await neighbour
+
+
+async def test_those_at_whose_grammars_it_died_come_last(check: GrammarCheck) -> None:
+    process = FakeProcess()
+    check._process = process  # type: ignore[assignment]
+    owned = [Grammar(Syntax.REGEX, "a", owner.encode() * 8) for owner in "abc"]
+    asking = [asyncio.create_task(check.check(each, str(each.owner), "x")) for each in owned]
+    while len(process.keys) < 3:  # noqa: ASYNC110 - a plain list
+        await asyncio.sleep(0.001)
+    first, second, third = sorted(process.keys, key=lambda key: check._asked[key].grammar.owner)
+    process.keys.clear()
+    check._lost(None, "it died", frozenset({b"a" * 8, b"b" * 8}))
+    assert process.keys[0] == third
+    assert sorted(process.keys[1:]) == sorted((first, second))
+    for key in (first, second, third):
+        check._answered(key, Answer(None, b""))
+    await asyncio.gather(*asking)
 
 
 async def test_each_tenant_asks_for_one_at_a_time_and_waits_for_no_other(check: GrammarCheck) -> None:

@@ -16,7 +16,7 @@ from tercet.v1 import inference_pb2 as pb
 
 CLIENTS = 500
 # That are seen to in one turn of the event loop, as the gateway says.
-FEW = 16
+FEW = 4
 
 
 class Turns:

@@ -25,6 +25,8 @@ class CompilesMachine(RuleBasedStateMachine):
         self.taken: list[Compile] = []
         # By owner that might have been taken: who was, before it.
         self.overtaken: dict[bytes, list[bytes]] = {}
+        # (owner that waited with nothing taken, owner whose turn was over meanwhile)
+        self.had_turns: set[tuple[bytes, bytes]] = set()
 
     @rule(owner=st.sampled_from("abcde"))
     def put(self, owner: str) -> None:
@@ -36,22 +38,28 @@ class CompilesMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         found = self.compiles.take_now()
-        alone = [each for each in self.waiting if each.is_alone]
         busy = {each.owner for each in self.taken}
         may = [each for each in self.waiting if each.owner not in busy]
         is_full = len(self.taken) == PLACES or any(each.is_alone for each in self.taken)
-        assert (found is None) is (is_full or bool(self.taken if alone else not may))
-        if found is not None:
-            # In its owner's order, and nobody is overtaken twice by one owner.
-            assert found is (alone or [each for each in may if each.owner == found.owner])[0]
-            if not alone:
-                for owner in {each.owner for each in may} - {found.owner}:
-                    passed = self.overtaken.setdefault(owner, [])
-                    assert found.owner not in passed
-                    passed.append(found.owner)
-            self.overtaken.pop(found.owner, None)
-            self.waiting.remove(found)
-            self.taken.append(found)
+        if found is None:
+            # Unless somebody waits to be alone.
+            assert is_full or not may or (self.taken and any(each.is_alone for each in may))
+            return
+        assert not is_full
+        assert not (found.is_alone and self.taken)
+        # In its owner's order, what is tried again first, and nobody is overtaken twice by one owner.
+        own = [each for each in may if each.owner == found.owner]
+        assert found is sorted(own, key=lambda each: not each.is_alone)[0]
+        for owner in {each.owner for each in may} - {found.owner}:
+            passed = self.overtaken.setdefault(owner, [])
+            assert found.owner not in passed
+            # Nor by any who had a turn when it waited.
+            assert (owner, found.owner) not in self.had_turns
+            passed.append(found.owner)
+        self.overtaken.pop(found.owner, None)
+        self.had_turns = {pair for pair in self.had_turns if pair[0] != found.owner}
+        self.waiting.remove(found)
+        self.taken.append(found)
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data(), is_too_large=st.booleans())
@@ -59,6 +67,8 @@ class CompilesMachine(RuleBasedStateMachine):
         taken = data.draw(st.sampled_from(self.taken))
         again = taken.was_shared and not taken.is_dropped
         self.taken.remove(taken)
+        busy = {each.owner for each in self.taken} | {taken.owner}
+        self.had_turns |= {(each.owner, taken.owner) for each in self.waiting if each.owner not in busy}
         if is_too_large and self.compiles.put_back_alone(taken):
             assert again
             self.waiting.append(taken)
@@ -75,6 +85,7 @@ class CompilesMachine(RuleBasedStateMachine):
         self.waiting = [other for other in self.waiting if other is not each]
         if not any(other.owner == each.owner for other in self.waiting):
             self.overtaken.pop(each.owner, None)
+            self.had_turns = {pair for pair in self.had_turns if pair[0] != each.owner}
 
     @invariant()
     def one_of_an_owner(self) -> None:
@@ -103,16 +114,51 @@ def test_whoever_brings_many_waits_for_them_himself() -> None:
     while (taken := compiles.take_now()) is not None:
         order.append(taken.key)
         compiles.finish(taken)
-    # The turn after the first is whose turn was before the newcomer's.
-    assert order == [1, 9, *range(2, 8)]
+    # Its owner had a turn meanwhile.
+    assert order == [9, *range(1, 8)]
+
+
+def test_two_who_hold_both_places_keep_a_third_waiting_for_one_of_theirs() -> None:
+    compiles = Compiles(2)
+    for key in range(8):
+        compiles.put(compile_of(key, "ab"[key % 2]))
+    one, other = compiles.take(), compiles.take()
+    compiles.put(compile_of(9, "c"))
+    compiles.finish(one)
+    third = compiles.take()
+    assert third.key == 9
+    # And again, as often as it asks.
+    compiles.finish(other)
+    beside = compiles.take()
+    compiles.finish(third)
+    again = compiles.take()
+    compiles.put(compile_of(10, "c"))
+    compiles.finish(beside)
+    assert compiles.take().key == 10
+    assert (beside.owner, again.owner) == (b"a", b"b")
+
+
+def test_one_who_comes_does_not_wait_for_what_is_tried_again() -> None:
+    compiles = Compiles(2)
+    for key, owner in enumerate("ab"):
+        compiles.put(compile_of(key, owner))
+    one, other = compiles.take(), compiles.take()
+    compiles.put(compile_of(9, "c"))
+    assert compiles.put_back_alone(one)
+    assert compiles.take().key == 9
+    # Who comes now waits until it has been alone.
+    compiles.put(compile_of(10, "d"))
+    compiles.finish(other)
+    assert compiles.take_now() is None
 
 
 def test_what_was_too_large_beside_others_has_one_more_try_alone() -> None:
     compiles = Compiles(2)
-    for key, owner in enumerate("abc"):
+    for key, owner in enumerate("ab"):
         compiles.put(compile_of(key, owner))
     one, other = compiles.take(), compiles.take()
     assert compiles.put_back_alone(one)
+    compiles.put(compile_of(2, "c"))
     assert compiles.take_now() is None
     compiles.finish(other)
     assert compiles.take() is one

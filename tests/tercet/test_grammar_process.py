@@ -28,12 +28,18 @@ class Asked:
 
     def __init__(self, limits: Limits) -> None:
         self.told: queue.SimpleQueue[tuple[int | None, Answer | str]] = queue.SimpleQueue()
+        # At whose grammars it was when it died, each time.
+        self.owners: list[frozenset[bytes]] = []
         self.process = GrammarProcess(
             None,
             limits,
             lambda key, answer: self.told.put((key, answer)),
-            lambda key, problem: self.told.put((key, problem)),
+            self._lost,
         )
+
+    def _lost(self, key: int | None, problem: str, owners: frozenset[bytes]) -> None:
+        self.owners.append(owners)
+        self.told.put((key, problem))
 
     def next(self) -> tuple[int | None, Answer | str]:
         return self.told.get(timeout=PATIENCE_S)
@@ -107,6 +113,20 @@ def test_what_takes_too_long_ends_it_and_the_next_question_begins_another() -> N
         assert key == 7
         assert "more than 0.05 s" in problem
         assert slow.next()[0] is None
+        assert slow.owners == [frozenset()]
+    finally:
+        slow.process.close()
+
+
+def test_it_says_at_whose_grammars_it_was_when_one_took_too_long() -> None:
+    slow = Asked(Limits(256 << 20, compile_seconds=0.5, step_seconds=5.0))
+    try:
+        for key, salt in enumerate((b"tenant-1", b"tenant-2", b"tenant-3"), start=1):
+            slow.process.open(key, Grammar(Syntax.EBNF, ENDLESS, salt), [END], ENDLESS_TEXT)
+        key, _ = slow.problem()
+        assert key in (1, 2)
+        assert slow.next()[0] is None
+        assert slow.owners == [frozenset({b"tenant-1", b"tenant-2"})]
     finally:
         slow.process.close()
 
@@ -142,7 +162,7 @@ def test_nobody_waits_for_what_another_tenant_brings_along() -> None:
             asked.process.open(count, Grammar(GOOD.syntax, GOOD.text, b"tenant-2" + bytes([count])), [END], [])
         # One tenant's come in their order, the other's own wait for its first.
         assert [asked.mask() for _ in range(4)] == [(count, {ord("a")}) for count in range(9, 13)]
-        assert asked.process._begun == {1}
+        assert asked.process._begun.keys() == {1}
     finally:
         asked.process.close()
 
@@ -207,7 +227,10 @@ def test_a_model_without_a_vocabulary_is_told() -> None:
     told: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
     missing = ModelSource(ModelFormat.HUGGING_FACE, Path("/nonexistent"))
     process = GrammarProcess(
-        (missing, 9), Limits(256 << 20, 3.0), lambda key, answer: None, lambda key, problem: told.put((key, problem))
+        (missing, 9),
+        Limits(256 << 20, 3.0),
+        lambda key, answer: None,
+        lambda key, problem, _owners: told.put((key, problem)),
     )
     try:
         process.open(3, GOOD, [1], [])

@@ -30,7 +30,7 @@ class LocalProcess:
         self,
         follower: Follower,
         on_answer: Callable[[int, Answer], None],
-        on_loss: Callable[[int | None, str], None],
+        on_loss: Callable[[int | None, str, frozenset[bytes]], None],
     ) -> None:
         self._follower = follower
         self._first = next(_firsts)
@@ -70,12 +70,12 @@ class LocalProcess:
                 self._on_answer(key, Answer(str(error), b""))
         return count
 
-    def die(self, culprit: int | None) -> None:
-        """All that it knew is gone."""
+    def die(self, culprit: int | None, owners: frozenset[bytes] = frozenset()) -> None:
+        """All that it knew is gone. It was at grammars of these."""
         self._asked.clear()
         for key in self.open_keys:
             self._follower.drop(self._first + key)
-        self._on_loss(culprit, "it died")
+        self._on_loss(culprit, "it died", owners)
 
     def _ask(self, key: int, make: Callable[[], bytes]) -> None:
         self._asked.append((key, make))
@@ -87,7 +87,9 @@ class LocalGrammars(Grammars):
     def __init__(self, follower: Follower = FOLLOWER, rng: random.Random | None = None) -> None:
         made: list[LocalProcess] = []
 
-        def make(on_answer: Callable[[int, Answer], None], on_loss: Callable[[int | None, str], None]) -> LocalProcess:
+        def make(
+            on_answer: Callable[[int, Answer], None], on_loss: Callable[[int | None, str, frozenset[bytes]], None]
+        ) -> LocalProcess:
             made.append(LocalProcess(follower, on_answer, on_loss))
             return made[0]
 
