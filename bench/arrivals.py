@@ -1,124 +1,82 @@
-"""A client whose requests come when they are due, whatever became of those before: what open-loop benches share."""
+"""What benches ask of a mesh, sent when it is due, whatever became of what came before: by the means of tercet.load."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from tercet.client import Accepted, AsyncClient, Delta, Event
 from tercet.errors import RequestError
+from tercet.load.ask import Ask
+from tercet.load.exchange import Exchange, exchange
 from tercet.load.figures import percentile
+from tercet.load.grpc_target import GrpcTarget
+from tercet.load.principals import Principal
+from tercet.load.sender import send_when_due
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+def greedy(
+    at: float, prompt: tuple[int, ...], max_tokens: int, *, traffic_class: str = "", timeout_s: float | None = None
+) -> Ask:
     """A greedy request for exactly `max_tokens` tokens, due at `at` seconds from the start."""
-
-    at: float
-    prompt: tuple[int, ...]
-    max_tokens: int
-    traffic_class: str = ""
-    # The deadline of the call.
-    timeout_s: float | None = None
+    principal = Principal(traffic_class=traffic_class)
+    return Ask(0, at, principal, prompt, len(prompt), max_tokens, seed=0, timeout_s=timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One request on the client's clock: seconds since the start, when it was sent, and when each of its tokens came.
-
-    `over` is when it ended, `error` why it was not done.
-    """
-
-    ask: Ask
-    sent: float
-    accepted: bool
-    tokens: tuple[float, ...]
-    over: float
-    error: RequestError | None = None
-    broken_off: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Whether it got all its tokens."""
-        return self.error is None and not self.broken_off
-
-    @property
-    def refused(self) -> bool:
-        """At the door: no work was ever done for it."""
-        return self.error is not None and not self.accepted
-
-    @property
-    def ttft(self) -> float:
-        """Seconds to the first token."""
-        return self.tokens[0] - self.sent
-
-    @property
-    def tpot(self) -> float:
-        """Mean seconds between tokens; 0 for a single one."""
-        return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
-
-
-async def ask(client: AsyncClient, asked: Ask, start: float) -> Seen:
-    """Sends one request now and reads its answer. Cancelled, it breaks off and returns what it has."""
-    sent = time.perf_counter() - start
-    moments: list[float] = []
-    accepted = False
-
-    def seen(error: RequestError | None = None, *, broken_off: bool = False) -> Seen:
-        return Seen(asked, sent, accepted, tuple(moments), time.perf_counter() - start, error, broken_off)
-
-    events: AsyncIterator[Event] = aiter(
-        client.generate(
-            list(asked.prompt),
-            temperature=0.0,
-            max_tokens=asked.max_tokens,
-            ignore_eos=True,
-            traffic_class=asked.traffic_class,
-            timeout_s=asked.timeout_s,
-        )
-    )
-    try:
-        async for event in events:
-            if isinstance(event, Delta):
-                moments += [time.perf_counter() - start] * len(event.token_ids)
-            elif isinstance(event, Accepted):
-                accepted = True
-    except RequestError as error:
-        return seen(error)
-    except asyncio.CancelledError:
-        return seen(broken_off=True)
-    return seen()
-
-
-@asynccontextmanager
-async def connections(address: str, count: int) -> AsyncIterator[Sequence[AsyncClient]]:
-    """So many clients of one address, each with a connection: gateways that share a port share these."""
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(AsyncClient(address)) for _ in range(count)]
-
-
-async def send(clients: Sequence[AsyncClient], asks: Iterable[Ask], patience_s: float | None = None) -> list[Seen]:
-    """Sends each request when it is due, by one client after the other; those not over `patience_s` seconds after the
-    last are broken off."""
+async def ask(target: GrpcTarget, asked: Ask) -> Exchange:
+    """Sends one request now. Times are from now on. Cancelled, it breaks off and returns what it has."""
     start = time.perf_counter()
-    tasks = []
-    for client, asked in zip(itertools.cycle(clients), asks, strict=False):
-        wait = start + asked.at - time.perf_counter()
-        # A client that is behind lets its answers be read all the same.
-        await asyncio.sleep(max(0.0, wait))
-        tasks.append(asyncio.create_task(ask(client, asked, start)))
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=patience_s)
-        for task in late:
-            task.cancel()
-    return await asyncio.gather(*tasks)
+    seen = Exchange(asked, 0.0, 0.0)
+    await exchange(target, seen, lambda: time.perf_counter() - start, _nobody_looks)
+    return seen
 
 
-def lag(seen: Iterable[Seen]) -> dict[str, float]:
+async def send(target: GrpcTarget, asks: Iterable[Ask], patience_s: float | None = None) -> list[Exchange]:
+    """Sends each request when it is due; those not over `patience_s` seconds after the last are broken off."""
+    start = time.perf_counter()
+    everyone: list[Exchange] = []
+
+    def clock() -> float:
+        return time.perf_counter() - start
+
+    async def one(asked: Ask, due_s: float) -> None:
+        seen = Exchange(asked, due_s, clock())
+        everyone.append(seen)
+        await exchange(target, seen, clock, _nobody_looks)
+
+    await send_when_due(asks, one, clock, 0, patience_s)
+    return everyone
+
+
+def _nobody_looks(seen: Exchange, tokens: int) -> None:
+    """At a bench while it runs."""
+
+
+def ttft(seen: Exchange) -> float:
+    """Seconds from sending to the first token."""
+    assert seen.sent_s is not None
+    return seen.moments[0] - seen.sent_s
+
+
+def tpot(seen: Exchange) -> float:
+    """Mean seconds between tokens; 0 for a single one."""
+    return (seen.moments[-1] - seen.moments[0]) / max(1, seen.tokens - 1)
+
+
+def over(seen: Exchange) -> float:
+    """Seconds from sending to the end."""
+    assert seen.sent_s is not None
+    assert seen.end_s is not None
+    return seen.end_s - seen.sent_s
+
+
+def failure(seen: Exchange) -> RequestError | None:
+    """What the mesh said instead of an answer, or of the rest of one."""
+    cause = seen.error and seen.error.__cause__
+    assert cause is None or isinstance(cause, RequestError)
+    return cause
+
+
+def lag(everyone: Iterable[Exchange]) -> dict[str, float]:
     """Milliseconds by which the client itself was late to send."""
-    late = [(each.sent - each.ask.at) * 1e3 for each in seen]
+    late = [(seen.sent_s - seen.due_s) * 1e3 for seen in everyone if seen.sent_s is not None]
     return {"p50": percentile(late, 50), "p99": percentile(late, 99), "max": max(late)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.arrivals import Ask
+from bench.arrivals import greedy
 from scheduler.simulator.workload import Flow, Requests, Workload
+from tercet.load.ask import Ask
 
 # Prompts of the simulator are bytes; below this a vocabulary has special tokens.
 FIRST_TOKEN = 300
@@ -35,4 +36,7 @@ class Offer:
             asked = arrival.submission
             prompt = tuple(FIRST_TOKEN + token for token in asked.prompt_token_ids)
             length = requests.lengths[asked.sampling.seed] - len(prompt)
-            yield arrival.flow, Ask(arrival.at, prompt, length, asked.traffic_class, asked.deadline_s)
+            yield (
+                arrival.flow,
+                greedy(arrival.at, prompt, length, traffic_class=asked.traffic_class, timeout_s=asked.deadline_s),
+            )

@@ -29,13 +29,15 @@ import torch
 import uvloop
 
 import tercet
-from bench.arrivals import Ask, Seen, ask, lag, send
+from bench.arrivals import ask, greedy, lag, send, tpot, ttft
 from bench.dummy_model import MAX_MODEL_LEN, write_dummy_model
 from bench.workload import PRESETS, Request, mixed, prompts, work_for
 from tercet.cli.demo import private
-from tercet.client import AsyncClient
 from tercet.config import load_config
+from tercet.load.ask import Ask
+from tercet.load.exchange import Exchange
 from tercet.load.figures import gaps, percentile
+from tercet.load.grpc_target import GrpcTarget
 from tercet.mesh_processes import MeshProcesses
 from tercet.sections import MeshConfig
 
@@ -109,42 +111,42 @@ async def _measure(config: MeshConfig, load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             MeshProcesses(config, on_change=lambda _: None, log_dir=Path(folder), start_timeout_s=300) as mesh,
-            AsyncClient(mesh.address) as client,
+            GrpcTarget(mesh.address) as target,
         ):
             result: dict[str, Any] = {"start_s": time.perf_counter() - started, "open_loop": []}
             print(f"ready after {result['start_s']:.1f} s", flush=True)
-            vocab_size = (await client.model()).vocab_size
-            await send([client], [Ask(0.0, prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))])
+            vocab_size = (await target.describe()).vocab_size
+            assert vocab_size is not None
+            await send(target, [greedy(0.0, prompt, 8) for prompt in prompts(8, 64, vocab_size, random.Random(9))])
             requests = mixed(work, vocab_size)
             if load.alone:
-                result["alone_ms"] = await _alone(client, vocab_size, load.alone)
+                result["alone_ms"] = await _alone(target, vocab_size, load.alone)
             if load.at_once:
-                result["at_once"] = await _all_at_once(client, requests[: load.at_once])
+                result["at_once"] = await _all_at_once(target, requests[: load.at_once])
             for rate in load.rates:
-                result["open_loop"].append(await _arrivals(client, requests, rate, load.seconds))
+                result["open_loop"].append(await _arrivals(target, requests, rate, load.seconds))
             if load.cancels:
-                result["cancel_ms"] = await _cancels(client, vocab_size, load.cancels, Path(folder) / "worker.log")
+                result["cancel_ms"] = await _cancels(target, vocab_size, load.cancels, Path(folder) / "worker.log")
             return result
 
 
-async def _alone(client: AsyncClient, vocab_size: int, count: int) -> dict[str, float]:
+async def _alone(target: GrpcTarget, vocab_size: int, count: int) -> dict[str, float]:
     """Milliseconds to the first token of a request that finds nobody else."""
     rng = random.Random(7)
     times = []
     for prompt in prompts(count, ALONE_PROMPT, vocab_size, rng):
-        seen = await ask(client, Ask(0.0, prompt, 4), 0.0)
-        times.append(seen.ttft * 1e3)
+        times.append(ttft(await ask(target, greedy(0.0, prompt, 4))) * 1e3)
         await asyncio.sleep(ALONE_PAUSE_S)
     result = {f"p{percent}": percentile(times, percent) for percent in (50, 95)}
     print(f"alone: first token p50 {result['p50']:.1f}, p95 {result['p95']:.1f} ms of {count}", flush=True)
     return result
 
 
-async def _all_at_once(client: AsyncClient, requests: Sequence[Request]) -> dict[str, float]:
+async def _all_at_once(target: GrpcTarget, requests: Sequence[Request]) -> dict[str, float]:
     started = time.perf_counter()
-    seen = await send([client], [Ask(0.0, request.prompt, request.max_tokens) for request in requests])
+    seen = await send(target, [greedy(0.0, request.prompt, request.max_tokens) for request in requests])
     took = time.perf_counter() - started
-    tokens, refused = sum(len(one.tokens) for one in seen), sum(bool(one.error) for one in seen)
+    tokens, refused = sum(one.tokens for one in seen), sum(one.error is not None for one in seen)
     rate = (len(seen) - refused) / took
     print(f"{len(seen)} at once: {rate:.1f} req/s, {tokens / took:.0f} tok/s, {refused} refused", flush=True)
     return {"requests": len(seen), "seconds": took, "req_s": rate, "out_tok_s": tokens / took, "refused": refused}
@@ -157,28 +159,28 @@ def _asks(requests: Sequence[Request], rate: float, seconds: float) -> Iterator[
         due += rng.expovariate(rate)
         if due >= seconds:
             return
-        yield Ask(due, request.prompt, request.max_tokens)
+        yield greedy(due, request.prompt, request.max_tokens)
 
 
-async def _arrivals(client: AsyncClient, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
+async def _arrivals(target: GrpcTarget, requests: Sequence[Request], rate: float, seconds: float) -> dict[str, Any]:
     started = time.perf_counter()
-    everyone = await send([client], _asks(requests, rate, seconds))
+    everyone = await send(target, _asks(requests, rate, seconds))
     took = time.perf_counter() - started
-    seen = [one for one in everyone if not one.error and one.tokens]
+    seen = [one for one in everyone if one.error is None and one.tokens]
     result: dict[str, Any] = {"rate": rate, "sent": len(everyone), "refused": len(everyone) - len(seen)}
     result["client_lag_ms"] = lag(everyone)
     if not seen:
         print(f"{rate:g} req/s: nothing was served", flush=True)
         return result
-    several = [one for one in seen if len(one.tokens) > 1]
+    several = [one for one in seen if one.tokens > 1]
     columns = {
-        "ttft_ms": [one.ttft * 1e3 for one in seen],
-        "tpot_ms": [one.tpot * 1e3 for one in several],
-        "largest_gap_ms": [max(gaps(one.tokens)) * 1e3 for one in several],
+        "ttft_ms": [ttft(one) * 1e3 for one in seen],
+        "tpot_ms": [tpot(one) * 1e3 for one in several],
+        "largest_gap_ms": [max(gaps(one.moments), default=0.0) * 1e3 for one in several],
     }
     for name, values in columns.items():
         result[name] = {f"p{percent}": percentile(values, percent) for percent in (50, 95, 99)}
-    good = sum(one.ttft <= GOOD_TTFT_S and one.tpot <= GOOD_TPOT_S for one in seen)
+    good = sum(ttft(one) <= GOOD_TTFT_S and tpot(one) <= GOOD_TPOT_S for one in seen)
     result |= {"done_req_s": len(seen) / took, "good_req_s": good / took}
     shown = "; ".join(
         f"{name[:-3]} " + " / ".join(f"{value:.1f}" for value in result[name].values()) + " ms" for name in columns
@@ -191,13 +193,13 @@ async def _arrivals(client: AsyncClient, requests: Sequence[Request], rate: floa
     return result
 
 
-async def _cancels(client: AsyncClient, vocab_size: int, count: int, log: Path) -> dict[str, float]:
+async def _cancels(target: GrpcTarget, vocab_size: int, count: int, log: Path) -> dict[str, float]:
     """Milliseconds from a client's cancel to the worker's word that the blocks are free, at a steady batch."""
     rng = random.Random(5)
 
-    def stream() -> asyncio.Task[Seen]:
+    def stream() -> asyncio.Task[Exchange]:
         prompt = prompts(1, CANCEL_CONTEXT, vocab_size, rng)[0]
-        return asyncio.create_task(ask(client, Ask(0.0, prompt, MAX_MODEL_LEN - CANCEL_CONTEXT), 0.0))
+        return asyncio.create_task(ask(target, greedy(0.0, prompt, MAX_MODEL_LEN - CANCEL_CONTEXT)))
 
     running = [stream() for _ in range(CANCEL_STREAMS)]
     await asyncio.sleep(3.0)

@@ -11,12 +11,13 @@ from typing import Any
 
 import uvloop
 
-from bench.arrivals import Ask, Seen, connections, lag, send
+from bench.arrivals import failure, greedy, lag, over, send, tpot, ttft
 from bench.offer import FIRST_TOKEN, Offer
 from scheduler.simulator.flow_tally import FlowTally
 from scheduler.traffic_class import TrafficClass, class_of
-from tercet.client import AsyncClient
+from tercet.load.exchange import Exchange
 from tercet.load.figures import percentile
+from tercet.load.grpc_target import GrpcTarget
 from tercet.mesh_processes import MeshProcesses
 from tercet.sections import MeshConfig
 
@@ -37,12 +38,12 @@ class OverloadMesh:
         """Requests a second of so many that come at once. Raises RuntimeError if some are refused."""
 
         async def measured() -> float:
-            async with self._mesh(config) as clients:
-                seen = await send(clients, [ask for _, ask in offer.asks(float("inf"), count)])
-            problems = [each.error for each in seen if each.error is not None]
+            async with self._mesh(config) as target:
+                everyone = await send(target, [ask for _, ask in offer.asks(float("inf"), count)])
+            problems = [seen.error for seen in everyone if seen.error is not None]
             if problems:
                 raise RuntimeError(f"{len(problems)} of {count} requests at once were not done: {problems[0]}")
-            return count / max(each.over for each in seen)
+            return count / max(seen.end_s or 0.0 for seen in everyone)
 
         return uvloop.run(measured())
 
@@ -51,15 +52,15 @@ class OverloadMesh:
         classes = {name: class_of(name, settings) for name, settings in config.classes.items()}
 
         async def measured(rate: float) -> dict[str, Any]:
-            async with self._mesh(config) as clients:
-                return await under_load(clients, offer, rate, classes)
+            async with self._mesh(config) as target:
+                return await under_load(target, offer, rate, classes)
 
         for rate in rates:
             yield uvloop.run(measured(rate))
 
     @asynccontextmanager
-    async def _mesh(self, config: MeshConfig) -> AsyncIterator[Sequence[AsyncClient]]:
-        """Clients of a running mesh that has had its first requests."""
+    async def _mesh(self, config: MeshConfig) -> AsyncIterator[GrpcTarget]:
+        """A client of a running mesh that has had its first requests."""
         with tempfile.TemporaryDirectory() as folder:
             mesh = MeshProcesses(
                 config,
@@ -69,51 +70,51 @@ class OverloadMesh:
                 start_timeout_s=START_TIMEOUT_S,
             )
             count = 1 if self.num_gateways == 1 else CONNECTIONS_EACH * self.num_gateways
-            async with mesh, connections(mesh.address, count) as clients:
+            async with mesh, GrpcTarget(mesh.address, connections=count) as target:
                 for warm in (1, 8):
-                    await send(clients, [Ask(0.0, (FIRST_TOKEN,) * 64, 8) for _ in range(warm * count)])
-                yield clients
+                    await send(target, [greedy(0.0, (FIRST_TOKEN,) * 64, 8) for _ in range(warm * count)])
+                yield target
 
 
 async def under_load(
-    clients: Sequence[AsyncClient], offer: Offer, rate: float, classes: Mapping[str, TrafficClass]
+    target: GrpcTarget, offer: Offer, rate: float, classes: Mapping[str, TrafficClass]
 ) -> dict[str, Any]:
     """What became of the requests at a rate."""
     # Made before the clock starts: the client has enough to do.
     made = list(offer.asks(rate, round(rate * offer.seconds)))
-    seen = await send(clients, [ask for _, ask in made], PATIENCE_S)
-    asks = [ask for _, ask in made]
-    begin, end = asks[len(asks) // 4].at, asks[-1].at
+    everyone = await send(target, [ask for _, ask in made], PATIENCE_S)
+    moments = [ask.due_s or 0.0 for _, ask in made]
+    begin, end = moments[len(moments) // 4], moments[-1]
     tallies = {flow.name: FlowTally(classes[flow.traffic_class]) for flow in offer.flows}
-    for (flow, _), each in zip(made, seen, strict=True):
-        _count(tallies[flow.name], each, begin, end)
-    refusals = [(each.over - each.sent) * 1e3 for each in seen if each.refused]
+    for (flow, _), seen in zip(made, everyone, strict=True):
+        _count(tallies[flow.name], seen, begin, end)
+    refusals = [over(seen) * 1e3 for seen in everyone if seen.error is not None and seen.begun is None]
     result: dict[str, Any] = {
         "rate": rate,
         "seconds": end,
         "flows": {name: tally.report(end - begin) for name, tally in tallies.items()},
-        "client_lag_ms": lag(seen),
+        "client_lag_ms": lag(everyone),
     }
     if refusals:
         result["refusal_ms"] = {f"p{percent}": percentile(refusals, percent) for percent in (50, 99)}
     return result
 
 
-def _count(tally: FlowTally, seen: Seen, begin: float, end: float) -> None:
+def _count(tally: FlowTally, seen: Exchange, begin: float, end: float) -> None:
     tally.offered += 1
-    tally.accepted += seen.accepted
+    tally.accepted += seen.begun is not None
     if seen.tokens:
-        tally.first_token.add(seen.ttft)
+        tally.first_token.add(ttft(seen))
     elif seen.broken_off:
         # At least that.
-        tally.first_token.add(seen.over - seen.sent)
+        tally.first_token.add(over(seen))
+    problem = failure(seen)
     if seen.broken_off:
         tally.cancelled += 1
-    elif seen.error is None:
-        tally.complete(
-            len(seen.ask.prompt) + len(seen.tokens), seen.ttft, seen.tpot, under_load=begin <= seen.over <= end
-        )
-    elif seen.refused:
-        tally.refuse(seen.error)
+    elif problem is None:
+        length = len(seen.ask.prompt) + seen.tokens
+        tally.complete(length, ttft(seen), tpot(seen), under_load=begin <= (seen.end_s or 0.0) <= end)
+    elif seen.begun is None:
+        tally.refuse(problem)
     else:
-        tally.failed[seen.error.reason] += 1
+        tally.failed[problem.reason] += 1

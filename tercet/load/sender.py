@@ -19,10 +19,12 @@ _IN_TIME_S = 1e-5
 Send = Callable[[Ask, float], Awaitable[None]]
 
 
-async def send_when_due(asks: Iterable[Ask], send: Send, clock: Clock, limit: int, patience_s: float) -> Sequence[Ask]:
+async def send_when_due(
+    asks: Iterable[Ask], send: Send, clock: Clock, limit: int, patience_s: float | None
+) -> Sequence[Ask]:
     """Each at its moment, whatever became of those before; with a `limit` above 0 not before fewer than so many run.
-    Those that are not over `patience_s` seconds after the last was sent are cancelled. If the limit is reached and none
-    is over for so long, no more are sent: those that were not are returned."""
+    Those that are not over `patience_s` seconds after the last was sent are cancelled; None: all are waited for. If the
+    limit is reached and none is over for so long, no more are sent: those that were not are returned."""
     tasks: list[asyncio.Task[None]] = []
     places = asyncio.Semaphore(limit) if limit else None
 
@@ -77,9 +79,9 @@ async def send_in_turn(
         await _end(tasks)
 
 
-async def _acquired(places: asyncio.Semaphore, limit_s: float) -> bool:
+async def _acquired(places: asyncio.Semaphore, limit_s: float | None) -> bool:
     try:
-        await within(limit_s, places.acquire())
+        await (places.acquire() if limit_s is None else within(limit_s, places.acquire()))
     except asyncio.TimeoutError:
         return False
     return True

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from bench.arrivals import Ask, Seen, lag, send
+from bench.arrivals import failure, greedy, lag, over, send, tpot, ttft
 from bench.offer import FIRST_TOKEN, Offer
 from bench.overload_mesh import under_load
 from scheduler.simulator.workload import Flow, Lengths
 from scheduler.traffic_class import CLASSES
 from tercet import errors
-from tercet.client import AsyncClient
+from tercet.load.exchange import Exchange
+from tercet.load.grpc_target import GrpcTarget
 from tercet.rpc import Server, abort
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc
@@ -57,34 +59,38 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 async def test_each_is_sent_when_it_is_due_whatever_became_of_the_others(gateway: Gateway) -> None:
     asks = [
-        Ask(0.0, (HANG,), 2),
-        Ask(0.05, (REFUSE,), 2, "batch"),
-        Ask(0.05, (FAIL,), 2),
-        Ask(0.1, (9, 9), 3, timeout_s=60.0),
+        greedy(0.0, (HANG,), 2),
+        greedy(0.05, (REFUSE,), 2, traffic_class="batch"),
+        greedy(0.05, (FAIL,), 2),
+        greedy(0.1, (9, 9), 3, timeout_s=60.0),
     ]
-    async with AsyncClient(gateway.address) as client:
-        hung, refused, failed, done = await send([client], asks, patience_s=0.5)
+    async with GrpcTarget(gateway.address) as target:
+        hung, refused, failed, done = await send(target, asks, patience_s=0.5)
     assert [request.stop.max_tokens for request in gateway.requests] == [2, 2, 2, 3]
     assert all(request.stop.ignore_eos for request in gateway.requests)
     for asked, seen in zip(asks, (hung, refused, failed, done), strict=True):
         assert seen.ask is asked
-        assert asked.at <= seen.sent <= seen.over
-    assert (hung.accepted, hung.done, hung.broken_off, hung.refused) == (True, False, True, False)
-    assert hung.over >= 0.6
-    assert (refused.accepted, refused.done, refused.refused) == (False, False, True)
-    assert refused.error is not None
-    assert (refused.error.reason, refused.error.retry_after_s) == ("QUEUE_FULL", 1.5)
-    assert (failed.accepted, failed.done, failed.refused) == (True, False, False)
-    assert done.done
-    assert len(done.tokens) == 3
-    assert done.sent <= done.tokens[0] <= done.tokens[-1] <= done.over
+        assert (asked.due_s or 0.0) - 1e-5 <= (seen.sent_s or 0.0) <= (seen.end_s or 0.0)
+        assert over(seen) >= 0.0
+    assert (hung.begun is not None, hung.ended, hung.broken_off, hung.error) == (True, None, True, None)
+    assert hung.end_s is not None
+    assert hung.end_s >= 0.6
+    assert (refused.begun, refused.ended, refused.broken_off) == (None, None, False)
+    error = failure(refused)
+    assert error is not None
+    assert (error.reason, error.retry_after_s) == ("QUEUE_FULL", 1.5)
+    assert (failed.begun is not None, failed.ended) == (True, None)
+    assert isinstance(failure(failed), errors.EngineFaultError)
+    assert (done.ended is not None, failure(done), done.tokens, len(done.moments)) == (True, None, 3, 3)
+    assert 0.0 <= ttft(done) <= over(done)
 
 
 def test_times_of_one_and_lags_of_all() -> None:
-    seen = Seen(Ask(1.0, (9,), 3), 1.25, True, (2.25, 2.5, 3.25), 3.5)
-    assert (seen.ttft, seen.tpot) == (1.0, 0.5)
-    assert Seen(Ask(0.0, (9,), 1), 0.0, True, (2.0,), 2.0).tpot == 0.0
-    assert lag([seen, Seen(Ask(1.0, (9,), 3), 1.0, True, (), 3.5)]) == {"p50": 0.0, "p99": 250.0, "max": 250.0}
+    seen = Exchange(greedy(1.0, (9,), 3), 1.0, 1.25, array("d", (2.25, 2.5, 3.25)), tokens=3, end_s=3.5)
+    assert (ttft(seen), tpot(seen), over(seen)) == (1.0, 0.5, 2.25)
+    assert tpot(Exchange(greedy(0.0, (9,), 1), 0.0, 0.0, array("d", (2.0,)), tokens=1)) == 0.0
+    prompt = Exchange(greedy(1.0, (9,), 3), 1.0, 1.0)
+    assert lag([seen, prompt]) == {"p50": 0.0, "p99": 250.0, "max": 250.0}
 
 
 def test_an_offer_is_the_same_at_any_rate_and_says_how_long_answers_are() -> None:
@@ -93,11 +99,11 @@ def test_an_offer_is_the_same_at_any_rate_and_says_how_long_answers_are() -> Non
     once = [ask for _, ask in offer.asks(float("inf"), 50)]
     slow = [ask for _, ask in offer.asks(10.0, 50)]
     assert [(ask.prompt, ask.max_tokens) for ask in once] == [(ask.prompt, ask.max_tokens) for ask in slow]
-    assert {ask.at for ask in once} == {0.0}
-    assert slow[-1].at == pytest.approx(5.0, rel=0.5)
+    assert {ask.due_s for ask in once} == {0.0}
+    assert slow[-1].due_s == pytest.approx(5.0, rel=0.5)
     assert all(1 <= ask.max_tokens <= 30 for ask in once)
     assert all(FIRST_TOKEN <= token < FIRST_TOKEN + 256 for ask in once for token in ask.prompt)
-    assert {(ask.traffic_class, ask.timeout_s) for ask in once} == {("interactive", 4.0)}
+    assert {(ask.principal.traffic_class, ask.timeout_s) for ask in once} == {("interactive", 4.0)}
 
 
 async def test_what_became_of_each_flow_is_counted_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +112,8 @@ async def test_what_became_of_each_flow_is_counted_once(gateway: Gateway, monkey
         Flow(name, Lengths(5), Lengths(4), traffic_class=traffic_class)
         for name, traffic_class in (("chat", "interactive"), ("retrieval", "rag"), ("summaries", "batch"))
     ]
-    async with AsyncClient(gateway.address) as client:
-        run = await under_load([client], Offer(flows, 0.5, 1, 4096), 200.0, CLASSES)
+    async with GrpcTarget(gateway.address) as target:
+        run = await under_load(target, Offer(flows, 0.5, 1, 4096), 200.0, CLASSES)
     chat, retrieval, summaries = run["flows"].values()
     assert chat["offered"] + retrieval["offered"] + summaries["offered"] == 100
     assert chat["offered"] == chat["accepted"] == chat["completed"] == chat["qualified"] > 10
