@@ -28,17 +28,25 @@ _STYLES = {"better": "green", "worse": "bold red", "unknown": "dim"}
 @click.option("--out", type=_FOLDER, metavar="FILE", help="Where the page goes. Default: report.html in DIR.")
 @click.option("--png", type=_FOLDER, metavar="DIR", help="A folder for the plots as PNG, too.")
 @click.option(
-    "--gpu-hour-price", type=FiniteRange(0), metavar="X", help="What an hour of a GPU costs, in your own currency."
+    "--gpu-hour-price",
+    type=FiniteRange(0),
+    metavar="X",
+    help="Of an hour of a worker. Default: what --ledger has charged.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1), metavar="N", help="As many there are. Default: one for each worker of the mesh."
+    "--workers", type=click.IntRange(1), metavar="N", help="So many there were. Default: those that the mesh tells of."
 )
 @click.option(
     "--ledger", metavar="FILE|URL",
     help="The mesh's ledger: what its requests were charged with, by class and tenant.",
 )  # fmt: skip
 def report(
-    folder: Path, out: Path | None, png: Path | None, gpu_hour_price: float | None, gpus: int | None, ledger: str | None
+    folder: Path,
+    out: Path | None,
+    png: Path | None,
+    gpu_hour_price: float | None,
+    workers: int | None,
+    ledger: str | None,
 ) -> None:
     """Make a page of what `tercet bench run` wrote into DIR.
 
@@ -52,13 +60,14 @@ def report(
 
     with _failures():
         run = read_run(folder)
-        costs: Sequence[cost.PointCost] = ()
-        if gpu_hour_price is not None:
-            costs = cost.costs(run, cost.Price(gpu_hour_price, gpus or cost.gpus_of([run])))
-        charges = None
+        charges, hour = None, gpu_hour_price
         if ledger is not None:
             with _ledger(ledger) as opened:
                 charges = read_charges(opened, run.rows, gpu_hour_price)
+            hour = charges.hour if hour is None else hour
+        costs: Sequence[cost.PointCost] = ()
+        if hour is not None:
+            costs = cost.costs(run, cost.Price(hour, workers or cost.workers_of(run)))
         text = page(run, costs, charges)
     out = out or folder / "report.html"
     with whole_file(out) as file:

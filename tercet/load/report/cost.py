@@ -1,4 +1,4 @@
-"""What a run cost: the hours of its GPUs, whatever they did in them. Pure.
+"""What a run cost: the hours of its workers, whatever they did in them. Pure.
 
 So what failed, was refused or was done twice is in it, and what stood idle as well. What requests are charged with is
 in the ledger: see `charges`.
@@ -6,7 +6,6 @@ in the ledger: see `charges`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tercet.errors import LoadError
@@ -18,10 +17,10 @@ _HOUR_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of an hour of one GPU, in a currency of one's own, and how many there were."""
+    """Of an hour of one worker, in a currency of one's own, and how many there were."""
 
-    gpu_hour: float
-    gpus: int
+    hour: float
+    workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +28,20 @@ class PointCost:
     """One load, from the end of its warm-up to its last request."""
 
     point: int
-    gpu_s: float
+    worker_s: float
     cost: float
     qualified: int
     delivered_tokens: int
 
     @property
-    def per_qualified(self) -> float | None:
-        """Cost per qualified request; None if there was none."""
+    def cost_per_qualified(self) -> float | None:
+        """What a request costs that was served as promised, all others included; None if there was none."""
         return self.cost / self.qualified if self.qualified else None
 
     @property
-    def per_1000_tokens(self) -> float | None:
-        """Likewise, of output tokens that clients got."""
-        return 1_000 * self.cost / self.delivered_tokens if self.delivered_tokens else None
+    def cost_per_1000(self) -> float | None:
+        """What a thousand output tokens cost that clients got, all others included; None if there were none."""
+        return 1000 * self.cost / self.delivered_tokens if self.delivered_tokens else None
 
 
 def costs(run: Run, price: Price) -> tuple[PointCost, ...]:
@@ -51,21 +50,20 @@ def costs(run: Run, price: Price) -> tuple[PointCost, ...]:
 
 
 def _cost(point: PointSummary, price: Price) -> PointCost:
-    gpu_s = point.duration_s * price.gpus
+    worker_s = point.duration_s * price.workers
     qualified = sum(each.qualified for each in point.by_class.values())
     tokens = round(point.accepted_tokens_per_s * point.duration_s)
-    return PointCost(point.point, gpu_s, gpu_s / _HOUR_S * price.gpu_hour, qualified, tokens)
+    return PointCost(point.point, worker_s, worker_s / _HOUR_S * price.hour, qualified, tokens)
 
 
-def gpus_of(runs: Sequence[Run]) -> int:
-    """As many as the mesh has had workers, else as this host has GPUs if the server was on it. Raises LoadError if
+def workers_of(run: Run) -> int:
+    """As many as the mesh has had, else one for each GPU of this host if the server was on it. Raises LoadError if
     nobody knows."""
-    servers = [sample.server for run in runs for sample in run.samples if sample.server is not None]
+    servers = [sample.server for sample in run.samples if sample.server is not None]
     if workers := max((len(server.workers) for server in servers), default=0):
         return workers
-    for run in runs:
-        environment = run.summary.environment
-        host = environment.get("host")
-        if environment.get("same_host") and isinstance(host, dict) and host.get("gpus"):
-            return len(host["gpus"])
-    raise LoadError("how many GPUs the server has is not in the run: say it with --gpus")
+    environment = run.summary.environment
+    host = environment.get("host")
+    if environment.get("same_host") and isinstance(host, dict) and host.get("gpus"):
+        return len(host["gpus"])
+    raise LoadError("how many workers the server has is not in the run: say it with --workers")

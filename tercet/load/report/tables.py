@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tercet.ledger.usage import Usage
 from tercet.load.summary import Goodput, PointSummary
 
 from . import words
-from .charges import Charge, Charges
+from .charges import Charges
 from .cost import PointCost
 
 # Of groups, in the order of what they were offered.
@@ -107,12 +108,12 @@ def reasons(points: Sequence[PointSummary]) -> Table | None:
 def cost(points: Sequence[PointSummary], each: Sequence[PointCost]) -> Table:
     """A row for each load."""
     rows = [
-        [words.load_name(point), words.seconds(of.gpu_s), words.money(of.cost), words.money(of.per_qualified),
-         words.money(of.per_1000_tokens)]
+        [words.load_name(point), words.seconds(of.worker_s), words.money(of.cost), words.money(of.cost_per_qualified),
+         words.money(of.cost_per_1000)]
         for point, of in zip(points, each, strict=True)
     ]  # fmt: skip
-    note = "Time of all GPUs, busy or idle; failed, refused and repeated work is in it."
-    return Table("cost", "Cost of each load", note, ["", "GPU time", *_COSTS], rows)
+    note = "Time of all workers, busy or idle; failed, refused and repeated work is in it."
+    return Table("cost", "Cost of each load", note, ["", "worker time", *_COSTS], rows)
 
 
 def charged(charges: Charges) -> Table:
@@ -129,10 +130,10 @@ def charged(charges: Charges) -> Table:
     return Table("charges", "What requests were charged with", note, head, [_charge(*each) for each in named])
 
 
-def _charge(name: str, each: Charge) -> list[str]:
+def _charge(name: str, each: Usage) -> list[str]:
     return [
         name, words.amount(each.requests), words.amount(each.qualified), words.seconds(each.gpu_s),
-        words.money(each.cost), words.money(each.per_qualified), words.money(each.per_1000_tokens),
+        words.money(each.cost), words.money(each.cost_per_qualified), words.money(each.cost_per_1000),
     ]  # fmt: skip
 
 

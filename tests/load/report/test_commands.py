@@ -50,8 +50,8 @@ def test_a_page_is_put_beside_the_run(folder: Path, tmp_path: Path) -> None:
 
 def test_with_a_price_it_has_costs(folder: Path) -> None:
     done = bench("report", folder, "--gpu-hour-price", "3.6")
-    assert (done.exit_code, done.stderr.count("--gpus")) == (2, 1)
-    assert bench("report", folder, "--gpu-hour-price", "3.6", "--gpus", "2").exit_code == 0
+    assert (done.exit_code, done.stderr.count("--workers")) == (2, 1)
+    assert bench("report", folder, "--gpu-hour-price", "3.6", "--workers", "2").exit_code == 0
     assert "per qualified request" in (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -66,9 +66,10 @@ def test_with_a_ledger_it_has_charges(folder: Path, tmp_path: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "tenant globex" in text
     assert "The ledger has 2 of the run&#x27;s 40 requests" in text
-    assert "Cost of each load" not in text
+    # At the price that the ledger's requests were charged with.
+    assert "Cost of each load" in text
     assert bench(*words, "--gpu-hour-price", "1").exit_code == 0
-    assert "Cost of each load" in (folder / "report.html").read_text(encoding="utf-8")
+    assert (folder / "report.html").read_text(encoding="utf-8") != text
     done = bench("report", folder, "--ledger", tmp_path / "nothing" / "ledger.db")
     assert done.exit_code == 2
     assert done.stderr.startswith("tercet: ledger.database: ")

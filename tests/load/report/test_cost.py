@@ -14,9 +14,10 @@ from tercet.errors import LedgerError, LoadError
 from tercet.ledger.ledger import Ledger
 from tercet.ledger.row import Outcome
 from tercet.ledger.row import Row as LedgerRow
+from tercet.ledger.usage import Usage
 from tercet.load.record import ClientSample, Sample, ServerSample, WorkerSample
-from tercet.load.report.charges import Charge, Charges, read_charges
-from tercet.load.report.cost import PointCost, Price, costs, gpus_of
+from tercet.load.report.charges import Charges, read_charges
+from tercet.load.report.cost import PointCost, Price, costs, workers_of
 
 from .made_run import ENVIRONMENT, refused, row, run
 
@@ -32,32 +33,32 @@ def sample(*workers: WorkerSample) -> Sample:
 def test_a_run_costs_its_time() -> None:
     rows = [row(at, at * 0.1, qualified=at < 30) for at in range(40)]
     made = run([*rows, refused(40, 0.1)])
-    (cost,) = costs(made, Price(gpu_hour=3.6, gpus=2))
+    (cost,) = costs(made, Price(hour=3.6, workers=2))
     seconds = made.summary.points[0].duration_s
-    assert cost.gpu_s == pytest.approx(2 * seconds)
+    assert cost.worker_s == pytest.approx(2 * seconds)
     assert cost.cost == pytest.approx(0.002 * seconds)
-    assert cost.per_qualified == pytest.approx(cost.cost / 30)
-    assert cost.per_1000_tokens == pytest.approx(1_000 * cost.cost / (40 * 11))
+    assert cost.cost_per_qualified == pytest.approx(cost.cost / 30)
+    assert cost.cost_per_1000 == pytest.approx(1_000 * cost.cost / (40 * 11))
     # Half of them qualified: each costs twice as much.
     (half,) = costs(run([dataclasses.replace(each, qualified=each.index < 15) for each in rows]), Price(3.6, 2))
-    assert half.per_qualified == pytest.approx(2 * cost.per_qualified)
+    assert half.cost_per_qualified == pytest.approx(2 * cost.cost_per_qualified)
 
 
 def test_nothing_served_has_no_price() -> None:
     (cost,) = costs(run([refused(at, at * 1.0) for at in range(3)]), Price(1.0, 1))
     assert cost.cost > 0
-    assert (cost.per_qualified, cost.per_1000_tokens) == (None, None)
+    assert (cost.cost_per_qualified, cost.cost_per_1000) == (None, None)
     assert costs(run([]), Price(1.0, 1)) == (PointCost(0, 0.0, 0.0, 0, 0),)
 
 
-def test_gpus_are_those_of_the_workers() -> None:
+def test_workers_are_those_of_the_mesh() -> None:
     made = run([row()], [sample(worker("a"), worker("b")), sample(worker("a"))])
-    assert gpus_of([made]) == 2
+    assert workers_of(made) == 2
     host = {"same_host": True, "host": {"gpus": [{"name": "H200"}] * 4}}
-    assert gpus_of([run([row()], [sample()], environment=host)]) == 4
+    assert workers_of(run([row()], [sample()], environment=host)) == 4
     for environment in ({**host, "same_host": False}, ENVIRONMENT, {"same_host": True, "host": {"gpus": []}}):
-        with pytest.raises(LoadError, match="--gpus"):
-            gpus_of([run([row()], environment=environment)])
+        with pytest.raises(LoadError, match="--workers"):
+            workers_of(run([row()], environment=environment))
 
 
 @pytest.fixture
@@ -91,13 +92,16 @@ def test_charges_are_those_of_the_run_alone(ledger: Ledger) -> None:
     mine = [row(1), row(2), row(3), row(5, warm_up=True), row(6), row(7), refused(8, request_id="")]
     found = read_charges(ledger, mine, None)
     # Failed work is paid for by those that qualified.
-    assert found.total == Charge(4, 1, 300, 15, pytest.approx(5.4), pytest.approx(1.5))
-    assert found.total.per_qualified == pytest.approx(1.5)
-    assert found.total.per_1000_tokens == pytest.approx(5.0)
+    assert found.total == Usage(
+        (), requests=4, qualified=1, delivered_tokens=300, gpu_s=pytest.approx(5.4), cost=pytest.approx(1.5)
+    )
+    assert found.total.cost_per_qualified == pytest.approx(1.5)
+    assert found.total.cost_per_1000 == pytest.approx(5.0)
     assert found.asked == 5
+    assert found.hour == pytest.approx(1_000)
     assert list(found.by_class) == ["interactive"]
-    assert found.by_tenant["globex"] == Charge(1, 0, 100, 5, 1.8, 0.5)
-    assert found.by_tenant["globex"].per_qualified is None
+    assert found.by_tenant["globex"] == Usage(("globex",), requests=1, delivered_tokens=100, gpu_s=1.8, cost=0.5)
+    assert found.by_tenant["globex"].cost_per_qualified is None
     for groups in (found.by_class, found.by_tenant):
         assert sum(each.cost for each in groups.values()) == pytest.approx(found.total.cost)
     # Another price.
@@ -107,7 +111,7 @@ def test_charges_are_those_of_the_run_alone(ledger: Ledger) -> None:
 def test_many_requests_are_looked_for_in_parts(ledger: Ledger) -> None:
     ledger.write("one", [charged(at, f"r{at}") for at in range(1_200)], [])
     assert read_charges(ledger, [row(at) for at in range(1_200)], None).total.requests == 1_200
-    assert read_charges(ledger, [], None) == Charges(0)
+    assert read_charges(ledger, [], None) == Charges(0, Usage(()), {}, {})
 
 
 def test_a_ledger_that_is_none(tmp_path: Path) -> None:
