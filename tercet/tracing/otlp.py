@@ -60,13 +60,14 @@ class OtlpSender:
 
     def send(self, spans: Sequence[Span]) -> bool:
         """Hands spans over; whether they were taken."""
-        return self._exporter.export([self._readable(each) for each in spans]) is SpanExportResult.SUCCESS
+        return self._exporter.export([self.readable(each) for each in spans]) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
         """Ends a `send` that is under way."""
         self._exporter.shutdown()
 
-    def _readable(self, span: Span) -> ReadableSpan:
+    def readable(self, span: Span) -> ReadableSpan:
+        """A span as the exporter takes it."""
         attributes = dict(span.attributes)
         status = Status(StatusCode.UNSET)
         if span.error is not None:
