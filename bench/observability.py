@@ -33,6 +33,7 @@ from typing import Any
 import click
 
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
+from bench.span_sink import collector
 from gateway.metrics import METRICS
 from gateway.metrics_counts import RequestCounts
 from gateway.metrics_reading import put_counts
@@ -53,12 +54,14 @@ DRAWS = 2000
 OFF = "off"
 
 
-def ways() -> dict[str, dict[str, Any]]:
+def ways(collector_port: int) -> dict[str, dict[str, Any]]:
     """The settings of each way of being observed. Those of OFF hold for all."""
     return {
         OFF: {"log.level": "warning"},
         "metrics": {"metrics.port": _free_range(len(SERVICES))},
         "logs": {"log.level": "info", "log.format": "json"},
+        # One of ten requests.
+        "traces": {"traces.endpoint": f"http://127.0.0.1:{collector_port}"},
     }
 
 
@@ -150,7 +153,7 @@ async def measure(model: str, rounds: int, streams: int, seconds: float, rng: ra
     common = {"model.model": model or "embedded", "worker.max_num_seqs": max(64, streams)}
     blocks: list[Block] = []
     async with contextlib.AsyncExitStack() as stack:
-        meshes, observed = {}, ways()
+        meshes, observed = {}, ways(await stack.enter_async_context(collector()))
         for way, flags in observed.items():
             settings = fixed(0) | common | observed[OFF] | flags
             meshes[way] = await stack.enter_async_context(plan_mesh(settings, simulated))

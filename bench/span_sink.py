@@ -8,12 +8,17 @@ Prints the number of spans when it is told to stop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import click
 import grpc
 import grpc.aio
+
+from tercet.ports import free_ports
 
 METHOD = ("opentelemetry.proto.collector.trace.v1.TraceService", "Export")
 
@@ -42,6 +47,20 @@ async def serve(port: int) -> int:
     await stopped.wait()
     await server.stop(1.0)
     return count
+
+
+@contextlib.asynccontextmanager
+async def collector() -> AsyncIterator[int]:
+    """The port of one in a process of its own. Tells at its end how many spans came."""
+    (port,) = free_ports(1)
+    line = (sys.executable, "-m", "bench.span_sink", "--port", str(port))
+    process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield port
+    finally:
+        process.terminate()
+        spans, _ = await asyncio.wait_for(process.communicate(), 30)
+        click.echo(f"{int(spans)} spans came to the collector")
 
 
 @click.command()

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
-import sys
 import time
 import timeit
 from dataclasses import dataclass
@@ -24,8 +22,8 @@ from typing import Any
 import click
 
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
+from bench.span_sink import collector
 from tercet.client import AsyncClient
-from tercet.ports import free_ports
 from tercet.tracing.context import TraceContext
 from tercet.tracing.settings import TracesSettings
 from tercet.tracing.span import Span, SpanEvent, Value
@@ -78,28 +76,21 @@ async def block(mesh: PlanMesh, streams: int, tokens: int, seconds: float) -> Bl
 
 async def measure(rounds: int, streams: int, tokens: int, seconds: float, rng: random.Random) -> dict[str, list[Block]]:
     """The blocks of each ratio, by round."""
-    (port,) = free_ports(1)
-    line = (sys.executable, "-m", "bench.span_sink", "--port", str(port))
-    sink = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
     blocks: dict[str, list[Block]] = {name: [] for name in RATIOS}
-    try:
-        async with contextlib.AsyncExitStack() as stack:
-            meshes = {}
-            for name, ratio in RATIOS.items():
-                flags: dict[str, Any] = fixed(0) | {"worker.max_num_seqs": max(64, streams)}
-                if ratio is not None:
-                    flags |= {"traces.endpoint": f"http://127.0.0.1:{port}", "traces.sample_ratio": ratio}
-                meshes[name] = await stack.enter_async_context(plan_mesh(flags, Simulated(step_ms=1.0)))
-            # The first block of each warms it up.
-            for number in range(rounds + 1):
-                for name in rng.sample(list(meshes), len(meshes)):
-                    found = await block(meshes[name], streams, tokens, seconds)
-                    if number:
-                        blocks[name].append(found)
-    finally:
-        sink.send_signal(signal.SIGTERM)
-        spans, _ = await asyncio.wait_for(sink.communicate(), 30)
-        click.echo(f"{int(spans)} spans came to the collector")
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(collector())
+        meshes = {}
+        for name, ratio in RATIOS.items():
+            flags: dict[str, Any] = fixed(0) | {"worker.max_num_seqs": max(64, streams)}
+            if ratio is not None:
+                flags |= {"traces.endpoint": f"http://127.0.0.1:{port}", "traces.sample_ratio": ratio}
+            meshes[name] = await stack.enter_async_context(plan_mesh(flags, Simulated(step_ms=1.0)))
+        # The first block of each warms it up.
+        for number in range(rounds + 1):
+            for name in rng.sample(list(meshes), len(meshes)):
+                found = await block(meshes[name], streams, tokens, seconds)
+                if number:
+                    blocks[name].append(found)
     return blocks
 
 
