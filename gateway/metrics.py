@@ -28,7 +28,10 @@ GPU_SECONDS = counter(
     "model",
     "class",
 )
-COST = counter("tercet_gateway_cost_total", "what that costs, in the currency of the prices", "model", "class")
+CPU_SECONDS = counter(
+    "tercet_gateway_cpu_seconds_total", "of those, the ones on workers without a GPU", "model", "class"
+)
+COST = counter("tercet_gateway_cost_total", "what both cost, in the currency of the prices", "model", "class")
 SLO = counter(
     "tercet_gateway_slo_total",
     "requests that somebody wanted, by what became of the promise: met, or the part that was broken",
@@ -46,6 +49,7 @@ CANCELS = histogram(
     "tercet_gateway_cancel_seconds", "from the moment that a cancel was seen until nothing was left of it", "origin"
 )
 PAUSES = counter("tercet_gateway_pauses_total", "how often requests were paused for their readers, once they ended")
+TAKEOVERS = counter("tercet_gateway_takeovers_total", "how often another scheduler took requests over, once they ended")
 TENANT_REQUESTS = counter("tercet_gateway_tenant_requests_total", "ended requests of a tenant", "tenant", "outcome")
 TENANT_TOKENS = counter(
     "tercet_gateway_tenant_tokens_total", "tokens of its prompts, and generated for it", "tenant", "kind"
@@ -65,7 +69,7 @@ LEDGER_LOST = gauge("tercet_gateway_ledger_lost", "1 while rows cannot be writte
 
 METRICS = (
     HEALTH, REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS, DELIVERED_TOKENS, WASTED_TOKENS, GPU_SECONDS,
-    COST, SLO, TTFT, TPOT, GAP, LARGEST_GAP, DURATION, STAGE, CANCELS, PAUSES, TENANT_REQUESTS, TENANT_TOKENS,
-    TENANT_GPU_SECONDS, TENANT_COST, RUNNING, PAUSED, TURNED_AWAY, SCHEDULERS, WORKERS, LEDGER_WAITING, LEDGER_OLDEST,
-    LEDGER_LOST,
+    CPU_SECONDS, COST, SLO, TTFT, TPOT, GAP, LARGEST_GAP, DURATION, STAGE, CANCELS, PAUSES, TAKEOVERS,
+    TENANT_REQUESTS, TENANT_TOKENS, TENANT_GPU_SECONDS, TENANT_COST, RUNNING, PAUSED, TURNED_AWAY, SCHEDULERS,
+    WORKERS, LEDGER_WAITING, LEDGER_OLDEST, LEDGER_LOST,
 )  # fmt: skip

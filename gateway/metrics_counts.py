@@ -51,6 +51,7 @@ class Tokens:
     delivered: int = 0
     wasted: int = 0
     gpu_s: float = 0.0
+    cpu_s: float = 0.0
     cost: float = 0.0
 
     def add(self, row: Row) -> None:
@@ -61,6 +62,7 @@ class Tokens:
         self.delivered += row.delivered_tokens or 0
         self.wasted += row.wasted_tokens or 0
         self.gpu_s += row.gpu_s or 0.0
+        self.cpu_s += row.cpu_s or 0.0
         self.cost += row.cost or 0.0
 
 
@@ -107,7 +109,7 @@ class RequestCounts:
         # By class; and of cancels by origin.
         self.times: defaultdict[str, Times] = defaultdict(Times)
         self.cancels: defaultdict[str, Distribution] = defaultdict(_long)
-        self.num_pauses = 0
+        self.num_pauses = self.num_takeovers = 0
 
     def closed(self, row: Row, stream: Stream | None) -> None:
         """A request has ended. Without a stream it was never submitted."""
@@ -117,6 +119,7 @@ class RequestCounts:
         if row.slo is not None:
             self.slo[row.traffic_class, row.slo] += 1
         self.times[row.traffic_class].add(row, stream)
+        self.num_takeovers += row.takeovers or 0
         for cancel in row.cancellations:
             if cancel.done_s is not None:
                 self.cancels[cancel.origin].add(cancel.done_s)

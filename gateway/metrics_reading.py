@@ -68,6 +68,7 @@ def put_counts(reading: Reading, counts: RequestCounts) -> None:
         reading.put(names.DELIVERED_TOKENS, tokens.delivered, *whose)
         reading.put(names.WASTED_TOKENS, tokens.wasted, *whose)
         reading.put(names.GPU_SECONDS, tokens.gpu_s, *whose)
+        reading.put(names.CPU_SECONDS, tokens.cpu_s, *whose)
         reading.put(names.COST, tokens.cost, *whose)
     for promise, count in counts.slo.items():
         reading.put(names.SLO, count, *promise)
@@ -76,6 +77,7 @@ def put_counts(reading: Reading, counts: RequestCounts) -> None:
     for origin, seconds in counts.cancels.items():
         reading.put(names.CANCELS, seconds, origin)
     reading.put(names.PAUSES, counts.num_pauses)
+    reading.put(names.TAKEOVERS, counts.num_takeovers)
     for tenant, tokens in counts.tenant_tokens.items():
         reading.put(names.TENANT_TOKENS, tokens.prompt, tenant, "prompt")
         reading.put(names.TENANT_TOKENS, tokens.generated, tenant, "generated")

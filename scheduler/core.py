@@ -15,6 +15,7 @@ from tercet.retry import UNKNOWN_RETRY_SECONDS
 from . import membership, pausing, reports
 from .actions import Action, CancelDone, CostsSoFar
 from .audit import audit
+from .class_view import ClassesView, view_classes
 from .core_settings import CoreSettings
 from .ending import cancel, cost_so_far, stop
 from .events import (
@@ -103,6 +104,10 @@ class Core:
     def traffic(self, now: float, max_tenants: int) -> TrafficView:
         """What classes and tenants ask for and get; of at most so many tenants."""
         return view_traffic(self._mesh, self._settings.classes, now, max_tenants)
+
+    def class_view(self, now: float) -> ClassesView:
+        """What classes ask for and get, but for what takes time for each that waits."""
+        return view_classes(self._mesh, self._settings.classes, now)
 
     @property
     def keeps_tenants(self) -> bool:

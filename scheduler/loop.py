@@ -28,6 +28,7 @@ from .actions import (
     Unknown,
     WorkerCommand,
 )
+from .class_view import ClassesView
 from .core import Core
 from .events import (
     CancelReason,
@@ -126,6 +127,10 @@ class Loop:
     def traffic(self, max_tenants: int) -> TrafficView:
         """What classes and tenants ask for and get; of at most so many tenants."""
         return self._core.traffic(self._clock(), max_tenants)
+
+    def class_view(self) -> ClassesView:
+        """The same of classes alone, whatever waits."""
+        return self._core.class_view(self._clock())
 
     @property
     def num_gateways(self) -> int:

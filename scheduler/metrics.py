@@ -10,12 +10,12 @@ from tercet.metrics.health import HEALTH, put_health
 from tercet.metrics.labels import known
 from tercet.metrics.metric import Reading, counter, gauge, histogram
 
+from .class_view import ClassesView, ClassView
 from .events import CancelReason, EndReason
 from .fleet_view import FleetView, WorkerView
 from .loop import Loop
 from .traffic import Counts, Promises
 from .traffic_class import TrafficClass
-from .traffic_view import ClassView, TrafficView
 
 LEADING = gauge("tercet_scheduler_leading", "1 if this scheduler has the workers, 0 if it stands by")
 GATEWAYS = gauge("tercet_scheduler_gateways", "gateways that are connected")
@@ -106,7 +106,7 @@ def read(loop: Loop, conditions: Conditions, *, leads: bool) -> Reading:
     reading.put(GATEWAYS, loop.num_gateways)
     _put_loop(reading, loop)
     _put_fleet(reading, loop.view())
-    _put_traffic(reading, loop.traffic(max_tenants=0))
+    _put_classes(reading, loop.class_view())
     return reading
 
 
@@ -147,7 +147,7 @@ def _state(worker: WorkerView) -> str:
     return "late" if worker.late else "moving"
 
 
-def _put_traffic(reading: Reading, view: TrafficView) -> None:
+def _put_classes(reading: Reading, view: ClassesView) -> None:
     for each in view.classes:
         _put_class(reading, "" if each.traffic_class is None else each.traffic_class.name, each, view.now)
         if each.traffic_class is not None:
@@ -163,15 +163,15 @@ def _put_traffic(reading: Reading, view: TrafficView) -> None:
 
 
 def _put_class(reading: Reading, name: str, view: ClassView, now: float) -> None:
-    load, counts = view.load, view.counts
+    load, counts = view.load, view.traffic.counts
     reading.put(ACCEPTED, counts.accepted, name)
     _put_ends(reading, name, counts)
     reading.put(WAITING, load.requests_waiting, name)
     reading.put(RUNNING, load.requests_running, name)
     reading.put(TOKENS_WAITING, load.tokens_waiting, name)
     reading.put(OLDEST, 0.0 if load.oldest is None else max(0.0, now - load.oldest), name)
-    reading.put(QUEUE, view.queue_s, name)
-    reading.put(TTFT, view.ttft_s, name)
+    reading.put(QUEUE, view.traffic.queue_s, name)
+    reading.put(TTFT, view.traffic.ttft_s, name)
     _put_promises(reading, name, counts.promises)
     reading.put(PROMPT_TOKENS, counts.prompt_tokens, name)
     reading.put(CACHED_TOKENS, counts.cached_tokens, name)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
-from tercet.metrics.distribution import Distribution
-
 from .events import CancelReason
 from .foresight import ForecastView
 from .histogram import Histogram
@@ -56,9 +54,6 @@ class ClassView:
     load: Load
     counts: Counts
     recent: Service
-    # As of ClassTraffic.
-    ttft_s: Distribution
-    queue_s: Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +78,6 @@ class TrafficView:
     # By model and revision of the pool.
     forecasts: tuple[tuple[str, str, ForecastView], ...]
     cancels: Mapping[CancelReason, Histogram]
-    cancel_s: Mapping[CancelReason, Distribution]
 
 
 def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, max_tenants: int) -> TrafficView:
@@ -102,23 +96,14 @@ def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, m
     for traffic_class in shown:
         name = "" if traffic_class is None else traffic_class.name
         counted = traffic.classes[name]
-        views.append(
-            ClassView(
-                traffic_class, by_class[name], counted.counts, counted.recent(now), counted.ttft_s, counted.queue_s
-            )
-        )
-    # In no order where none is shown: there may be tens of thousands.
-    tenants = (
-        list(traffic.tenants)
-        if not max_tenants
-        else sorted(
-            traffic.tenants,
-            key=lambda tenant: (
-                by_tenant[tenant].requests_running + by_tenant[tenant].requests_waiting,
-                _total(mesh, tenant),
-            ),
-            reverse=True,
-        )
+        views.append(ClassView(traffic_class, by_class[name], counted.counts, counted.recent(now)))
+    tenants = sorted(
+        traffic.tenants,
+        key=lambda tenant: (
+            by_tenant[tenant].requests_running + by_tenant[tenant].requests_waiting,
+            _total(mesh, tenant),
+        ),
+        reverse=True,
     )
     return TrafficView(
         now,
@@ -131,7 +116,6 @@ def view_traffic(mesh: MeshState, classes: Iterable[TrafficClass], now: float, m
         max(0, len(tenants) - max_tenants),
         tuple((*pool, foresight.view()) for pool, foresight in mesh.foresights.items()),
         traffic.cancels,
-        traffic.cancel_s,
     )
 
 

@@ -45,6 +45,8 @@ def rows(draw: st.DrawFn) -> Row:
         largest_gap_s=draw(seconds),
         total_s=draw(seconds),
         gpu_s=draw(seconds),
+        cpu_s=draw(seconds),
+        takeovers=draw(tokens),
         cost=draw(seconds),
         slo=draw(st.none() | st.sampled_from(SLO_RESULTS)),
         stages=StageTimes(checks_s=draw(seconds), waiting_s=draw(seconds), decode_s=draw(seconds)),
@@ -83,6 +85,8 @@ def test_sums_are_those_of_the_rows(closed, refused):
         ("delivered_tokens", "delivered_tokens"),
         ("wasted_tokens", "wasted_tokens"),
         ("gpu_seconds", "gpu_s"),
+        ("cpu_seconds", "cpu_s"),
+        ("takeovers", "takeovers"),
         ("cost", "cost"),
     ):
         wanted = sum(getattr(row, field) or 0 for row in closed)
