@@ -50,7 +50,7 @@ def knee_of(points: Sequence[PointSummary]) -> float | None:
 def kept_up_to(points: Sequence[PointSummary]) -> float | None:
     """Requests a second up to which KEPT of them were qualified."""
     rated = [(rate, point) for rate, point in _rated(points) if point.offered]
-    shares = [sum(each.qualified for each in point.by_class.values()) / point.offered for _, point in rated]
+    shares = [point.qualified / point.offered for _, point in rated]
     return largest_kept([rate for rate, _ in rated], shares, KEPT)
 
 

@@ -86,12 +86,11 @@ FIGURES: tuple[Figure, ...] = (
 )
 
 
-def to_columns(rows: Iterable[Row], duration_s: float) -> Columns:
-    """`rows` of one point; `duration_s` is the one of its summary, which ends with the last request."""
+def to_columns(rows: Iterable[Row], begin_s: float, duration_s: float) -> Columns:
+    """`rows` of one point; `begin_s` is the end of its warm-up, and `duration_s` the one of its summary."""
     kept = sorted((row for row in rows if not row.warm_up), key=lambda row: row.index)
     end_s = _floats([row.end_s for row in kept])
     accepted = [row.outcome != "refused" and row.sent_s is not None for row in kept]
-    over = end_s[~np.isnan(end_s)]
     return Columns(
         index=_ints([row.index for row in kept]),
         due_s=_floats([row.due_s for row in kept]),
@@ -108,7 +107,7 @@ def to_columns(rows: Iterable[Row], duration_s: float) -> Columns:
         failed=_ints([row.outcome == "failed" for row in kept]),
         accepted_tokens=_ints([row.output_tokens * yes for row, yes in zip(kept, accepted, strict=True)]),
         qualified_tokens=_ints([row.output_tokens * row.qualified for row in kept]),
-        begin_s=float(over.max()) - duration_s if len(over) else 0.0,
+        begin_s=begin_s,
         duration_s=duration_s,
     )
 

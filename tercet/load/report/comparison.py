@@ -197,7 +197,8 @@ def _matching(a: Run, b: Run) -> Iterator[tuple[int, int]]:
 
 def _columns(run: Run, position: int) -> Columns:
     point = run.summary.points[position]
-    return to_columns((row for row in run.rows if row.point == point.point), point.duration_s)
+    warm_up_s = float(run.summary.workload.get("warm_up_s") or 0)
+    return to_columns((row for row in run.rows if row.point == point.point), warm_up_s, point.duration_s)
 
 
 def _warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:

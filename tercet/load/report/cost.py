@@ -51,9 +51,8 @@ def costs(run: Run, price: Price) -> tuple[PointCost, ...]:
 
 def _cost(point: PointSummary, price: Price) -> PointCost:
     worker_s = point.duration_s * price.workers
-    qualified = sum(each.qualified for each in point.by_class.values())
     tokens = round(point.accepted_tokens_per_s * point.duration_s)
-    return PointCost(point.point, worker_s, worker_s / _HOUR_S * price.hour, qualified, tokens)
+    return PointCost(point.point, worker_s, worker_s / _HOUR_S * price.hour, point.qualified, tokens)
 
 
 def workers_of(run: Run) -> int:

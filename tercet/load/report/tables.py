@@ -43,13 +43,12 @@ def figures(points: Sequence[PointSummary]) -> Table:
 
 
 def _figures_of(point: PointSummary) -> list[str]:
-    qualified = sum(each.qualified for each in point.by_class.values())
     return [
         words.load_name(point),
         words.amount(point.offered),
         words.amount(point.accepted_per_s),
         words.amount(point.qualified_per_s),
-        words.percent(100 * qualified / point.offered if point.offered else None),
+        words.percent(100 * point.qualified / point.offered if point.offered else None),
         words.amount(point.accepted_tokens_per_s),
         *(_ms(point.ttft_ms, each) for each in ("p50", "p95", "p99")),
         *(_ms(point.tpot_ms, each) for each in ("p50", "p95")),

@@ -36,7 +36,7 @@ def some_rows(draw: st.DrawFn) -> list[Row]:
 def test_they_say_what_the_summary_says(rows: list[Row]) -> None:
     made = run(rows, warm_up_s=5.0)
     (point,) = made.summary.points
-    columns = to_columns(rows, point.duration_s)
+    columns = to_columns(rows, 5.0, point.duration_s)
     assert len(columns) == point.offered
     spreads = {"TTFT": point.ttft_ms, "TPOT": point.tpot_ms, "largest gap": point.largest_gap_ms,
                "end to end": point.e2e_ms}  # fmt: skip

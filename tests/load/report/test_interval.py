@@ -27,7 +27,7 @@ def held(name: str, truth: float, trials: int, count: int, carried: float = 0.0,
     inside = 0
     for trial in range(trials):
         made = run(random_rows(1_000 + trial, count, carried=carried))
-        columns = to_columns(made.rows, made.summary.points[0].duration_s)
+        columns = to_columns(made.rows, 0, made.summary.points[0].duration_s)
         pieces = count if one_by_one else pieces_of(columns)
         weights = draw(np.random.default_rng(trial), pieces, 300)
         draws = drawn(columns, [figure(name)], cut(columns, pieces, span_of(columns)), weights)[name]
@@ -57,21 +57,21 @@ def test_what_neighbours_share_is_counted_once() -> None:
 
 
 def test_a_piece_has_a_request() -> None:
-    assert pieces_of(to_columns([row(index) for index in range(500)], 1.0)) == PIECES
-    assert pieces_of(to_columns([row(1), row(2)], 0.7)) == 2
-    assert pieces_of(to_columns([], 0.0)) == 1
+    assert pieces_of(to_columns([row(index) for index in range(500)], 0, 1.0)) == PIECES
+    assert pieces_of(to_columns([row(1), row(2)], 0, 0.7)) == 2
+    assert pieces_of(to_columns([], 0, 0.0)) == 1
 
 
 def test_pieces_follow_one_another() -> None:
     made = run([row(index, index * 0.1, gap_s=0.001) for index in range(400)])
-    columns = to_columns(made.rows, made.summary.points[0].duration_s)
+    columns = to_columns(made.rows, 0, made.summary.points[0].duration_s)
     parts = cut(columns, PIECES, span_of(columns))
     for pieces in (parts.block, parts.window):
         assert list(pieces) == sorted(pieces)
         assert set(pieces) == set(range(PIECES))
     assert set(np.bincount(parts.block)) == {10}
     # A request that never was over counts at the end.
-    lost = to_columns([*made.rows, row(400, 0.0, end_s=None)], made.summary.points[0].duration_s)
+    lost = to_columns([*made.rows, row(400, 0.0, end_s=None)], 0, made.summary.points[0].duration_s)
     assert cut(lost, PIECES, span_of(lost)).window[-1] == PIECES - 1
 
 
@@ -84,7 +84,7 @@ def test_a_drawn_run_is_as_large_as_the_run() -> None:
 
 def test_drawn_percentiles_are_measured_values() -> None:
     made = run(random_rows(1, 400))
-    columns = to_columns(made.rows, made.summary.points[0].duration_s)
+    columns = to_columns(made.rows, 0, made.summary.points[0].duration_s)
     parts = cut(columns, 40, span_of(columns))
     ones = np.ones((1, 40), dtype=np.int32)
     for each in FIGURES:
@@ -102,7 +102,7 @@ def test_a_value_counts_as_often_as_its_piece_was_drawn(seed: int, pieces: int, 
     rows = [row(at, float(at), ttft_s=float(rng.integers(1, 5))) for at in range(count)]
     # Of some nothing was measured.
     rows = [refused(each.index, each.due_s) if rng.random() < 0.2 else each for each in rows]
-    columns = to_columns(rows, float(count))
+    columns = to_columns(rows, 0, float(count))
     parts = cut(columns, pieces, span_of(columns))
     weights = draw(rng, pieces, 4)
     for drawing, weight in zip(drawn(columns, FIGURES, parts, weights)["TTFT p95"], weights, strict=True):
