@@ -157,17 +157,17 @@ async def _measure(
 
 
 _HEAD = (
-    f"{'cell':<26}{'asked/s':>8}{'requests':>9}{'completed':>10}{'refused':>8}{'failed':>7}"
-    f"{'qualified':>10}"
+    f"{'cell':<26}{'asked/s':>8}{'requests':>9}{'completed':>10}{'refused':>8}{'failed':>7}{'qualified':>10}"
     f"{'ttft p50':>9}{'p95':>8}{'gap p50':>8}{'p95':>7}{'tokens/s':>9}{'lag p99':>8}"
 )
 
 
 def _line(cell: Cell, point: PointSummary) -> str:
     ttft, gap, lag = (_figures(each) for each in (point.ttft_ms, point.gap_ms, point.client_lag_ms))
+    ends = point.outcomes
     return (
-        f"{cell.name:<26}{point.offered_per_s or 0:>8.1f}{point.offered:>9}{point.outcomes['completed']:>10}"
-        f"{point.outcomes['refused']:>8}{point.outcomes['failed']:>7}{sum(each.qualified for each in point.by_tenant.values()):>10}"
+        f"{cell.name:<26}{point.offered_per_s or 0:>8.1f}{point.offered:>9}{ends['completed']:>10}{ends['refused']:>8}"
+        f"{ends['failed']:>7}{point.qualified:>10}"
         f"{ttft[0]:>9}{ttft[1]:>8}{gap[0]:>8}{gap[1]:>7}{point.accepted_tokens_per_s:>9.0f}{lag[2]:>8}"
     )
 

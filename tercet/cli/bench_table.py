@@ -48,7 +48,7 @@ def head(point: PointSummary) -> Iterator[str]:
     warm = f" ({point.warm_up} of the warm-up left out)" if point.warm_up else ""
     yield f"point {point.point}{load}: {point.offered} requests in {point.duration_s:.1f} s{warm}"
     ends = ", ".join(f"{count} {outcome}" for outcome, count in point.outcomes.items() if count)
-    yield f"  {ends or 'nothing was due'}; {sum(point.missed.values())} of those completed missed a limit"
+    yield f"  {ends or 'nothing was due'}; {point.qualified} qualified"
     for what, counts in (("refused", point.refusals), ("failed", point.failures), ("missed", point.missed)):
         if counts:
             yield f"  {what}: {', '.join(f'{count} {reason}' for reason, count in counts.items())}"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tercet.errors import LoadError
@@ -23,10 +24,10 @@ from .endpoint import Endpoint, open_target
 from .host import Gpus
 from .point import PointResult, Setting, run_point
 from .progress import Progress
-from .record import ClientSample, Sample, ServerSample
+from .record import ClientSample, ServerSample
 from .slo import Slo
 from .sources import make_source
-from .target import Described, Target
+from .target import Target
 from .workload import Workload
 
 # From the word that all are ready to the first request.
@@ -57,11 +58,13 @@ class _Failed:
 
 
 class Helpers:
-    """`count` processes, as a scope. `samples` are the latest of each, by its number."""
+    """`count` processes, as a scope, and the company of this one. `samples` are the latest of each, by its number;
+    `results` what each saw of the point that is over."""
 
     def __init__(self, workload: Workload, endpoint: Endpoint, count: int) -> None:
         self.count = count
         self.samples: dict[int, ClientSample] = {}
+        self.results: Sequence[PointResult] = ()
         self._workload = workload
         self._endpoint = endpoint
         # One for each pipe, which is read all the time.
@@ -104,21 +107,21 @@ class Helpers:
             _send(pipe, _Begin(point, Share(number + 1, self.count + 1), limits))
         self._reading = [asyncio.create_task(self._read(number)) for number in range(self.count)]
 
-    async def start(self, now: Callable[[], float]) -> float:
+    async def start(self) -> float:
         """Waits until all are ready, and says when they begin. Raises LoadError if one ends before."""
         for ready, reading in zip(self._ready, self._reading, strict=True):
             both: set[asyncio.Future[Any]] = {ready, reading}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 reading.result()
-        at = now() + _LEAD_S
+        at = time.monotonic() + _LEAD_S
         for pipe in self._pipes:
             _send(pipe, _Start(at))
         return at
 
-    async def results(self) -> Sequence[PointResult]:
-        """What each saw. Raises LoadError."""
-        return [await reading for reading in self._reading]
+    async def over(self) -> None:
+        """Waits until each has said what it saw. Raises LoadError."""
+        self.results = [await reading for reading in self._reading]
 
     async def _read(self, number: int) -> PointResult:
         while True:
@@ -179,29 +182,31 @@ class _Unseen:
         return None
 
 
+class _Company:
+    """The first process and its other helpers, as one of these sees them."""
+
+    samples: Mapping[int, ClientSample] = MappingProxyType({})
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    async def start(self) -> float:
+        self._pipe.send(_Ready())
+        told: _Start = await asyncio.to_thread(self._pipe.recv)
+        return told.at
+
+    async def over(self) -> None:
+        """Of the others' answers it has to know nothing."""
+
+
 async def _help(pipe: Connection, workload: Workload, endpoint: Endpoint) -> None:
     async with open_target(endpoint) as target:
-        described: Described = await target.describe()
+        described = await target.describe()
         source = await make_source(workload, target, described)
-
-        async def start() -> float:
-            pipe.send(_Ready())
-            told: _Start = await asyncio.to_thread(pipe.recv)
-            return told.at
-
-        def tell(sample: Sample) -> None:
-            pipe.send(sample.client)
-
         while (begin := await asyncio.to_thread(_receive, pipe)) is not None:
             setting = Setting(workload, _Unseen(target), described, source, begin.limits, Gpus())
-            pipe.send(
-                await run_point(
-                    setting,
-                    begin.point,
-                    share=begin.share,
-                    start=start,
-                    progress=Progress(),
-                    elsewhere={},
-                    on_sample=tell,
-                )
+            company = _Company(pipe)
+            result = await run_point(
+                setting, begin.point, begin.share, company, Progress(), lambda sample: pipe.send(sample.client)
             )
+            pipe.send(result)

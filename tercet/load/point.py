@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from .arrivals import Kind
 from .ask import Ask
@@ -47,24 +48,49 @@ class PointResult:
     samples: tuple[Sample, ...]
 
 
+class Company(Protocol):
+    """Who else sends requests of the same point."""
+
+    @property
+    def samples(self) -> Mapping[int, ClientSample]:
+        """The latest of each of them."""
+
+    async def start(self) -> float:
+        """When the point begins, by `Setting.now`. Waits until all are ready."""
+
+    async def over(self) -> None:
+        """Waits until all others have read all of their answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Nobody else."""
+
+    now: Callable[[], float]
+    samples: Mapping[int, ClientSample] = field(default_factory=dict)
+
+    async def start(self) -> float:
+        return self.now()
+
+    async def over(self) -> None:
+        """At once."""
+
+
 async def run_point(
     setting: Setting,
     point: int,
-    *,
     share: Share,
-    start: Callable[[], Awaitable[float]],
+    company: Company,
     progress: Progress,
-    elsewhere: Mapping[int, ClientSample],
     on_sample: Callable[[Sample], None],
 ) -> PointResult:
-    """Draws its requests, asks `start` for the moment at which the point begins, by `setting.now`, and reads all
-    answers to the end."""
+    """Draws its requests, begins with the others, and reads all answers to the end."""
     workload = setting.workload
     how = workload.how()
     mine = asks(workload, point, setting.source, setting.described.max_model_len, share)
     # Drawing them takes time that the clock must not see; those of a closed loop may be without end.
     made = mine if how.kind is Kind.CLOSED else iter(list(mine))
-    clock = _clock(setting.now, await start())
+    clock = _clock(setting.now, await company.start())
     await asyncio.sleep(max(0.0, -clock()))
     rows: list[Row] = []
     gaps = Tally()
@@ -85,7 +111,7 @@ async def run_point(
             for gap in between_ms:
                 gaps.add(gap)
 
-    sampler = Sampler(point, setting.target, progress, clock, setting.gpus, elsewhere, on_sample)
+    sampler = Sampler(point, setting.target, progress, clock, setting.gpus, company.samples, on_sample)
     async with sampler:
         if how.kind is Kind.CLOSED:
             clients = len(range(share.part, how.count, share.parts))
@@ -95,6 +121,7 @@ async def run_point(
             for ask in await send_when_due(made, send, clock, limit, workload.patience_s):
                 assert ask.due_s is not None
                 note(Exchange(ask, ask.due_s, None))
+        await company.over()
     return PointResult(tuple(sorted(rows, key=lambda row: row.index)), gaps, tuple(sampler.samples))
 
 

@@ -13,7 +13,7 @@ from .environment import environment_of
 from .folder import Run
 from .helpers import Helpers
 from .host import Gpus
-from .point import PointResult, Setting, run_point
+from .point import Alone, PointResult, Setting, run_point
 from .progress import Progress
 from .record import Sample
 from .sources import make_source
@@ -117,24 +117,14 @@ async def run_on(
 async def _point(setting: Setting, point: int, helpers: Helpers | None, watcher: Watcher) -> PointResult:
     progress = Progress()
 
-    async def start() -> float:
-        if helpers is None:
-            return setting.now()
-        return await helpers.start(setting.now)
+    def on_sample(sample: Sample) -> None:
+        watcher.sample(sample, progress)
 
-    parts = 1 if helpers is None else 1 + helpers.count
-    if helpers is not None:
-        helpers.begin(point, setting.limits)
-    own = await run_point(
-        setting,
-        point,
-        share=Share(0, parts),
-        start=start,
-        progress=progress,
-        elsewhere={} if helpers is None else helpers.samples,
-        on_sample=lambda sample: watcher.sample(sample, progress),
-    )
-    return merged([own, *([] if helpers is None else await helpers.results())])
+    if helpers is None:
+        return await run_point(setting, point, Share(), Alone(setting.now), progress, on_sample)
+    helpers.begin(point, setting.limits)
+    own = await run_point(setting, point, Share(0, 1 + helpers.count), helpers, progress, on_sample)
+    return merged([own, *helpers.results])
 
 
 def merged(results: Sequence[PointResult]) -> PointResult:

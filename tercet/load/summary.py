@@ -64,6 +64,8 @@ class PointSummary:
     failures: Mapping[str, int]
     # Of those completed but not qualified, by what they missed.
     missed: Mapping[str, int]
+    # Completed, and missed nothing.
+    qualified: int
     # From when a request was due, and from when it was sent.
     ttft_ms: Spread | None
     ttft_sent_ms: Spread | None
@@ -141,6 +143,7 @@ def summarize(
         refusals=_counted(row.reason for row in left if row.outcome == "refused"),
         failures=_counted(row.reason for row in left if row.outcome == "failed"),
         missed=_counted(row.missed for row in completed if row.missed),
+        qualified=total.qualified,
         ttft_ms=total.ttft_ms,
         ttft_sent_ms=spread(_ms(row.sent_s, row.first_s) for row in left if row.first_s is not None),
         e2e_ms=spread(_ms(row.due_s, row.end_s) for row in completed if not row.slow_reader),

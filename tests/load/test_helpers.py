@@ -32,11 +32,12 @@ async def test_they_send_what_one_would() -> None:
     (point,) = result.summary.points
     assert point.gap_ms is not None
     assert point.gap_ms.count == sum(row.max_tokens - 1 for row in result.rows)
-    assert result.samples[-1].client.sent == 24
+    last = result.samples[-1].client
+    assert (last.sent, last.finished, last.running) == (24, 24, 0)
 
 
 async def test_one_that_cannot_begin_ends_the_run() -> None:
     async with Helpers(Workload(requests=1), Endpoint("127.0.0.1:1"), 1) as helpers:
         helpers.begin(0, {})
         with pytest.raises(LoadError, match="does not say what it serves"):
-            await helpers.start(lambda: 0.0)
+            await helpers.start()
