@@ -15,6 +15,7 @@ import click
 from rich.table import Table
 
 from tercet.cli.console import Output
+from tercet.cli.finite import FiniteRange
 from tercet.cli.settings import LEDGER_OF_GATEWAY, SettingsCommand, with_config
 from tercet.config import variable_of
 from tercet.errors import LedgerError
@@ -80,7 +81,7 @@ def to_names(text: str) -> tuple[str, ...]:
     help="json: one object for each row.",
 )  # fmt: skip
 @click.option(
-    "--workers", type=click.FloatRange(0, min_open=True), metavar="N",
+    "--workers", type=FiniteRange(0, min_open=True), metavar="N",
     help="So many workers were there all the time: say what of it was used, and what the rest costs. Of a table.",
 )  # fmt: skip
 @with_config(["ledger"], omit=LEDGER_OF_GATEWAY)
