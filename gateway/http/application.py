@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from tercet.door import MAX_CALLS, REQUEST_SECONDS, TELL_SECONDS
 from tercet.errors import QueueFullError, RequestError, SlowConsumerError
+from tercet.own_host import is_own_host
 from tercet.refusal_lines import RefusalLines
 from tercet.retry import UNKNOWN_RETRY_SECONDS
 
@@ -25,7 +26,6 @@ from .generating import Generating
 from .json_body import read_object
 from .looking_up import LookingUp
 from .metrics import Metrics
-from .own_host import is_own_host
 from .web import Web
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ _EXCHANGE = "tercet.exchange"
 class Application:
     """At most `max_calls` at a time, whose requests have `request_s` seconds to arrive. Without `web` there is no
     console, without `metrics` none are told. With `own_host` nothing is answered that was meant for another host (see
-    own_host.py)."""
+    tercet/own_host.py)."""
 
     def __init__(
         self,

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from tercet.errors import ConfigError
+from tercet.own_host import is_own_host
+from tercet.public_bind import is_public
 from tercet.sections import MetricsSettings
 
 log = structlog.get_logger()
@@ -55,7 +57,7 @@ class Exposition:
 def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return _Server(family, address[:2], registry)
+        return _Server(family, address[:2], host, registry)
     except OSError as error:
         problem = f"cannot listen on {host}:{port} ({error.strerror or error}); choose another port with --metrics-port"
         raise ConfigError("metrics.port", problem) from error
@@ -66,9 +68,11 @@ class _Server(ThreadingHTTPServer):
     # Of those that still answer nobody waits for the end.
     block_on_close = False
 
-    def __init__(self, family: socket.AddressFamily, address: Any, registry: CollectorRegistry) -> None:
+    def __init__(self, family: socket.AddressFamily, address: Any, host: str, registry: CollectorRegistry) -> None:
         self.address_family = family
         self.registry = registry
+        # A page of a browser can reach what listens on loopback, by a name of its own; public addresses have any name.
+        self.own_host = None if is_public(str(address[0])) else host
         self._places = threading.BoundedSemaphore(MAX_SCRAPES)
         super().__init__(address, _Handler)
 
@@ -99,6 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Metrics, at one path alone."""
+        own_host = self.server.own_host
+        if own_host is not None and not is_own_host(self.headers.get("host", ""), own_host):
+            self._answer(421, b"this answers as localhost, or by its address, alone\n", "text/plain; charset=utf-8")
+            return
         if self.path.partition("?")[0] != PATH:
             self._answer(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8")
             return

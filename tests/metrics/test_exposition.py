@@ -27,9 +27,10 @@ def _registry(value=42):
     return make_registry("tester", [ANSWER], look)
 
 
-def _get(port, path="/metrics"):
+def _get(port, path="/metrics", host="localhost"):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"host": host})
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, answer.headers["content-type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers["content-type"], error.read().decode()
@@ -51,6 +52,13 @@ async def test_metrics_are_told_at_their_path_alone(port):
     assert (await asyncio.to_thread(_get, port, "/metrics?x=1"))[0] == 200
     for path in ("/", "/metric", "/metrics/", "/../metrics"):
         assert (await asyncio.to_thread(_get, port, path))[0] == 404
+
+
+async def test_a_page_of_a_browser_that_means_another_host_learns_nothing(port):
+    for host, wanted in (("evil.example", 421), ("localhost", 200), ("127.0.0.1:1", 200), ("", 421)):
+        status, _, text = await asyncio.to_thread(_get, port, host=host)
+        assert status == wanted, host
+        assert ("tercet_test_answer" in text) is (wanted == 200)
 
 
 async def test_a_bug_is_told_without_its_words():

@@ -1,4 +1,4 @@
-"""Whether a request was meant for this gateway, by the host that its client says it asks. Pure."""
+"""Whether a request was meant for this machine, by the host that its client says it asks. Pure."""
 
 from __future__ import annotations
 
