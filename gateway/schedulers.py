@@ -23,11 +23,11 @@ from tercet.tenants.plan import TenantPlan
 from tercet.v1 import operations_pb2
 
 from .cancel import CancelOrigin
+from .handover import end_lost
 from .link import Link
 from .mesh_messages import Pool, Submission
 from .refusal_counts import RefusalKind
 from .sent_request import SentRequest
-from .sent_requests import end_lost
 from .stream import Stream
 
 log = structlog.get_logger()

@@ -35,6 +35,11 @@ class SentRequest:
     # How often the scheduler has said since then that it does not know it.
     doubts: int = 0
 
+    def clear(self) -> None:
+        """Lets go of its outputs, which know it: else all that it has would wait for the garbage collector."""
+        self.sequence_ids.clear()
+        self.outputs = []
+
     @property
     def request_id(self) -> str:
         return self.submit.request_id

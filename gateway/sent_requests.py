@@ -16,6 +16,7 @@ from tercet.failure import failure_from_proto
 from tercet.mesh.v1 import scheduler_pb2 as pb
 
 from .cancel import CancelOrigin, CancelTrail
+from .handover import end_lost, is_for_another, may_go_on, submit_of
 from .known_refusals import KnownRefusals
 from .mesh_messages import (
     CANCEL_REASONS,
@@ -29,7 +30,7 @@ from .mesh_messages import (
     to_trail,
 )
 from .sent_request import SentRequest, SentSequence
-from .sequence_end import Account, EndReason, SequenceEnd
+from .sequence_end import EndReason
 from .stream import Stream
 from .token_logprobs import TokenLogprobs
 
@@ -94,14 +95,7 @@ class SentRequests:
     def take_over(self, request: SentRequest) -> None:
         """Sends a request that another scheduler had, to go on from where it is."""
         request.sent_at = self._clock()
-        submit = pb.Submit()
-        submit.CopyFrom(request.submit)
-        if request.deadline_at is not None:
-            submit.deadline_ms = max(1, int((request.deadline_at - request.sent_at) * 1e3))
-        submit.begun.extend(
-            pb.Begun(token_ids=output.token_ids, ended=output.ended, account=output.before)
-            for output in request.outputs
-        )
+        submit = submit_of(request)
         for output in request.outputs:
             output.parted = False
         request.stream.takeovers += 1
@@ -138,7 +132,7 @@ class SentRequests:
         self._by_sequence.clear()
         for request in lost:
             self._stops_running(request)
-            if not self._leave(request):
+            if not (may_go_on(request) and self._hand_over(request)):
                 end_lost(request, why())
 
     def take_goodbye(self, goodbye: pb.Goodbye) -> None:
@@ -155,22 +149,6 @@ class SentRequests:
                 output.before = each.account
                 known.append(output)
         return known
-
-    def _leave(self, request: SentRequest) -> bool:
-        """Whether another scheduler goes on with a request, of which this one says nothing more."""
-        if request.cancel_origin is not None:
-            return False
-        for output in request.outputs:
-            # Of a request whose outputs are all complete it is told only what the scheduler has said at its end.
-            if output.stopped and not output.ended and (output.parted or not request.stream.ended):
-                # Its text is complete. Nobody is left to say when its blocks were free.
-                output.ended = True
-                request.stream.cancels.answer(None, None, output.output_index)
-                request.stream.end(output.output_index, _unsaid(output))
-        if request.stream.ended:
-            return False
-        request.sequence_ids.clear()
-        return self._hand_over(request)
 
     def take_accepted(self, accepted: pb.RequestAccepted) -> None:
         request = self._by_key.get(accepted.request_key)
@@ -200,7 +178,7 @@ class SentRequests:
         if request is None:
             return
         error = failure_from_proto(refused.failure)
-        if _is_for_another(error, request) and self._leave(request):
+        if is_for_another(error, request) and may_go_on(request) and self._hand_over(request):
             del self._by_key[request.key]
             return
         self._known.note(request.tenant, request.traffic_class, error, request.sent_at, self._clock())
@@ -209,7 +187,7 @@ class SentRequests:
         request.ended = True
         # A Cancel that crossed the refusal still gets its answer; the entry waits for it.
         if request.cancel_origin is None:
-            del self._by_key[request.key]
+            self._forget(request)
 
     def take_tokens(self, batch: pb.TokenBatch) -> None:
         if len(batch.sequence_ids) != len(batch.token_ids):
@@ -280,7 +258,7 @@ class SentRequests:
             request.ended = True
             self._stops_running(request)
             if request.cancel_origin is None:
-                del self._by_key[request.key]
+                self._forget(request)
         failed = request.stream.error is not None and not had_failed
         return request if failed and last.reason is not EndReason.CANCELLED else None
 
@@ -308,10 +286,10 @@ class SentRequests:
         log.info("stop_sent", request_id=request.request_id, output_index=sequence.output_index)
 
     def take_cancel_done(self, done: pb.CancelDone) -> None:
-        request = self._by_key.pop(done.request_key, None)
+        request = self._by_key.get(done.request_key)
         if request is None:
             return
-        self._forget_sequences(request)
+        self._forget(request)
         self._do_soon(partial(_close_cancelled, request, done))
 
     def keys(self) -> list[int]:
@@ -332,8 +310,7 @@ class SentRequests:
                     log.info("cancel_sent_again", request_id=request.request_id, origin=request.cancel_origin.value)
                     continue
             log.error("orphan_found", request_id=request.request_id)
-            del self._by_key[key]
-            self._forget_sequences(request)
+            self._forget(request)
             self._stops_running(request)
             request.stream.cancels.ask(CancelOrigin.ORPHAN)
             request.stream.fail(errors.SchedulerLostError("the scheduler does not know the request any more"))
@@ -352,11 +329,12 @@ class SentRequests:
             request.running = False
             self._known.over(request.tenant)
 
-    def _forget_sequences(self, request: SentRequest) -> None:
+    def _forget(self, request: SentRequest) -> None:
+        """Nothing more is to come of it."""
+        del self._by_key[request.key]
         for sequence_id in request.sequence_ids:
             self._by_sequence.pop(sequence_id, None)
-        request.sequence_ids.clear()
-        request.outputs = []
+        request.clear()
 
 
 def _close_cancelled(request: SentRequest, done: pb.CancelDone) -> None:
@@ -375,45 +353,6 @@ def _close_cancelled(request: SentRequest, done: pb.CancelDone) -> None:
     request.stream.close_account(account)
     # Nothing more will come for it; a stream that waits for more must not wait for ever.
     request.stream.fail(errors.RequestCancelledError("the request was cancelled"))
-
-
-def end_lost(request: SentRequest, error: errors.RequestError) -> None:
-    """Ends a request that no scheduler has."""
-    stream = request.stream
-    if not stream.ended:
-        stream.cancels.ask(CancelOrigin.SCHEDULER_LOST)
-        # Nobody will say how much more it was.
-        if any(output.before is not None for output in request.outputs):
-            stream.add_accounts({each.output_index: _cost_so_far(each) for each in request.outputs if not each.ended})
-    stream.fail(error)
-    stream.close_account(None)
-
-
-def _is_for_another(error: errors.RequestError, request: SentRequest) -> bool:
-    """Whether a refusal is about the scheduler, and not about the request. One that runs has been found good before."""
-    if request.cancel_origin is not None:
-        return False
-    return isinstance(error, errors.DrainingError) or (
-        isinstance(error, errors.NoWorkerError) and bool(request.outputs)
-    )
-
-
-def _unsaid(output: SentSequence) -> SequenceEnd:
-    """The last word on a sequence of a scheduler that is gone."""
-    return SequenceEnd(EndReason.CANCELLED, _cost_so_far(output))
-
-
-def _cost_so_far(output: SentSequence) -> Account:
-    before = output.before or pb.Account()
-    return Account(
-        cached_tokens=before.cached_tokens,
-        blocks_used=0,
-        blocks_freed=0,
-        queue_s=before.queue_us / 1e6,
-        generated_tokens=len(output.token_ids),
-        gpu_s=before.gpu_us / 1e6,
-        cpu_s=before.cpu_us / 1e6,
-    )
 
 
 def _note_cancel(sequence: SentSequence, trail: CancelTrail, blocks_freed: int) -> None:

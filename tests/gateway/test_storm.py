@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from gateway import sent_requests
 from gateway.generation import Generation
+from gateway.stream import Stream
 from tercet.mesh.v1 import scheduler_pb2
 from tercet.v1 import inference_pb2 as pb
 
@@ -95,3 +98,32 @@ async def test_a_client_that_leaves_alone_is_seen_to_at_once(gateway: Any, sched
     await asyncio.wait_for(scheduler.sequences[0].cancelled.wait(), 20)
     with pytest.raises(asyncio.CancelledError):
         await call.read()
+
+
+async def test_nothing_of_a_request_waits_for_the_garbage_collector(
+    gateway: Any, scheduler: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+    made = Stream.__init__
+
+    def note(self: Stream, *given: Any, **options: Any) -> None:
+        made(self, *given, **options)
+        streams.add(self)
+
+    async def all_gone() -> bool:
+        return not streams
+
+    monkeypatch.setattr(Stream, "__init__", note)
+    gc.disable()
+    try:
+        async for _ in gateway.inference.Generate(pb.GenerateRequest(prompt="one that ends by itself")):
+            assert streams
+        await asyncio.wait_for(until(all_gone), 20)
+        scheduler.play = lambda sequence: sequence.cancelled.wait()
+        call = gateway.inference.Generate(pb.GenerateRequest(prompt="one whose client leaves"))
+        await call.read()
+        assert streams
+        call.cancel()
+        await asyncio.wait_for(until(all_gone), 20)
+    finally:
+        gc.enable()

@@ -79,9 +79,9 @@ class WiredLink(Link):
 
     def forget(self, key: int) -> bool:
         """A bug: it loses sight of a request that its scheduler has. Whether there is one."""
-        request = self._requests._by_key.pop(key, None)
+        request = self._requests._by_key.get(key)
         if request is not None:
-            self._requests._forget_sequences(request)
+            self._requests._forget(request)
         return request is not None
 
     def knows(self, key: int) -> bool:
