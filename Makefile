@@ -93,9 +93,9 @@ fix: $(READY) ## Format all and repair what ruff can repair
 proto: $(STAMP_TOOLS) ## Generate the protobuf stubs anew
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-bench: $(READY) ## Measure the engine alone, then through the gateway (see bench/)
+bench: $(READY) ## Measure the engine alone, then a mesh as its clients see it, in three minutes
 	@$(BIN)/python bench/engine.py --preset tiny --device cpu
-	@$(BIN)/python bench/serve.py
+	@$(BIN)/python -m bench.matrix --short
 
 soak: $(READY) ## Break a mesh under load for half an hour (MINUTES=5), then what keepalive has to find out
 	@$(BIN)/python -m bench.soak_mesh --minutes $(MINUTES)
