@@ -146,7 +146,7 @@ def run(
     """
     endpoint = Endpoint(
         address=connection.address,
-        openai=_checked_url(openai),
+        openai=checked_url(openai),
         api_key=connection.api_key,
         tls=connection.tls,
         model=model,
@@ -266,8 +266,8 @@ def shown_command(words: Sequence[str]) -> str:
     return shlex.join(hidden)
 
 
-def _checked_url(url: str) -> str:
-    """Raises click.BadParameter."""
+def checked_url(url: str) -> str:
+    """The URL of an OpenAI server, or nothing. Raises click.BadParameter."""
     if url and not re.match(r"https?://[^/\s]+", url):
         raise click.BadParameter(f"{url!r} is not a URL such as http://127.0.0.1:8000/v1", param_hint="--openai")
     return url

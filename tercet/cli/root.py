@@ -44,6 +44,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("explain", "Show where the time of one request went."),
         "cancellations": ("cancellations", "Show which requests were cancelled, by whom, and how long that took."),
         "bench": ("bench", "Put load on a server, and see what became of each request."),
+        "accept": ("accept", "Check a server against a contract, line by line."),
         "simulate": ("simulate", "Ask what so many workers would do with so many requests."),
         "dump-plans": ("dump_plans", "Write what the scheduler planned lately, and why, to a file."),
         "replay-plans": ("replay_plans", "Run such a file again: does the scheduler decide the same?"),
