@@ -37,6 +37,8 @@ from bench.span_sink import collector
 from gateway.metrics import METRICS
 from gateway.metrics_counts import RequestCounts
 from gateway.metrics_reading import put_counts
+from scheduler.actions import Plan
+from scheduler.loop_counts import LoopCounts
 from tercet.client import AsyncClient, Delta
 from tercet.ledger.row import Outcome, Row, StageTimes
 from tercet.metrics.collector import family
@@ -45,6 +47,9 @@ from tercet.metrics.exposition import PATH
 from tercet.metrics.labels import TenantLabels
 from tercet.metrics.metric import Reading
 from tercet.ports import free_ports
+from worker.messages import BlockCounts
+from worker.outcome import Outcome as StepOutcome
+from worker.step_counts import StepCounts
 
 PROMPT = [7] * 16
 TOKENS = 128
@@ -205,11 +210,24 @@ def calls() -> dict[str, float]:
         for metric in METRICS:
             family(metric, reading.samples(metric))
 
+    steps, loop = StepCounts(), LoopCounts()
+    ran, blocks, plan = StepOutcome(list(range(32)), list(range(32))), BlockCounts(1, 2, 3), Plan(1, 8, (), (), 0)
+
+    def step() -> None:
+        steps.begin(1.0)
+        steps.step(ran, 9, blocks, 1.0)
+
+    def round_of_plans() -> None:
+        loop.round_s.add(0.001)
+        loop.command(plan)
+
     for traffic_class in ("interactive", "rag", "batch"):
         counts.times[traffic_class].total.add(1.0)
     put_counts(reading, counts)
     return {
         "a gap between tokens": _us(lambda: distribution.add(0.02), 40_000),
+        "a step of a worker": _us(step, 10_000),
+        "a round of a scheduler": _us(round_of_plans, 10_000),
         "a row": _us(lambda: counts.closed(row, None), 4_000),
         "a look at a gateway": _us(look, 200),
         "its samples": _us(text, 40),
