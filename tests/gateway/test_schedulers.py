@@ -13,7 +13,9 @@ import grpc.aio
 import pytest
 
 from gateway import schedulers
+from gateway.books import Books
 from gateway.served_model import ServedModel
+from tercet.ledger.row import Row
 from tercet.mesh.v1 import scheduler_pb2, sequence_pb2
 from tercet.sections import SchedulerSettings
 from tercet.v1 import inference_pb2 as pb
@@ -106,6 +108,36 @@ async def test_the_next_one_is_told_all_that_came_and_what_it_cost(two: Two) -> 
     same.CopyFrom(after.submit)
     del same.begun[:]
     assert same == before.submit
+
+
+async def test_the_next_one_is_told_what_it_had_cost_at_one_that_died(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Row] = []
+    close = Books.close
+    monkeypatch.setattr(Books, "close", lambda books, row: (rows.append(row), close(books, row)))
+    two.leader.play, two.next_one.play = _begins(5, 6), _ends(7)
+    call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
+    assert await _tokens(call, 2) == [5, 6]
+    (sequence,) = two.leader.sequences
+    account = scheduler_pb2.Account(cached_tokens=1, gpu_us=70, cpu_us=30)
+    costs = scheduler_pb2.CostsSoFar(
+        sequences=[scheduler_pb2.Parted(sequence_id=sequence.sequence_id, account=account)]
+    )
+    await two.leader.send(scheduler_pb2.SchedulerMessage(costs=costs))
+    await sequence.tokens(8)
+    assert await _tokens(call, 1) == [8]
+    await two.leader.stop()
+    await two.take_over()
+    assert await _tokens(call, 1) == [7]
+    (after,) = two.next_one.sequences
+    (begun,) = after.submit.begun
+    assert list(begun.token_ids) == [5, 6, 8]
+    assert begun.account == account
+    while await asyncio.wait_for(call.read(), 20) is not grpc.aio.EOF:
+        pass
+    (row,) = rows
+    assert row.takeovers == 1
 
 
 async def test_an_answer_that_was_complete_has_its_cost_from_the_goodbye(two: Two, model: ServedModel) -> None:
