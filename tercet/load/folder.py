@@ -31,9 +31,10 @@ def write_run(folder: Path, run: Run) -> None:
 
 
 def read_run(folder: Path) -> Run:
-    """Raises RunFileError."""
+    """Without samples if it has no file of them. Raises RunFileError."""
     try:
         summary = read_summary(folder / SUMMARY)
-        return Run(summary, tuple(read_rows(folder / ROWS)), tuple(read_samples(folder / SAMPLES)))
+        samples = read_samples(folder / SAMPLES) if (folder / SAMPLES).exists() else ()
+        return Run(summary, tuple(read_rows(folder / ROWS)), tuple(samples))
     except OSError as error:
         raise RunFileError(f"cannot read {error.filename or folder}: {error.strerror}") from error

@@ -89,7 +89,7 @@ def test_what_is_no_run(tmp_path: Path, folder: Path) -> None:
 
 
 def test_a_run_without_samples_is_one(folder: Path) -> None:
-    (folder / SAMPLES).write_text("", encoding="utf-8")
+    (folder / SAMPLES).unlink()
     assert bench("report", folder).exit_code == 0
     assert "The run has no samples." in (folder / "report.html").read_text(encoding="utf-8")
 
