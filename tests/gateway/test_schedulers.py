@@ -115,7 +115,7 @@ async def test_the_next_one_is_told_what_it_had_cost_at_one_that_died(
 ) -> None:
     rows: list[Row] = []
     close = Books.close
-    monkeypatch.setattr(Books, "close", lambda books, row: (rows.append(row), close(books, row)))
+    monkeypatch.setattr(Books, "close", lambda books, row, *others: (rows.append(row), close(books, row, *others)))
     two.leader.play, two.next_one.play = _begins(5, 6), _ends(7)
     call = two.gateway.inference.Generate(pb.GenerateRequest(prompt="x"))
     assert await _tokens(call, 2) == [5, 6]
