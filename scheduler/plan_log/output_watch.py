@@ -113,9 +113,7 @@ class OutputWatch:
             worker = None if sequence.link is None else mesh.fleet.workers.get(sequence.link)
             self._worker = "" if worker is None else worker.address
         self._decoding &= place is Place.DECODE
-        leader = sequence.leader or sequence
-        pool = mesh.pool_for(sequence.request)
-        self._limit = held_up(pool, leader, now) if place is Place.QUEUED and leader in pool.waiting else None
+        self._limit = self._limit_of(mesh, now) if place is Place.QUEUED else None
         self._preemptions, self._moves = sequence.preemptions, sequence.moves
 
     def story(self) -> OutputStory:
@@ -154,6 +152,12 @@ class OutputWatch:
         if self._place is Place.PAUSED:
             return Cause.READER
         return Cause.WORKER_LOST if lost else self._cause
+
+    def _limit_of(self, mesh: MeshState, now: float) -> Limit | None:
+        """None: not all of its group has come back to the queue yet."""
+        leader = self.sequence.leader or self.sequence
+        pool = mesh.pool_for(leader.request)
+        return held_up(pool, leader, now) if leader in pool.waiting else None
 
     def _turn(self, moment: float) -> None:
         """Where it was it is not any more."""

@@ -208,7 +208,7 @@ def _show(explanation: Explanation) -> None:
     out.print(escape(headline(explanation)), style="bold", soft_wrap=True)
     out.print()
     if explanation.stages:
-        out.print(stage_table(explanation))
+        out.print(stage_table(explanation, out.width))
         out.print()
     out.print(detail_table(explanation))
     for each in explanation.missing:

@@ -15,11 +15,13 @@ from .details import details
 from .explanation import Explanation
 from .headline import headline
 
-_BAR = 24
+# Characters of the longest bar, by the width from which on there is room for it.
+_BARS = ((110, 24), (0, 10))
 
 
-def stage_table(explanation: Explanation) -> Table:
-    """A line for each stage, with a bar, and one for each of its parts where it has several."""
+def stage_table(explanation: Explanation, width: int) -> Table:
+    """A line for each stage, with a bar, and one for each of its parts where it has several; for so many columns."""
+    longest = next(bar for least, bar in _BARS if width >= least)
     table = Table(box=None, pad_edge=False)
     table.add_column("stage")
     table.add_column("time", justify="right")
@@ -30,11 +32,13 @@ def stage_table(explanation: Explanation) -> Table:
     for stage in (each for each in explanation.stages if each.seconds):
         words = escape(stage.parts[0].words) if stage.parts else ""
         share = stage.seconds / total
-        table.add_row(stage.name, seconds_text(stage.seconds), f"{share:.0%}", _bar(share), words)
+        table.add_row(stage.name, seconds_text(stage.seconds), f"{share:.0%}", _bar(share, longest), words)
         if len(stage.parts) > 1:
             for part in stage.parts:
                 share = part.seconds / total
-                table.add_row(f"  {part.kind.value}", seconds_text(part.seconds), "", _bar(share), escape(part.words))
+                table.add_row(
+                    f"  {part.kind.value}", seconds_text(part.seconds), "", _bar(share, longest), escape(part.words)
+                )
     name = "total so far" if explanation.running else "total"
     table.add_row(name, seconds_text(explanation.total_s), "", "", "")
     return table
@@ -65,8 +69,8 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _bar(share: float) -> str:
-    return "\N{FULL BLOCK}" * round(max(0.0, min(1.0, share)) * _BAR)
+def _bar(share: float, longest: int) -> str:
+    return "\N{FULL BLOCK}" * round(max(0.0, min(1.0, share)) * longest)
 
 
 def _plain(value: Any) -> Any:

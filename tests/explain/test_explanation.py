@@ -63,7 +63,7 @@ def story(*outputs: OutputStory, **changes: Any) -> Story:
 
 def text_of(explanation: Explanation) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(stage_table(explanation))
+    console.print(stage_table(explanation, 200))
     console.print(detail_table(explanation))
     return console.export_text()
 
