@@ -74,6 +74,9 @@ class SimulatedDevice:
         begin = time.monotonic()
         while not self._stopped:
             self._read(block=False)
+            if self._stopped:
+                # Nobody would say so again to one that waits for more.
+                return
             events = worker.begin()
             if events:
                 self._emit(events)

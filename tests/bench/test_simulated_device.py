@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 
 from bench.simulated_codec import decode_command, encode_event
 from bench.simulated_device import TOKEN, SameToken, SimulatedDevice
@@ -68,3 +69,17 @@ def test_steps_take_their_time_and_a_plan_that_revokes_is_noted() -> None:
     assert sequence_id == 4
     # After plan 4 sequence 3 was there and no plan was.
     assert trace.idle
+
+
+def test_it_stops_in_the_middle_of_its_last_step() -> None:
+    events: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
+    worker = SimulatedWorker(1, worker_info(), caching=False, verify=False, cost=StepCost(0.2), text=SameToken())
+    device = SimulatedDevice(worker, events.put)
+    device.start()
+    device.submit([NEW, Plan(1, 1, ((1, 3),), (1,), 0)])
+    while not worker.busy:
+        pass
+    stopping = threading.Thread(target=device.stop, daemon=True)
+    stopping.start()
+    stopping.join(20)
+    assert not stopping.is_alive()
