@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import inf
 
 from tercet import errors
 from tercet.retry import bounded_retry
@@ -19,14 +19,13 @@ from .events import CancelReason
 from .fair_order import due_after
 from .forecast import forecast
 from .inflow import Inflow
+from .leaving import leaving
 from .newcomer import Newcomer
 from .outlook import FirstToken, Kind, Outlook
-from .output_length import LeaveRate, LeaveRates, OutputLengths
+from .output_length import LeaveRates, OutputLengths
 from .placement import CachedTokens
-from .planner_view import yielders
 from .policy import Policy
 from .pool import Pool
-from .preemption import Holder
 from .promise import aim, booked
 from .sequence import Request, Sequence
 from .surroundings import Surroundings, surroundings
@@ -49,11 +48,6 @@ MOST_INFLOWS = 1000
 # First tokens that say which part of prompts is cached, and the part from which on it pays to look each prompt up.
 CACHED_MEMORY = 32
 CACHED_SHARE_LOOKED_UP = 0.02
-# Steps of a worker after which it is looked who runs there, one for so many sequences where more run; and the part of
-# them that has to have come or gone to look sooner.
-LOOK_EVERY_STEPS = 8
-LOOK_SEQUENCES_PER_STEP = 16
-LOOK_CHANGED_PART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +93,7 @@ class Foresight:
         """
         leader, traffic_class = request.sequences[0], request.traffic_class
         workers = {
-            worker.link: (worker, self._leaving(pool, worker, now))
+            worker.link: (worker, leaving(pool, worker, self._outputs, now))
             for worker in pool.workers.values()
             if worker.usable and worker.can_ever_take(leader)
         }
@@ -294,52 +288,6 @@ class Foresight:
             # Keys of its blocks are not made for nothing.
             return length
         return max(1, length - lookup(worker, leader, ()))
-
-    def _leaving(self, pool: Pool, worker: Worker, now: float) -> LeaveRates:
-        """How those that run on the worker leave, as of a few steps ago at most."""
-        count, known = len(worker.sequences), worker.leaving
-        if known is not None:
-            fresh = worker.steps < known.steps + max(LOOK_EVERY_STEPS, count // LOOK_SEQUENCES_PER_STEP)
-            if fresh and abs(count - known.count) <= known.count // LOOK_CHANGED_PART:
-                return known
-        worker.leaving = replace(self._look(worker), yielders=_yielders(pool, worker, now))
-        return worker.leaving
-
-    def _look(self, worker: Worker) -> LeaveRates:
-        # By class the lengths of those that may end with any step, and of those whose ends are known.
-        open_ended: dict[str, list[int]] = {}
-        others: dict[str, list[int]] = {}
-        known = []
-        most = 0
-        # Runs over all that run: properties in line.
-        for sequence in worker.sequences.values():
-            request, length = sequence.request, len(sequence.token_ids)
-            submission, name = request.submission, request.traffic_class.name
-            prompt, left = len(submission.prompt_token_ids), sequence.max_length - length
-            most += left + length - prompt
-            banned = left if not submission.stop_token_ids else prompt + submission.sampling.min_tokens - length
-            if banned > 0:
-                if banned < left:
-                    banned += ceil(self._outputs(name).to_go(submission.sampling.min_tokens))
-                known.append(min(banned, left))
-            (others if banned > 0 else open_ended).setdefault(name, []).append(length - prompt)
-        count, chance, later, by_class = len(worker.sequences), 0.0, 0.0, {}
-        for name in worker.class_sizes:
-            free, bound = open_ended.get(name, []), others.get(name, [])
-            by_class[name] = each = self._outputs(name).leaving(free, most / count, bound)
-            part = (len(free) + len(bound)) / count
-            chance += part * each.now
-            later += part * each.later
-        return LeaveRates(worker.steps, count, LeaveRate(chance, later or 1.0), by_class, tuple(sorted(known)))
-
-
-def _yielders(pool: Pool, worker: Worker, now: float) -> tuple[Holder, ...]:
-    """Those on the worker that make room for promises, the first to go first."""
-    classes = [each.traffic_class for each in pool.waiting.classes.values()]
-    lowest = min((each.rank for each in classes if each.ttft is not None), default=inf)
-    if any(each.preemptible and each.rank > lowest and each.name in worker.class_sizes for each in classes):
-        return tuple(yielders(worker, now))
-    return ()
 
 
 def _seats(pool: Pool, traffic_class: TrafficClass) -> int:
