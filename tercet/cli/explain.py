@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,8 +83,12 @@ def explain(
     """
     if not request_id:
         raise click.BadParameter("is empty", param_hint="REQUEST_ID")
-    sources = _look(config.ledger, client, request_id, files, tenant)
-    found = find(request_id, sources.rows, sources.stories, tenant)
+    # Over HTTP an answer's id has the kind of answer in front of the request's.
+    for name in dict.fromkeys((request_id, re.sub("^(chat)?cmpl-", "", request_id) or request_id)):
+        sources = _look(config.ledger, client, name, files, tenant)
+        found = find(name, sources.rows, sources.stories, tenant)
+        if found:
+            break
     if len(found) > 1:
         _list(found)
         raise Failure(

@@ -80,6 +80,15 @@ def test_by_both(run: Callable[..., Result], plans: Path) -> None:
     assert len(data["stories"][0]["outputs"]) == 2
 
 
+@pytest.mark.parametrize("shown", ["chatcmpl-req-1", "cmpl-req-1", "chatcmpl-re"])
+def test_the_id_of_an_answer_over_http_is_taken(run: Callable[..., Result], plans: Path, shown: str) -> None:
+    done = run(shown, "--tenant", "", "--plans", str(plans), "--json")
+    if shown == "chatcmpl-re":
+        assert "2 requests begin with 'chatcmpl-re'" in done.stderr
+    else:
+        assert json.loads(done.stdout)["request_id"] == "req-1"
+
+
 def test_without_a_mesh_the_ledger_is_enough(run: Callable[..., Result]) -> None:
     done = run("oth")
     assert done.exit_code == 0, done.output
