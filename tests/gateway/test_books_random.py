@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 import structlog
 
-from gateway import generation, service
+from gateway import call_end, generation
 from tercet.errors import EngineFaultError, QueueFullError
 from tercet.failure import failure_to_proto
 from tercet.ledger.usage import usage
@@ -106,8 +106,8 @@ async def test_sums_are_what_clients_received(books: Kept, seed: int, monkeypatc
     clients = Clients(books, play, rng)
     submit = books.scheduler._submit
     # Each refusal has its line.
-    for where in (generation, service):
-        monkeypatch.setattr(where, "_refusals", RefusalLines(where.log, "refused", lines=REQUESTS))
+    for where in (generation, call_end):
+        monkeypatch.setattr(where, "_refusals", RefusalLines(structlog.get_logger(), "refused", lines=REQUESTS))
 
     def refuse_some(message: Any, outgoing: Any) -> None:
         refused = message.request_id.startswith("refused")
