@@ -9,6 +9,7 @@ has a processor for itself carries the inverse; what is asked of a client beyond
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -41,8 +42,11 @@ async def cost(endpoint: Endpoint, streams: int, requests: int, output: int) -> 
     # Connections, and what is loaded at first use.
     await run(workload, endpoint)
     before = time.process_time()
+    # What a run costs apart from its requests.
+    await run(dataclasses.replace(workload, requests=1), endpoint)
+    begun = time.process_time()
     result = await run(workload, endpoint)
-    took_us = 1e6 * (time.process_time() - before)
+    took_us = 1e6 * (time.process_time() - begun - (begun - before))
     point = result.summary.points[0]
     if point.outcomes["completed"] < requests or point.gap_ms is None:
         raise RuntimeError(f"{point.outcomes['completed']} of {requests} requests were completed")
