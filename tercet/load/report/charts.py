@@ -100,11 +100,11 @@ def _goodput(points: Sequence[PointSummary]) -> Plot:
     sentence = (
         f"At most {words.amount(best.qualified_per_s)} requests a second were qualified, of "
         f"{words.amount(best.offered_per_s)} offered; "
-    ) + (
-        f"up to {words.amount(kept)} offered, {_KEPT} or more of them."
-        if kept is not None
-        else f"at no load from the smallest on {_KEPT} of them."
     )
+    if kept is None:
+        sentence += f"at no load from the smallest on {_KEPT} of them."
+    else:
+        sentence += f"up to {words.amount(kept)} offered, {_KEPT} or more of them."
     marks = [] if kept is None else [Mark(f"{_KEPT} qualified", kept)]
     return Chart(
         "goodput", _GOODPUT, sentence, "requests offered a second", "requests a second", lines, marks, dots=True

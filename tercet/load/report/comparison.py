@@ -15,6 +15,7 @@ import numpy as np
 
 from tercet.errors import LoadError
 from tercet.load.folder import Run
+from tercet.load.summary import PointSummary
 
 from . import words
 from .columns import FIGURES, Columns, Figure, Floats, figure_of, to_columns
@@ -88,13 +89,15 @@ def compare(
     unlike = _unlike(first, others)
     if unlike and not anyway:
         raise UnlikeRunsError(unlike)
+    loads = [[_loads(run) for run in side] for side in (a, b)]
     points = []
-    for at in _matching(a[0], b[0]):
-        sides = [[_columns(run, point) for run in runs if point < len(run.summary.points)]
-                 for runs, point in zip((a, b), at, strict=True)]  # fmt: skip
-        rng = np.random.default_rng([seed, at[0]])
-        offered = a[0].summary.points[at[0]].offered_per_s
-        points.append(_compare_point(sides[0], sides[1], at[0], offered, rng, draws))
+    for load, point in loads[0][0].items():
+        if not all(load in each for side in loads for each in side):
+            continue
+        columns = [[_columns(run, each[load]) for run, each in zip(side, found, strict=True)]
+                   for side, found in zip((a, b), loads, strict=True)]  # fmt: skip
+        rng = np.random.default_rng([seed, point.point])
+        points.append(_compare_point(point, columns[0], columns[1], rng, draws))
     if not points:
         raise LoadError("the runs have no load in common")
     environment = differences(a[0].summary.environment, b[0].summary.environment)
@@ -120,21 +123,22 @@ def same_schedule(a: Columns, b: Columns) -> bool:
 
 
 def _compare_point(
-    a: Sequence[Columns], b: Sequence[Columns], point: int, offered: float | None, rng: np.random.Generator, draws: int
+    point: PointSummary, a: Sequence[Columns], b: Sequence[Columns], rng: np.random.Generator, draws: int
 ) -> ComparedPoint:
     paired = len(a) == len(b) == 1 and same_schedule(a[0], b[0])
-    pieces = [min(map(pieces_of, side)) for side in (a, b)]
-    spans = [span_of(*side) for side in (a, b)]
-    if paired:
-        pieces, spans = [min(pieces)] * 2, [span_of(a[0], b[0])] * 2
+    cut_alike = ([*a, *b], [*a, *b]) if paired else (a, b)
+    pieces = [min(map(pieces_of, runs)) for runs in cut_alike]
+    spans = [span_of(*runs) for runs in cut_alike]
     weights = [draw(rng, count, draws) for count in pieces]
-    drawings = []
-    for side, count, span, weight in zip((a, b), pieces, spans, (weights[0], weights[0 if paired else 1]), strict=True):
-        # Several runs are not taken apart.
-        one = len(side) == 1
-        drawings.append(drawn(side[0], FIGURES, cut(side[0], count, span), weight) if one else {})
+    if paired:
+        weights[1] = weights[0]
+    # Several runs are not taken apart.
+    drawings = [
+        drawn(side[0], FIGURES, cut(side[0], count, span), weight) if len(side) == 1 else {}
+        for side, count, span, weight in zip((a, b), pieces, spans, weights, strict=True)
+    ]
     lines = [_line(figure, (a, b), [each.get(figure.name, _NONE) for each in drawings], pieces) for figure in FIGURES]
-    return ComparedPoint(point, offered, paired, tuple(lines))
+    return ComparedPoint(point.point, point.offered_per_s, paired, tuple(lines))
 
 
 def _line(figure: Figure, sides: Sequence[Sequence[Columns]], draws: Sequence[Floats], pieces: Sequence[int]) -> Line:
@@ -185,18 +189,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(there) / len(there) if there and len(there) == len(values) else None
 
 
-def _matching(a: Run, b: Run) -> Iterator[tuple[int, int]]:
-    """Positions of the points of both that offer the same."""
-    left = {position: point.offered_per_s for position, point in enumerate(b.summary.points)}
-    for position, point in enumerate(a.summary.points):
-        same = [other for other, offered in left.items() if offered == point.offered_per_s]
-        if same:
-            del left[same[0]]
-            yield position, same[0]
+def _loads(run: Run) -> dict[tuple[float | None, int], PointSummary]:
+    """The points of a run by what they offer, and by how many before them offer the same."""
+    found: dict[tuple[float | None, int], PointSummary] = {}
+    for point in run.summary.points:
+        offered = point.offered_per_s
+        found[offered, sum(each == offered for each, _ in found)] = point
+    return found
 
 
-def _columns(run: Run, position: int) -> Columns:
-    point = run.summary.points[position]
+def _columns(run: Run, point: PointSummary) -> Columns:
     warm_up_s = float(run.summary.workload.get("warm_up_s") or 0)
     return to_columns((row for row in run.rows if row.point == point.point), warm_up_s, point.duration_s)
 

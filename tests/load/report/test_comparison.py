@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tercet.errors import LoadError
+from tercet.load.folder import Run
 from tercet.load.report.columns import FIGURES
 from tercet.load.report.comparison import Comparison, Line, UnlikeRunsError, compare
 from tercet.load.report.difference import Difference, differences
@@ -128,6 +129,22 @@ def test_loads_are_compared_with_the_same_load() -> None:
         compare([a], [b])
     closed = run([*random_rows(1, 50), *random_rows(2, 50, point=1)], rates=(None, None))
     assert [point.point for point in compare([closed], [closed]).points] == [0, 1]
+
+
+def test_runs_of_a_side_may_have_loads_in_another_order() -> None:
+    def swept(seed: int, *rates: float) -> Run:
+        rows = [random_rows(seed + at, 50, point=at, slower=rate) for at, rate in enumerate(rates)]
+        return run([row for each in rows for row in each], rates=rates)
+
+    found = compare([swept(1, 1.0, 2.0, 4.0), swept(11, 4.0, 1.0)], [swept(21, 1.0, 4.0), swept(31, 1.0, 4.0)])
+    assert [point.offered_per_s for point in found.points] == [1.0, 4.0]
+    # Requests at 4/s take four times as long, and those at 1/s are not mixed with them.
+    for at, ttft_ms in ((0, 200), (1, 800)):
+        line = lines(found, at)["TTFT p50 ms"]
+        assert ttft_ms / 1.5 < line.a < 1.5 * ttft_ms
+        assert ttft_ms / 1.5 < line.b < 1.5 * ttft_ms
+    twice = run([*random_rows(1, 50), *random_rows(2, 50, point=1)], rates=(1.0, 1.0))
+    assert [point.point for point in compare([twice], [twice]).points] == [0, 1]
 
 
 def test_the_same_seed_says_the_same() -> None:
