@@ -6,7 +6,7 @@ Moments are seconds since the epoch; `now` is the scheduler's clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
+from statistics import fmean, median
 
 from tercet.explain.story import Cause, Gap, Limit, OutputStory, Place, Step, Stretch
 
@@ -132,6 +132,7 @@ class OutputWatch:
             planned_steps=self._planned_steps,
             revoked=self._revoked,
             median_step_s=median(self._step_s) if self._step_s else None,
+            mean_step_s=fmean(self._step_s) if self._step_s else None,
             gap=self._gap,
             preemptions=self.sequence.preemptions,
             swaps=self.sequence.swaps,

@@ -112,7 +112,8 @@ def usage(
 
 def capacity_line(found: Capacity, workers: float) -> str:
     """What became of the time of all workers."""
-    line = f"{workers:g} workers were there for {_amount(found.hours)} hours; steps took {_amount(found.used_hours)}"
+    who = "1 worker was" if workers == 1 else f"{workers:g} workers were"
+    line = f"{who} there for {_amount(found.hours)} hours; steps took {_amount(found.used_hours)}"
     line += f", {found.share:.1%} of them"
     if found.idle_cost is None:
         return line

@@ -16,6 +16,8 @@ from .story import Cause, Gap, Limit, OutputStory, Place, Story, Stretch
 
 # A gap so many times as long as the middle step is one that has a reason of its own.
 STRIKING = 5.0
+# Steps are told by their mean as well if that is so many times the middle one.
+_UNEVEN = 1.5
 # Part of a stage that is not worth a word.
 _NEGLIGIBLE = 0.02
 # Of a gap that was one long step, the part that the steps take at least.
@@ -190,8 +192,10 @@ def _prompt_words(story: Story, output: OutputStory) -> str:
 
 def _decoded(output: OutputStory, stretch: Stretch) -> list[Part]:
     words = f"{number(output.tokens, 'token')} were generated"
-    if output.median_step_s is not None:
-        words += f" in steps of {seconds_text(output.median_step_s)}"
+    middle_s, mean_s = output.median_step_s, output.mean_step_s
+    if middle_s is not None and mean_s is not None:
+        words += f" in steps of {seconds_text(middle_s)}"
+        words += f", on the mean {seconds_text(mean_s)}" * (mean_s > _UNEVEN * middle_s)
     gap = output.gap
     if not _striking(output) or gap is None or not stretch.began_at <= gap.began_at < gap.ended_at <= stretch.ended_at:
         return [Part(Kind.TOKENS, stretch.seconds, words)]

@@ -107,8 +107,9 @@ class OutputStory:
     plans: int
     planned_steps: int
     revoked: int
-    # Of the steps that gave it a token: the middle one.
+    # Of the steps that gave it a token: the middle one, and the mean.
     median_step_s: float | None
+    mean_step_s: float | None
     gap: Gap | None
     preemptions: int
     swaps: int

@@ -41,7 +41,8 @@ ROW = Row(
 def output(*stretches: Stretch, **changes: Any) -> OutputStory:
     values: dict[str, Any] = {
         "index": 0, "stretches": stretches, "first_token_at": AT + 2.2, "tokens": 40, "chunks": 2, "chunk_tokens": 36,
-        "cached_tokens": 64, "again_tokens": 0, "plans": 5, "planned_steps": 40, "revoked": 1, "median_step_s": 0.01,
+        "cached_tokens": 64, "again_tokens": 0, "plans": 5, "planned_steps": 40, "revoked": 1,
+        "median_step_s": 0.01, "mean_step_s": 0.01,
         "gap": None, "preemptions": 0, "swaps": 0, "losses": 0, "moves": 0,
     }  # fmt: skip
     return OutputStory(**{**values, **changes})
@@ -130,6 +131,12 @@ def test_a_slow_step_is_named_with_what_ran_in_it() -> None:
         "950 ms of 1.3 s: one step of host:1 took 950 ms: it computed 520 tokens, 500 of them of 3 prompts"
     )
     assert "950 ms with 520 tokens, 500 of prompts" in text_of(explanation)
+
+
+def test_steps_of_which_many_were_long_are_told_by_their_mean() -> None:
+    uneven = output(QUEUED, PREFILL, Stretch(Place.DECODE, AT + 2.2, AT + 9.0, "host:1"), mean_step_s=0.17)
+    explanation = explain("req-7", None, [story(uneven, ended_at=AT + 9.0)], AT + 10)
+    assert "40 tokens were generated in steps of 10 ms, on the mean 170 ms" in headline(explanation)
 
 
 def test_a_worker_that_says_nothing_is_named() -> None:
