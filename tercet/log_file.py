@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -31,8 +32,9 @@ class LogFile:
         try:
             self._fd = self._open()
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                os.close(self._fd)
                 raise ConfigError(_KEY, f"{path} is no regular file")
+            if not _is_locked(self._fd):
+                raise ConfigError(_KEY, f"{path} is written by another process; each needs a file of its own")
             # A full disk lets files be made.
             _write(self._fd, b"\n")
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - 1)
@@ -67,6 +69,7 @@ class LogFile:
 
     def _reopen(self) -> None:
         fd = self._open()
+        _is_locked(fd)
         os.close(self._fd)
         self._fd, self._size = fd, os.fstat(fd).st_size
 
@@ -95,6 +98,15 @@ def log_path(file: str, process: str) -> Path:
     `process` is empty."""
     path = Path(file)
     return path.with_name(f"{path.stem}-{process}{path.suffix}") if process else path
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether the file is this process's, for as long as it is open."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -19,8 +19,8 @@ from .span import Span
 
 log = structlog.get_logger()
 
-# A batch goes out when it is so large, or its first span so old. To make a message of it takes the interpreter for 2 ms,
-# in which the work waits.
+# A batch goes out when it is so large, or its first span so old. To make a message of it takes 2 ms of the interpreter,
+# for which the work may wait.
 BATCH_SPANS = 32
 BATCH_SECONDS = 1.0
 # After a batch that was not taken; each time twice as long.

@@ -14,7 +14,8 @@ BEYOND_CHARS = 4096
 
 
 class Redactor:
-    """`patterns` are regular expressions, which see `max_chars` of each text and a little more."""
+    """`patterns` are regular expressions, which see `max_chars` of each text and BEYOND_CHARS more. Of what they match
+    nothing is kept, unless it is longer than that."""
 
     def __init__(self, patterns: Iterable[str], max_chars: int) -> None:
         self._patterns = [re.compile(each) for each in patterns]
@@ -22,10 +23,14 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A text without what must not be seen."""
-        text = text[: self._max_chars + BEYOND_CHARS]
+        window = self._max_chars + BEYOND_CHARS
+        seen = text[:window]
         for pattern in self._patterns:
-            text = pattern.sub(REDACTED, text)
-        return text[: self._max_chars]
+            seen = pattern.sub(REDACTED, seen)
+        if len(text) >= window:
+            # Where it was cut may be half of what a pattern would match.
+            seen = seen[:-BEYOND_CHARS]
+        return seen[: self._max_chars]
 
     def messages(self, messages: Iterable[Message]) -> str:
         """JSON of messages, in the form that the conventions for generative AI have for them."""

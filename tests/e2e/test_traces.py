@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ import aiohttp
 import grpc
 import pytest
 
-from tercet.client import AsyncClient
+from tercet.client import AsyncClient, Delta
 from tercet.errors import RequestError
 from tercet.v1 import inference_pb2 as pb
 from tercet.v1 import inference_pb2_grpc
 
 from ..tracing.otlp_receiver import KINDS, Received, Receiver, values
-from .conftest import Mesh, free_port, wait_until
+from .conftest import ROOT, Mesh, free_port, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -178,8 +179,9 @@ async def test_what_fails_is_an_error_and_what_is_cancelled_is_none(traced: Trac
             with pytest.raises(RequestError):
                 await client.generate(f"Say {SECRET}", request_id="refused", **options).answer()  # type: ignore[arg-type]
         async with client.generate(f"Say {SECRET}", max_tokens=4000, ignore_eos=True, request_id="left") as running:
-            async for _ in running:
-                break
+            async for event in running:
+                if isinstance(event, Delta):
+                    break
 
     def refused() -> list[Received]:
         return receiver.spans(lambda each: each.attributes.get("tercet.outcome") == "refused")
@@ -214,6 +216,29 @@ async def test_no_word_of_any_text_is_in_spans_or_logs(traced: Traced) -> None:
         assert text.strip()
         assert text.encode() not in written
         assert json.dumps(text)[1:-1].encode() not in written
+
+
+# What is there only where it is asked for, or happens.
+RARE = {
+    "tercet.content.retention_days", "tercet.events_left_out", "tercet.forecast_ms", "tercet.waited_for", "error.type",
+    "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.client.inference.operation.details",
+}  # fmt: skip
+
+
+async def test_every_attribute_is_on_the_page_and_every_name_there_is_one(traced: Traced) -> None:
+    """Of all spans that came before: the tests of this file run in their order."""
+    spans = traced.receiver.spans()
+    if len(spans) < 28:
+        pytest.skip("not all of it has happened yet")
+    found = {name for each in spans for name in (*each.attributes, *each.resource)}
+    found |= {
+        item.key for each in spans for event in each.span.events if event.name == "plan" for item in event.attributes
+    }
+    page = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:tercet|gen_ai|service|host|process|error)\.[a-z_.]+)`", page))
+    named -= {"tercet.v1"}
+    assert found - named == set()
+    assert named - found - RARE == set()
 
 
 async def test_content_is_there_where_it_is_asked_for_and_redacted(

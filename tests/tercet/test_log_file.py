@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -72,6 +73,32 @@ def test_a_service_does_not_start_without_its_log(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == f"tercet: log.file: cannot write {tmp_path}/no/a.log: No such file or directory\n"
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    file = LogFile(path, 10, 5, DROPPED)
+    for line in ("a line\n", "another\n"):
+        file.write(line)
+        with pytest.raises(ConfigError, match="is written by another process"):
+            LogFile(path, 10, 5, DROPPED)
+    file.close()
+    LogFile(path, 10, 5, DROPPED).close()
+
+
+def test_a_process_of_a_mesh_writes_its_own_file_and_nothing_to_standard_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tercet", "scheduler", "--port", "0", "--log-file", str(tmp_path / "mesh.log")]
+    environment = {**os.environ, "TERCET_PROCESS_NAME": "scheduler-7"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    path = tmp_path / "mesh-scheduler-7.log"
+    while process.poll() is None and not (path.exists() and "scheduler_ready" in path.read_text()):
+        time.sleep(0.05)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert said == b""
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert "scheduler_stopped" in path.read_text()
+    assert "service=scheduler-7" in path.read_text()
 
 
 FULL = """
