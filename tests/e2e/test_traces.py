@@ -84,8 +84,8 @@ def by_name(spans: list[Received]) -> dict[str, Received]:
     return found
 
 
-def check_tree(spans: dict[str, Received], root: str) -> None:
-    """Who is whose child, and that children lie within their parents."""
+def check_tree(spans: dict[str, Received], root: str, *, left: bool = False) -> None:
+    """Who is whose child, and that children lie within their parents; but what a client has left goes on for a step."""
     parents = {
         "tokenize": root, "admission": root, "stream": root, "schedule": root, "queue": "schedule",
         "sequence": "schedule", "prefill": "sequence", "decode": "sequence",
@@ -95,7 +95,8 @@ def check_tree(spans: dict[str, Received], root: str) -> None:
         inner, outer = spans[name].span, spans[parent].span
         assert spans[name].parent == spans[parent].id, name
         assert outer.start_time_unix_nano - SLACK_NS <= inner.start_time_unix_nano <= inner.end_time_unix_nano
-        assert inner.end_time_unix_nano <= outer.end_time_unix_nano + SLACK_NS, name
+        if not (left and name == "schedule"):
+            assert inner.end_time_unix_nano <= outer.end_time_unix_nano + SLACK_NS, name
     assert spans["prefill"].span.end_time_unix_nano == spans["decode"].span.start_time_unix_nano
     assert {name: each.service for name, each in spans.items()} == {
         root: "tercet-gateway", "tokenize": "tercet-gateway", "admission": "tercet-gateway", "stream": "tercet-gateway",
@@ -197,7 +198,7 @@ async def test_what_fails_is_an_error_and_what_is_cancelled_is_none(traced: Trac
     await asyncio.to_thread(wait_until, lambda: len(left()) == 9, "what its client has left is there")
     spans = left()
     root_name = root_of(spans, "text_completion")
-    check_tree(spans, root_name)
+    check_tree(spans, root_name, left=True)
     facts = spans[root_name].attributes
     assert (facts["tercet.outcome"], facts["tercet.reason"]) == ("cancelled", "client")
     assert spans["schedule"].attributes["tercet.reason"] == "CLIENT"
