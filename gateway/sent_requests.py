@@ -246,7 +246,7 @@ class SentRequests:
         except Exception:
             _fault(request)
         if sequence.stopped:
-            log.info(
+            log.debug(
                 "stop_done",
                 request_id=request.request_id,
                 output_index=sequence.output_index,
@@ -283,7 +283,7 @@ class SentRequests:
         request.stream.cancels.ask(CancelOrigin.STOP_STRING, sequence.output_index)
         reason = CANCEL_REASONS[CancelOrigin.STOP_STRING]
         self._send(pb.GatewayMessage(stop_sequence=pb.StopSequence(sequence_id=sequence.sequence_id, reason=reason)))
-        log.info("stop_sent", request_id=request.request_id, output_index=sequence.output_index)
+        log.debug("stop_sent", request_id=request.request_id, output_index=sequence.output_index)
 
     def take_cancel_done(self, done: pb.CancelDone) -> None:
         request = self._by_key.get(done.request_key)
