@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 import h11
@@ -14,6 +15,7 @@ from uvicorn.server import ServerState
 
 from tercet.door import REQUEST_SECONDS
 from tercet.open_files import max_connections
+from tercet.ration import Ration
 
 from .failures import HttpError
 
@@ -32,10 +34,14 @@ LAST_WORDS = "tercet.last_words"
 
 
 class Connection(H11Protocol):
-    """`stall_s` is how long a client may read nothing of what there is for it."""
+    """`stall_s` is how long a client may read nothing of what there is for it. What a client had that is gone ends when
+    `ends` has a turn for that."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, app_state: dict[str, Any], stall_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, app_state: dict[str, Any], stall_s: float, ends: Ration
+    ) -> None:
         super().__init__(config, state, app_state)
+        self._ends = ends
         self._stall_s = stall_s
         self._head: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
@@ -80,7 +86,7 @@ class Connection(H11Protocol):
         for timer in (self._head, self._rest, self._stalled):
             if timer is not None:
                 timer.cancel()
-        super().connection_lost(exc)
+        self._ends.do(partial(super().connection_lost, exc))
 
     def pause_writing(self) -> None:
         """A client is behind."""

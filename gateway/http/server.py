@@ -14,7 +14,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from tercet.aio_server import ENDS_A_TURN
 from tercet.errors import ConfigError
+from tercet.ration import Ration
 from tercet.sections import GatewaySettings
 from tercet.tls.certificate import Certificate
 from tercet.tls.server import ServerTls
@@ -34,6 +36,7 @@ class HttpServer:
 
     def __init__(self, application: ASGIApp, settings: GatewaySettings, tls: ServerTls | None) -> None:
         self._stall_s = settings.stream_stall_seconds
+        self._ends = Ration(ENDS_A_TURN)
         # Set when it no longer serves; None before it does.
         self._ended: asyncio.Event | None = None
         self._socket = _listen(settings.host, settings.http_port, shares=bool(settings.shared_port))
@@ -95,7 +98,7 @@ class HttpServer:
     ) -> Connection:
         if self._tls is not None:
             self._tls.renew()
-        return Connection(config, server_state, app_state, self._stall_s)
+        return Connection(config, server_state, app_state, self._stall_s, self._ends)
 
 
 class _Server(uvicorn.Server):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,33 +15,11 @@ from gateway.stream import Stream
 from tercet.mesh.v1 import scheduler_pb2
 from tercet.v1 import inference_pb2 as pb
 
+from .loop_turns import Turns
+
 CLIENTS = 500
 # That are seen to in one turn of the event loop, as the gateway says.
 FEW = 4
-
-
-class Turns:
-    """Counts what happens in each turn of the event loop, which turns as long as it is asked to."""
-
-    def __init__(self) -> None:
-        self.happened: Counter[str] = Counter()
-        self.most: Counter[str] = Counter()
-        self._handle = asyncio.get_running_loop().call_soon(self._turn)
-
-    def counted(self, name: str, doing: Callable[..., Any]) -> Callable[..., Any]:
-        def do(*given: Any, **options: Any) -> Any:
-            self.happened[name] += 1
-            return doing(*given, **options)
-
-        return do
-
-    def stop(self) -> None:
-        self._handle.cancel()
-
-    def _turn(self) -> None:
-        self.most |= self.happened
-        self.happened.clear()
-        self._handle = asyncio.get_running_loop().call_soon(self._turn)
 
 
 @pytest.mark.parametrize("takes_cancels", [True, False])
