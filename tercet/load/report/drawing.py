@@ -6,6 +6,7 @@ import importlib.util
 import io
 import re
 import warnings
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from tercet.errors import SwitchedOffError
@@ -34,6 +35,7 @@ _WIDTH, _HEIGHT = 4.9, 3.1
 _HANDLE, _CHARACTER = 42, 5.6
 _AROUND_ROWS, _ROW = 0.6, 0.28
 _PNG_DPI = 160
+_TAG, _REFERENCE = re.compile(r"<[^>]*>"), re.compile(r"(?:url\(#|href=\"#)([^\")]+)")
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     # Equal plots have equal names in them.
@@ -71,19 +73,21 @@ def to_svg(plot: Drawn) -> str:
     with io.StringIO() as out:
         _save(plot, out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         text = out.getvalue()
-    text = text[text.index("<svg") :]
+    # A style of its own would hold for the whole page.
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    used = {name for tag in _TAG.findall(text) for name in _REFERENCE.findall(tag)}
+    return _TAG.sub(lambda tag: _in_page(tag[0], plot.key, used), text).strip()
+
+
+def _in_page(tag: str, key: str, used: Collection[str]) -> str:
+    """A tag with the page's colours, font and size, and without names that nobody uses. Texts stay as they are."""
     for color, variable in _VARIABLES.items():
-        text = text.replace(color, variable)
-    text = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", text)
-    # It would hold for the whole page.
-    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r' d="[^"]*"', _shorter, text)
-    # Of the names it gives to everything, those stay that it uses itself.
-    used = set(re.findall(r"(?:url\(#|href=\"#)([^\")]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda found: f' id="{plot.key}-{found[1]}"' if found[1] in used else "", text)
-    text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{plot.key}-", text)
-    # The page says how large.
-    return re.sub(r'^(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", text)).strip()
+        tag = tag.replace(color, variable)
+    tag = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", tag)
+    tag = re.sub(r' d="[^"]*"', _shorter, tag)
+    tag = re.sub(r' id="([^"]+)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", tag)
+    tag = _REFERENCE.sub(lambda found: found[0].replace("#", f"#{key}-", 1), tag)
+    return re.sub(r' (?:width|height)="[^"]*"', "", tag) if tag.startswith("<svg") else tag
 
 
 def _shorter(path: re.Match[str]) -> str:

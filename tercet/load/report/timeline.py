@@ -67,19 +67,15 @@ def _chart(
 
 
 def _requests(run: Run, clock: _Clock) -> Chart | Missing:
-    queued: Reading = lambda sample: None if sample.server is None else sample.server.queued  # noqa: E731
-    running: Reading = lambda sample: None if sample.server is None else sample.server.running  # noqa: E731
-    most = _most(run, queued)
-    sentence = (
-        f"At most {words.amount(_most(run, lambda sample: sample.client.running))} requests were on their way at a time"
-        + (f", {words.amount(most)} of them in the server's queue." if most is not None else ".")
-    )
+    sentence = f"At most {words.amount(_most(run, _sent))} requests were on their way at a time"
+    if (most := _most(run, _queued)) is not None:
+        sentence += f", and at most {words.amount(most)} in the server's queue"
     lines = [
-        clock.line("sent, not over", lambda sample: sample.client.running),
-        clock.line("running", running),
-        clock.line("in the queue", queued),
+        clock.line("sent, not over", _sent),
+        clock.line("running", _running),
+        clock.line("in the queue", _queued),
     ]
-    return _chart(clock, "requests", "Requests", sentence, "requests", lines)
+    return _chart(clock, "requests", "Requests", f"{sentence}.", "requests", lines)
 
 
 def _memory(run: Run, clock: _Clock) -> Chart | Missing:
@@ -90,25 +86,46 @@ def _memory(run: Run, clock: _Clock) -> Chart | Missing:
 
 
 def _throughput(run: Run, clock: _Clock) -> Chart | Missing:
-    tokens: Reading = lambda sample: None if sample.server is None else sample.server.tokens_per_s  # noqa: E731
-    sentence = f"The server computed at most {words.amount(_most(run, tokens))} tokens a second."
-    return _chart(clock, "throughput", "Throughput", sentence, "tokens a second", [clock.line("tokens", tokens)])
+    sentence = f"The server computed at most {words.amount(_most(run, _tokens))} tokens a second."
+    return _chart(clock, "throughput", "Throughput", sentence, "tokens a second", [clock.line("tokens", _tokens)])
 
 
 def _processors(run: Run, clock: _Clock) -> Chart | Missing:
-    host: Reading = lambda sample: None if sample.host_cpu is None else 100 * sample.host_cpu  # noqa: E731
-    client: Reading = lambda sample: 100 * sample.client.cpu_share  # noqa: E731
-    sentence = f"The client's busiest loop had {words.percent(_mean(run, client))} of one processor"
-    if (mean := _mean(run, host)) is not None:
+    sentence = f"The client's busiest loop had {words.percent(_mean(run, _client))} of one processor"
+    if (mean := _mean(run, _host)) is not None:
         sentence += f", this host {words.percent(mean)} of all of its own"
     if (mean := _mean(run, _gpu_use)) is not None:
         sentence += f", its GPUs were busy for {words.percent(mean)} of the time"
     lines = [
-        clock.line("client, of one processor", client),
-        clock.line("this host", host),
+        clock.line("client, of one processor", _client),
+        clock.line("this host", _host),
         clock.line("GPUs", _gpu_use),
     ]
     return _chart(clock, "processors", "Processors", f"{sentence}, on the mean.", "busy, %", lines)
+
+
+def _sent(sample: Sample) -> float | None:
+    return sample.client.running
+
+
+def _running(sample: Sample) -> float | None:
+    return None if sample.server is None else sample.server.running
+
+
+def _queued(sample: Sample) -> float | None:
+    return None if sample.server is None else sample.server.queued
+
+
+def _tokens(sample: Sample) -> float | None:
+    return None if sample.server is None else sample.server.tokens_per_s
+
+
+def _client(sample: Sample) -> float | None:
+    return 100 * sample.client.cpu_share
+
+
+def _host(sample: Sample) -> float | None:
+    return None if sample.host_cpu is None else 100 * sample.host_cpu
 
 
 def _kv_used(sample: Sample) -> float | None:

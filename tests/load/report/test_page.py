@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from .test_charts import sweep
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "$\\frac{1}{0}$", "_hidden", "a" * 500, "]]>",
-    "&lt;", "\x00\x1b[31mred\u202e", "模型 مرحبا 🙂", "%(name)s {0} {name}", "", "</style><b>",
+    "&lt;", "\x00\x1b[31mred\u202e", "模型 مرحبا 🙂", "%(name)s {0} {name}", "", "</style><b>", "font-family: x",
+    'url(#x) href="#y" id="z" d="1.23456"', "#0b6e63",
 )  # fmt: skip
 WIDE, PHONE = 1280, 360
 
@@ -147,13 +149,17 @@ def test_what_it_says_of_the_whole() -> None:
     assert "The client was the limit at 10/s" in late
 
 
-@pytest.mark.parametrize("part", [HOSTILE[:6], HOSTILE[6:]], ids=["first", "second"])
+@pytest.mark.parametrize("part", [HOSTILE[:6], HOSTILE[6:11], HOSTILE[11:]], ids=["first", "second", "third"])
 def test_plots_of_any_text(part: Sequence[str]) -> None:
     names = [words.name(name, 24) for name in part]
     lines = [Line(name, [(1.0, 2.0), (2.0, 3.0)]) for name in names]
-    check_alone(drawing.to_svg(Chart("chart", names[0], names[1], names[2], names[3], lines, [Mark(names[4], 1.5)])))
-    check_alone(drawing.to_svg(Bars("bars", "", "", names[5], [(name, 1.0) for name in names])))
-    check_alone(drawing.to_svg(Intervals("intervals", "", "", "", [(name, 1.0, -1.0, 2.0) for name in names])))
+    chart = Chart("chart", "", "", names[0], names[1], lines, [Mark(names[2], 1.5)])
+    bars = Bars("bars", "", "", names[3], [(name, 1.0) for name in names])
+    intervals = Intervals("intervals", "", "", "", [(name, 1.0, -1.0, 2.0) for name in names])
+    for plot in (chart, bars, intervals):
+        text = drawing.to_svg(plot)
+        check_alone(text)
+        assert {unescape(found) for found in re.findall(r">([^<>]*)</text>", text)} >= {name for name in names if name}
 
 
 def test_plots_have_the_colours_of_the_page() -> None:
