@@ -185,7 +185,9 @@ def _run(workload: Workload, endpoint: Endpoint, processes: int) -> Run:
 
     from tercet.garbage import settle
     from tercet.load import runner
+    from tercet.open_files import allow_many
 
+    allow_many()
     # What the collector does in between would be taken for the server's.
     settle()
     command = shown_command(sys.argv)

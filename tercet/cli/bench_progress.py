@@ -53,12 +53,11 @@ class ProgressLine:
 
     def sample(self, sample: Sample, progress: Progress) -> None:
         """A second has passed."""
-        live = self._live(sample, progress)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._part(sample), live=live)
+            self._bar.update(self._task, completed=self._part(sample), live=self._live(sample, progress))
         elif sample.at_s - self._shown_s >= _LINE_S:
             self._shown_s = sample.at_s
-            self._console.print(f"{self._name}, {sample.at_s:.0f} s: {live}", soft_wrap=True)
+            self._console.print(f"{self._name}, {sample.at_s:.0f} s: {self._live(sample, progress)}", soft_wrap=True)
 
     def end(self, summary: PointSummary) -> None:
         """The point is over."""

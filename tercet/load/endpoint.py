@@ -39,8 +39,9 @@ class Endpoint:
 async def open_target(endpoint: Endpoint) -> AsyncIterator[Target]:
     """Its target, for this event loop. Raises LoadError."""
     if endpoint.openai:
-        async with OpenAiTarget(endpoint.openai, api_key=endpoint.api_key, model=endpoint.model) as target:
-            yield target
+        url, key = endpoint.openai, endpoint.api_key
+        async with OpenAiTarget(url, api_key=key, tls=endpoint.tls, model=endpoint.model) as http_target:
+            yield http_target
         return
     async with GrpcTarget(
         endpoint.address,

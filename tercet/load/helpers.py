@@ -156,7 +156,9 @@ def _main(pipe: Connection, workload: Workload, endpoint: Endpoint) -> None:
     import uvloop
 
     from tercet.garbage import settle
+    from tercet.open_files import allow_many
 
+    allow_many()
     settle()
     try:
         uvloop.run(_help(pipe, workload, endpoint))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tercet.client import ClientTls
 from tercet.errors import LoadError
 
 from .ask import Ask
@@ -28,9 +30,10 @@ _SOME_TOKENS = (1000, 1001, 1002, 1003)
 
 
 class OpenAiTarget:
-    """A scope. `url` ends with /v1 or before it. Raises LoadError if aiohttp is not installed."""
+    """A scope. `url` ends with /v1 or before it; of `tls` the CA counts. Raises LoadError if aiohttp is not
+    installed."""
 
-    def __init__(self, url: str, *, api_key: str = "", model: str = "") -> None:
+    def __init__(self, url: str, *, api_key: str = "", tls: ClientTls | None = None, model: str = "") -> None:
         try:
             import aiohttp
         except ImportError:
@@ -38,6 +41,7 @@ class OpenAiTarget:
         self._aiohttp = aiohttp
         self._root = url.rstrip("/").removesuffix("/v1")
         self._api_key = api_key
+        self._tls = tls
         self._model = model
         self._session: aiohttp.ClientSession | None = None
 
@@ -48,7 +52,9 @@ class OpenAiTarget:
     async def __aenter__(self) -> OpenAiTarget:
         # As many connections as there are streams. Servers close those that are idle, some after 5 s; a request that
         # crosses that on its way would seem to have failed.
-        connector = self._aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
+        ca = None if self._tls is None or self._tls.ca is None else self._tls.ca.decode()
+        context = ssl.create_default_context(cadata=ca)
+        connector = self._aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ssl=context)
         self._session = self._aiohttp.ClientSession(
             connector=connector,
             timeout=self._aiohttp.ClientTimeout(total=None),

@@ -24,7 +24,7 @@ class Gateway(
         self.wire = wire
         self.requests: list[pb.GenerateRequest] = []
         self.keys: list[str] = []
-        self.cancelled = asyncio.Event()
+        self.left = asyncio.Event()
         self.traffic = operations_pb2.Traffic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
@@ -44,7 +44,7 @@ class Gateway(
                 with self.wire.writing():
                     yield pb.GenerateEvent(delta=pb.Delta(text="x", token_ids=[9]))
         except asyncio.CancelledError:
-            self.cancelled.set()
+            self.left.set()
             raise
         self.wire.ends_sent += 1
         usage = pb.Usage(prompt_tokens=2, completion_tokens=request.stop.max_tokens, cached_tokens=1)
@@ -100,9 +100,14 @@ class HttpServer:
                 name, _, value = line.partition(": ")
                 headers[name.lower()] = value
             body = json.loads(await reader.readexactly(int(headers.get("content-length", "0"))) or b"{}")
-            await self._answer(writer, path, headers, body)
-        except ConnectionError:
-            self.left.set()
+            answering = asyncio.create_task(self._answer(writer, path, headers, body))
+            leaving = asyncio.create_task(reader.read())
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self.left.set()
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
         finally:
             writer.close()
 

@@ -155,8 +155,7 @@ async def test_a_request_that_is_left_is_cancelled_and_a_deadline_ends_it(servin
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await events.aclose()
-        if serving is gateway:
-            await asyncio.wait_for(served.cancelled.wait(), 30)
+        await asyncio.wait_for(served.left.wait(), 30)
         with pytest.raises(AnswerError, match="DEADLINE_PASSED") as raised:
             await answer(target, Ask(0, 0.0, Principal(), (1000,), 1, 3, seed=1, timeout_s=0.1))
         assert not raised.value.refused
