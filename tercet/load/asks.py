@@ -36,6 +36,10 @@ class Share:
     def has(self, index: int) -> bool:
         return index % self.parts == self.part
 
+    def of(self, count: int) -> int:
+        """How many of so many indices it has."""
+        return len(range(self.part, count, self.parts))
+
 
 def check_fits(workload: Workload, max_model_len: int | None) -> None:
     """Raises WorkloadError for prompts and outputs that are too long for the model, as most are drawn."""

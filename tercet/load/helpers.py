@@ -7,6 +7,7 @@ how far they are, what they saw.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import time
@@ -163,7 +164,8 @@ def _main(pipe: Connection, workload: Workload, endpoint: Endpoint) -> None:
     try:
         uvloop.run(_help(pipe, workload, endpoint))
     except LoadError as error:
-        pipe.send(_Failed(str(error)))
+        with contextlib.suppress(OSError):
+            pipe.send(_Failed(str(error)))
     except KeyboardInterrupt:
         # Told to all of the terminal's processes; the first one says so.
         os._exit(130)
@@ -194,8 +196,10 @@ class _Company:
 
     async def start(self) -> float:
         self._pipe.send(_Ready())
-        told: _Start = await asyncio.to_thread(self._pipe.recv)
-        return told.at
+        told = await asyncio.to_thread(_receive, self._pipe)
+        if told is None:
+            raise LoadError("the first process of the client has ended")
+        return float(told.at)
 
     async def over(self) -> None:
         """Of the others' answers it has to know nothing."""

@@ -114,10 +114,9 @@ async def run_point(
     sampler = Sampler(point, setting.target, progress, clock, setting.gpus, company.samples, on_sample)
     async with sampler:
         if how.kind is Kind.CLOSED:
-            clients = len(range(share.part, how.count, share.parts))
-            await send_in_turn(made, send, clock, clients, workload.duration_s, workload.patience_s)
+            await send_in_turn(made, send, clock, share.of(how.count), workload.duration_s, workload.patience_s)
         else:
-            limit = workload.max_concurrency and max(1, workload.max_concurrency // share.parts)
+            limit = workload.max_concurrency and max(1, share.of(workload.max_concurrency))
             for ask in await send_when_due(made, send, clock, limit, workload.patience_s):
                 assert ask.due_s is not None
                 note(Exchange(ask, ask.due_s, None))
