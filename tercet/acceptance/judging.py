@@ -115,7 +115,7 @@ def _of_rows(line: Line, run: Run, point: PointSummary) -> tuple[float, str]:
 
 def _found(findings: Findings | None) -> tuple[float, str]:
     if findings is None or not findings.looked_at:
-        raise UnknownError("this server cannot be asked so", told=False)
+        raise UnknownError("nothing could be looked at", told=False)
     shown = "; ".join(findings.wrong[:_SHOWN])
     more = len(findings.wrong) - _SHOWN
     return len(findings.wrong), f"{shown}; and {more} more" if more > 0 else shown

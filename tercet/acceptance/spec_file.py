@@ -152,6 +152,8 @@ def _lines(
     for number, values in enumerate(given, start=1):
         where = f"{_LINES} {number}"
         spec = _section(where, LineSpec(), values, problems)
+        if not isinstance(values, dict):
+            continue
         with noted(problems):
             found.append(_line(where, spec, "limit" in values, loads))
             _check_line(where, found[-1], loads, cost, outputs)

@@ -16,6 +16,7 @@ from rich.text import Text
 from tercet.acceptance import acceptance, written
 from tercet.acceptance.acceptance import Accepted
 from tercet.acceptance.judging import Judged, Verdict
+from tercet.acceptance.measure import Group
 from tercet.acceptance.spec import Spec
 from tercet.acceptance.spec_file import read_spec
 from tercet.cli.asking import model_option
@@ -39,6 +40,7 @@ _SHOWN = {
     Verdict.NOT_TOLD: Text("SKIP", "yellow"),
     Verdict.NOT_MEASURED: Text("SKIP", "bold yellow"),
 }
+_GROUPS = list(Group)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -153,7 +155,7 @@ def _print(console: Output, accepted: Accepted) -> None:
     table = Table("", "line", "figure", "agreed", "", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.columns[2].justify = table.columns[3].justify = "right"
     group = None
-    for each in accepted.judged:
+    for each in sorted(accepted.judged, key=lambda each: _GROUPS.index(each.line.measure.group)):
         if each.line.measure.group is not group:
             group = each.line.measure.group
             table.add_row("", Text(group.value, "bold"))

@@ -34,7 +34,7 @@ def slow() -> None:
 
 def leak() -> None:
     """Plants it."""
-    from worker.messages import Released, ReleaseCause
+    from worker.messages import ReleaseCause, Released
     from worker.sequences import Sequences
 
     release, kept = Sequences.release, []
@@ -42,9 +42,7 @@ def leak() -> None:
     def leaky_release(self: Sequences, sequence_ids: Iterable[int], cause: ReleaseCause) -> list[Released]:
         sequence_ids = list(sequence_ids)
         if cause is ReleaseCause.CANCEL:
-            for sequence_id in sequence_ids:
-                if (sequence := self.get(sequence_id)) is not None:
-                    kept.append(sequence.table.fork())
+            kept.extend(found.table.fork() for each in sequence_ids if (found := self.get(each)) is not None)
         return release(self, sequence_ids, cause)
 
     Sequences.release = leaky_release  # type: ignore[method-assign]
