@@ -16,7 +16,10 @@ import pytest
 import structlog
 
 from gateway.end_line import end_line
+from tercet.errors import QueueFullError, WorkerLostError
+from tercet.failure import failure_to_proto
 from tercet.ledger.row import Outcome, Row
+from tercet.mesh.v1 import sequence_pb2
 from tercet.ports import free_ports
 from tercet.tracing.context import read_context
 from tercet.tracing.settings import TracesSettings
@@ -110,6 +113,34 @@ async def test_who_is_refused_before_there_is_a_request_has_a_span(traced: Trace
     assert (first.name, first.trace_id, first.parent) == ("refused", TRACE, SPAN)
     assert first.attributes["error.type"] == first.attributes["tercet.reason"] == "MODEL_NOT_FOUND"
     assert (second.name, second.parent) == ("refused", "")
+
+
+@pytest.mark.parametrize("traced", [{"sample_ratio": 1.0}], indirect=True)
+async def test_what_the_mesh_does_not_serve_is_an_error_by_its_reason(traced: TracedGateway, scheduler: Any) -> None:
+    scheduler.refuse = failure_to_proto(QueueFullError("full"))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await traced.ask(request_id="refused")
+    scheduler.refuse = None
+
+    async def fail(sequence: Any) -> None:
+        await sequence.tokens(65, 66)
+        failure = failure_to_proto(WorkerLostError("gone"))
+        await sequence.end(sequence_pb2.END_REASON_FAILED, failure=failure)
+
+    scheduler.play = fail
+    with pytest.raises(grpc.aio.AioRpcError):
+        await traced.ask(request_id="lost")
+    await traced.stop()
+    roots = {
+        each.attributes["tercet.request.id"]: each
+        for each in traced.receiver.spans()
+        if "tercet.outcome" in each.attributes
+    }
+    told = {name: (each.failed, each.attributes["error.type"]) for name, each in roots.items()}
+    assert told == {"refused": (True, "QUEUE_FULL"), "lost": (True, "WORKER_LOST")}
+    assert [roots[name].attributes["tercet.outcome"] for name in ("refused", "lost")] == ["refused", "lost"]
+    names = {each.name for each in traced.receiver.spans(lambda each: each.trace_id == roots["refused"].trace_id)}
+    assert names == {roots["refused"].name, "tokenize", "admission"}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Received:
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
     """Listens on a free port of loopback; `delay_s` is how long each answer takes."""
 
-    def __init__(self, delay_s: float = 0.0) -> None:
+    def __init__(self, delay_s: float = 0.0, credentials: grpc.ServerCredentials | None = None) -> None:
         self.delay_s = delay_s
         self.bytes = b""
         self.num_calls = 0
@@ -61,12 +61,17 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mis
         self._lock = threading.Lock()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        address = "127.0.0.1:0"
+        self._secure = credentials is not None
+        if credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, credentials)
         self._server.start()
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self._secure else ''}://127.0.0.1:{self.port}"
 
     def Export(self, request: Any, _context: Any) -> Any:
         """One batch."""

@@ -3,7 +3,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import grpc
 import pytest
 import structlog
 
@@ -13,6 +15,7 @@ from tercet.tracing.settings import TracesSettings
 from tercet.tracing.span import Content, Message, Span
 from tercet.tracing.tracer import open_tracer
 
+from ..tercet import certificates
 from .otlp_receiver import Receiver
 
 LIMIT_S = 60.0
@@ -181,5 +184,25 @@ async def test_over_otlp_a_span_is_what_it_was() -> None:
         # The cut is behind what was taken out.
         assert b"secret" not in receiver.bytes
         assert b"a [REDACT" in receiver.bytes
+    finally:
+        receiver.stop()
+
+
+async def test_over_tls_the_collector_is_known_by_the_environments_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.make(tmp_path)
+    pair = [(tmp_path / name).read_bytes() for name in ("edge-key.pem", "edge.pem")]
+    receiver = Receiver(credentials=grpc.ssl_server_credentials([(pair[0], pair[1])]))
+    try:
+        for ca, taken in ((tmp_path / "ca.pem", 1), (None, 0)):
+            if ca is not None:
+                monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(ca))
+            else:
+                monkeypatch.delenv("OTEL_EXPORTER_OTLP_CERTIFICATE")
+            tracer = open_tracer(TracesSettings(endpoint=receiver.endpoint), "gateway", "one")
+            tracer.put(span(taken))
+            await tracer.stop()
+            assert len(receiver.spans()) == 1
     finally:
         receiver.stop()
