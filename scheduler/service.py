@@ -67,12 +67,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def part(self) -> None:
         """Says goodbye to all gateways, and lets none in."""
-        self._parting = True
+        self._parting = self._loop.traces.parting = True
         await self._loop.part()
 
     def open(self) -> None:
         """Lets gateways in again."""
-        self._parting = False
+        self._parting = self._loop.traces.parting = False
 
     async def WatchStanding(
         self, _request: scheduler_pb2.WatchStandingRequest, _context: grpc.aio.ServicerContext

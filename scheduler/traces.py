@@ -62,6 +62,8 @@ class Traces:
     """True while there are traced requests: without, there is nothing to look at."""
 
     def __init__(self, tracer: Tracer) -> None:
+        # Gateways that leave go on at another scheduler.
+        self.parting = False
         self._tracer = tracer
         self._by_key: dict[tuple[int, int], _Traced] = {}
         self._by_sequence: dict[int, _Traced] = {}
@@ -104,9 +106,13 @@ class Traces:
 
     @harmless
     def gateway_lost(self, gateway: int) -> None:
-        """What it had asked for nobody waits for."""
+        """What it had asked for nobody waits for here."""
         for traced in [each for each in self._by_key.values() if each.gateway == gateway]:
-            traced.error = GatewayLostError.reason
+            if self.parting:
+                traced.facts["tercet.outcome"] = "MOVED"
+            else:
+                traced.error = GatewayLostError.reason
+                traced.facts |= {"tercet.outcome": "CANCELLED", "tercet.reason": "LINK_LOST"}
             self._end(traced)
 
     def _look_at_message(self, action: ToGateway) -> list[_Traced]:

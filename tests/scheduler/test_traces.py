@@ -141,16 +141,20 @@ def test_a_cancel_is_no_error_and_a_refusal_is(there: bool) -> None:
         assert span.error == span.attributes["tercet.reason"]
 
 
-def test_a_gateway_that_is_lost_leaves_no_request_behind() -> None:
+@pytest.mark.parametrize("parting", [True, False])
+def test_a_gateway_that_is_lost_leaves_no_request_behind(parting: bool) -> None:
     mesh = TracedMesh()
     gateway = mesh.attach_gateway()
     mesh.attach_worker()
     mesh.ask(gateway, submission(1, max_tokens=100), context(1))
     mesh.run(0.2)
+    mesh.traces.parting = parting
     mesh.lose_gateway(gateway)
     assert not mesh.traces
     settle(mesh)
-    assert one(mesh.kept, "schedule", context(1)).error == "GATEWAY_LOST"
+    span = one(mesh.kept, "schedule", context(1))
+    assert span.error == (None if parting else "GATEWAY_LOST")
+    assert span.attributes["tercet.outcome"] == ("MOVED" if parting else "CANCELLED")
 
 
 def test_events_of_a_span_are_bounded_and_the_others_counted() -> None:
