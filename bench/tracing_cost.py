@@ -4,8 +4,8 @@
     python -m bench.tracing_cost --rounds 20 --seconds 8
 
 A mesh for each ratio, all in one run: blocks of load take turns in an order that is drawn anew in each round, and each
-is compared with that of the same round on the mesh without traces. Workers are simulated, of a step of 1 ms. What a
-worker does for a traced sequence, and what it takes to hand a span over, is timed by itself.
+is compared with that of the same round on the mesh without traces. Workers are simulated, of a step of 1 ms. Before
+that, what each service does for a request, and what it takes to hand a span over, is timed by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import random
 import time
 import timeit
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -23,16 +24,31 @@ import click
 
 from bench.plan_mesh import PlanMesh, Simulated, fixed, plan_mesh
 from bench.span_sink import collector
+from gateway.served_model import Catalogue, load_model
+from gateway.stages import Stage, StageClock
+from gateway.traces import begin_trace
+from gateway.validate import validate_generate
+from scheduler.actions import Accepted, Account, Action, Log, SequenceEnd, ToGateway, TokenBatch, ToWorker
+from scheduler.actions import NewSequence as ToBeComputed
+from scheduler.events import EndReason as SchedulerEnd
+from scheduler.simulator.small import submission
+from scheduler.traces import Traces as SchedulerTraces
 from tercet.client import AsyncClient
-from tercet.tracing.context import TraceContext
+from tercet.ledger.row import Outcome, Row
+from tercet.sections import ModelSettings
+from tercet.tracing.context import TraceContext, context_of
+from tercet.tracing.exporting import BATCH_SPANS
 from tercet.tracing.settings import TracesSettings
 from tercet.tracing.span import Span, SpanEvent, Value
 from tercet.tracing.tracer import Tracer
+from tercet.v1 import inference_pb2 as pb
 from worker.messages import BlockCounts, Ended, EndReason, NewSequence, PlanDone, PrefillProgress, StepResult
 from worker.traces import Traces
 
 PROMPT = [7] * 16
 SERVICES = ("gateway", "scheduler")
+# As clients send it.
+_METADATA = (("user-agent", "grpc-python-asyncio"), ("te", "trailers"), ("grpc-accept-encoding", "identity"))
 OFF = "off"
 RATIOS: dict[str, float | None] = {OFF: None, "0": 0.0, "0.1": 0.1, "1": 1.0}
 
@@ -104,6 +120,52 @@ class _Nobody:
         pass
 
 
+def gateway_us(tracer: Tracer) -> float:
+    """Of a gateway's loop, microseconds for one request with no context of its client's."""
+    model = load_model(ModelSettings())
+    asked = pb.GenerateRequest(prompt="Once", stop=pb.StopConditions(max_tokens=32))
+    request = validate_generate(asked, Catalogue([model]), max_prompt_bytes=1024)
+    row = Row(
+        1, "id", "tenant", "interactive", model.name, model.revision, 1, 0.0, Outcome.COMPLETED, "length", 16, 0, 32,
+        32, 0, 0.1, 0.2, 0.02, 0.05, 1.2, 0.1, cost=0.1, slo="met",
+    )  # fmt: skip
+    stages = StageClock(time.monotonic, time.monotonic())
+    for stage in Stage:
+        stages.begin(stage)
+
+    def live() -> None:
+        trace = begin_trace(tracer, context_of(_METADATA), request)
+        if trace is not None:
+            trace.close(row, stages, None, time.monotonic(), time.monotonic())
+
+    return _us(live)
+
+
+def scheduler_us(tokens: int, context: TraceContext | None) -> float:
+    """Of a scheduler's loop, microseconds for one request of so many steps beside 31 others that are not traced."""
+    asked = submission(1, PROMPT, tokens)
+    batch = TokenBatch(tuple(range(1, 33)), tuple(range(1, 33)), ())
+    end = SequenceEnd(1, SchedulerEnd.LENGTH, 0, None, Account(0, 1, 1, 1))
+    line = Log("request_finished", {"request_id": asked.request_id, "outcome": "LENGTH", "tokens": tokens})
+    steps: list[list[Action]] = [[ToGateway(1, batch)] for _ in range(tokens)]
+    rounds: list[list[Action]] = [
+        [ToGateway(1, Accepted(1, (1,), 0))],
+        [ToWorker(1, ToBeComputed(1, asked.prompt_token_ids, 99, (), asked.sampling, b""))],
+        *steps,
+        [line, ToGateway(1, TokenBatch((), (), (end,)))],
+    ]
+    tracer = Tracer(_Nobody())
+
+    def live() -> None:
+        traces = SchedulerTraces(tracer)
+        traces.submitted(1, asked, context)
+        for actions in rounds:
+            if traces:
+                traces.look(actions)
+
+    return _us(live)
+
+
 def sequence_us(tokens: int, plan_steps: int, context: TraceContext | None) -> float:
     """Of a worker's loop, microseconds for one sequence of so many tokens beside 31 others that are not traced."""
     new = NewSequence(1, tuple(PROMPT), len(PROMPT) + tokens)
@@ -125,7 +187,11 @@ def sequence_us(tokens: int, plan_steps: int, context: TraceContext | None) -> f
         for event in events:
             traces.told(event)
 
-    return min(timeit.repeat(live, number=50, repeat=5)) / 50 * 1e6
+    return _us(live)
+
+
+def _us(call: Callable[[], None]) -> float:
+    return min(timeit.repeat(call, number=50, repeat=20)) / 50 * 1e6
 
 
 def handing_over_us() -> float:
@@ -140,10 +206,10 @@ def handing_over_us() -> float:
     span = Span("sequence", TraceContext(1, 2, True), 3, 1, 2, facts | {"tercet.outcome": "length"}, events=events)
 
     def hand_over() -> None:
-        encode_spans([sender.readable(span) for _ in range(100)]).SerializeToString()
+        encode_spans([sender.readable(span) for _ in range(BATCH_SPANS)]).SerializeToString()
 
     try:
-        return min(timeit.repeat(hand_over, number=5, repeat=5)) / 500 * 1e6
+        return min(timeit.repeat(hand_over, number=1, repeat=200)) / BATCH_SPANS * 1e6
     finally:
         sender.close()
 
@@ -156,8 +222,15 @@ def handing_over_us() -> float:
 @click.option("--seed", default=1, show_default=True)
 def main(rounds: int, streams: int, tokens: int, seconds: float, seed: int) -> None:
     """Runs the blocks and prints what came of them."""
+    for name, tracer in (
+        ("without traces", Tracer()),
+        ("not traced", Tracer(_Nobody(), 0.0)),
+        ("traced", Tracer(_Nobody())),
+    ):
+        click.echo(f"gateway, a request, {name}: {gateway_us(tracer):.1f} us")
     for name, context in (("not traced", None), ("traced", TraceContext(1, 2, True))):
-        click.echo(f"worker, a sequence of {tokens} tokens, {name}: {sequence_us(tokens, 8, context):.1f} us")
+        click.echo(f"scheduler, a request of {tokens} steps, {name}: {scheduler_us(tokens, context):.1f} us")
+        click.echo(f"worker, a sequence of {tokens} steps, {name}: {sequence_us(tokens, 8, context):.1f} us")
     click.echo(f"to hand a span over, beside the work: {handing_over_us():.1f} us")
     blocks = asyncio.run(measure(rounds, streams, tokens, seconds, random.Random(seed)))
     for name, mine in blocks.items():
