@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import random
 import string
 from collections.abc import AsyncIterator
@@ -24,7 +25,7 @@ from tercet.ports import free_ports
 from tercet.tracing.context import read_context
 from tercet.tracing.settings import TracesSettings
 from tercet.v1 import inference_pb2 as pb
-from tests.tracing.otlp_receiver import Receiver
+from tests.tracing.otlp_receiver import Receiver, values
 
 from .conftest import Gateway, config_for, start_gateway, stop_gateway
 
@@ -42,7 +43,7 @@ class TracedGateway:
         self._stopped = False
 
     async def ask(self, *metadata: tuple[str, str], **fields: Any) -> pb.GenerateResult:
-        request = pb.GenerateRequest(prompt="x", **fields)
+        request = pb.GenerateRequest(**{"prompt": "x", **fields})
         return await self.gateway.inference.GenerateOnce(request, metadata=metadata)
 
     async def stop(self) -> None:
@@ -164,6 +165,34 @@ async def test_of_a_chat_what_was_said_is_kept_by_role(traced: TracedGateway) ->
     assert '"role": "system", "parts": [{"type": "text", "content": "be [REDACTED]"}]' in said["gen_ai.input.messages"]
     assert '"role": "user", "parts": [{"type": "text", "content": "hi"}]' in said["gen_ai.input.messages"]
     assert '"role": "assistant"' in said["gen_ai.output.messages"]
+
+
+@pytest.mark.parametrize(
+    "traced",
+    [{"content": "sampled", "redact": ("zebra", "[0-9]{4}"), "content_retention_days": 7, "content_max_chars": 40}],
+    indirect=True,
+)
+async def test_only_of_sampled_requests_something_is_kept_and_that_is_cut_and_redacted(traced: TracedGateway) -> None:
+    said = "xylophone zebra 1234 " * 10
+    with structlog.testing.capture_logs() as logs:
+        await traced.ask(("traceparent", PARENT), prompt=said)
+        await traced.ask(("traceparent", f"00-{'1' * 32}-{SPAN}-00"), prompt="nobody sees xylophones")
+        await traced.ask(prompt="nor these")
+        await traced.stop()
+    (root,) = traced.receiver.spans(lambda each: each.name.startswith("text_completion "))
+    (event,) = root.span.events
+    content = values(event.attributes)
+    assert content["tercet.content.retention_days"] == 7
+    (message,) = json.loads(content["gen_ai.input.messages"])
+    assert message["parts"][0]["content"] == "xylophone [REDACTED] [REDACTED] xylophone"[:40]
+    (answer,) = json.loads(content["gen_ai.output.messages"])
+    assert answer["role"] == "assistant"
+    for word in (b"zebra", b"1234", b"nobody sees", b"nor these"):
+        assert word not in traced.receiver.bytes
+    assert {each.trace_id for each in traced.receiver.spans()} == {TRACE}
+    # What was not traced has its client's trace in the log all the same.
+    assert [line.get("trace_id") for line in logs if line["event"] == "request_ended"] == [TRACE, "1" * 32, None]
+    assert "xylophone" not in str(logs)
 
 
 async def test_the_log_has_one_line_for_each_request_and_none_for_a_token(traced: TracedGateway) -> None:
