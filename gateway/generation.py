@@ -17,6 +17,7 @@ from tercet.sections import GatewaySettings
 from tercet.tracing.context import TraceContext
 from tercet.tracing.tracer import Tracer
 
+from .admission import Admission
 from .answer_size import AnswerSize, too_large
 from .books import Books, Ending, Entry
 from .caller import Caller
@@ -25,7 +26,6 @@ from .end_line import end_line
 from .grammar_check import GrammarCheck
 from .mesh_messages import Pool, Submission
 from .outcome import outcome_of_cancel, outcome_of_error, outcome_of_output
-from .output import Finish
 from .penalties import Penalties, check_choice
 from .prefix_salt import prefix_salt
 from .prompt_logprobs import PromptPart, check_prompt_logprobs
@@ -33,10 +33,10 @@ from .refusal_counts import RefusalKind
 from .request_output import output_of
 from .schedulers import Schedulers
 from .sequence_end import Account
-from .served_model import ServedModel
 from .sizes import input_field, refuse_hopeless, resolve_max_tokens, surely_fits
 from .stages import Stage, StageClock
 from .stream import Delta, Stream
+from .summary import Summary
 from .tokenizing import Tokenizing
 from .traces import begin_trace
 from .validate import GenerationRequest
@@ -62,34 +62,6 @@ class Means:
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
     tracer: Tracer
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What the client learns when its request is admitted. `prompt` is the prompt itself, where its logprobs are
-    wanted."""
-
-    request_id: str
-    model: ServedModel
-    queue_position: int
-    seed: int
-    prompt_tokens: int
-    forecast_s: float | None
-    prompt: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the client learns at the end, `finishes` by output. Times are seconds since the request's arrival; queue_s
-    is in `account`, which is None if the mesh did not say in time."""
-
-    finishes: tuple[Finish, ...]
-    account: Account | None
-    prompt_tokens: int
-    completion_tokens: int
-    admission_s: float
-    first_token_s: float
-    total_s: float
 
 
 class Generation:

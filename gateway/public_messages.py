@@ -7,11 +7,12 @@ from itertools import chain
 
 from tercet.v1 import inference_pb2 as pb
 
-from .generation import Admission, Summary
+from .admission import Admission
 from .output import Finish
 from .prompt_logprobs import PromptPart
 from .sequence_end import EndReason
 from .stream import Delta
+from .summary import Summary
 from .token_logprobs import TokenLogprobs
 
 

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from tercet.errors import RequestError
 
 from ..answer_size import AnswerSize
-from ..generation import Generation, Summary
+from ..generation import Generation
 from ..output import Finish
 from ..prompt_logprobs import PromptPart
 from ..stream import Delta
+from ..summary import Summary
 from .delivery import deliver
 from .exchange import Exchange, encode_json
 from .long_json import encode_in_turns

@@ -8,12 +8,12 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from ..detokenizer import Detokenizer
-from ..generation import Summary
 from ..output import Finish, ToolCallDelta
 from ..prompt_logprobs import PromptPart
 from ..sequence_end import EndReason
 from ..served_model import ServedModel
 from ..stream import Delta
+from ..summary import Summary
 from ..tokenizer import Tokenizer
 from .long_json import Rows
 from .token_text import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answer_size import MAX_ANSWER_BYTES, AnswerSize
-from gateway.generation import Summary
 from gateway.output import Finish, ToolCallDelta
 from gateway.prompt_logprobs import MAX_PROMPT_LOGPROBS, PromptPart
 from gateway.public_messages import to_result
 from gateway.sequence_end import EndReason
 from gateway.stream import Delta
+from gateway.summary import Summary
 from gateway.token_logprobs import TokenLogprobs
 
 TOKEN = st.integers(0, 2**21 - 1)
