@@ -126,7 +126,7 @@ async def _loaded(
     rate = None
     if load.times:
         try:
-            rate = load.times * most_qualified_per_s(observed.runs.get(load.of))
+            rate = load.times * most_qualified_per_s(observed.runs.get(load.of), spec.client.max_lag_ms)
         except UnknownError as error:
             return replace(observed, not_run={**observed.not_run, name: str(error)})
     workload = load.workload(spec.slo, rate)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from statistics import median_high
 
 from tercet.errors import LoadError
 from tercet.load.folder import Run
 from tercet.load.record import Row
 from tercet.load.report.cost import Price, costs, workers_of
-from tercet.load.summary import PointSummary
+from tercet.load.summary import MAX_LAG_MS, MAX_LOOP_SHARE, PointSummary
 
 from .faults import FaultsSeen, freed_p99_ms, requests_left, wrong_ends
 from .findings import Findings
@@ -80,7 +81,7 @@ def _judged(line: Line, spec: Spec, observed: Observed) -> Judged:
 
 
 def _figure(line: Line, spec: Spec, observed: Observed) -> tuple[float, str]:
-    """Raises UnknownError."""
+    """With what there is to say of it. Raises UnknownError."""
     if line.measure.source is Source.OUTPUTS:
         return _found(observed.outputs.get(line.measure_name))
     if line.measure.source is Source.FAULTS:
@@ -88,28 +89,36 @@ def _figure(line: Line, spec: Spec, observed: Observed) -> tuple[float, str]:
     if line.load in observed.not_run:
         raise UnknownError(observed.not_run[line.load])
     run = observed.runs[line.load]
-    if line.measure_name == "held_rate":
-        return _held_rate(run, spec.capacity.held_percent)
-    if line.measure_name == "qualified_per_s" and line.rate is None:
-        return max(_qualified_per_s(line, run, point) for point in run.summary.points), ""
-    if line.measure_name == "goodput_percent":
-        most = most_qualified_per_s(observed.runs.get(spec.loads[line.load].of))
-        return 100 * max(_qualified_per_s(line, run, point) for point in run.summary.points) / most, f"of {most:.3g} /s"
-    point = _point(run, line.rate)
-    if line.measure_name == "qualified_per_s":
-        return _qualified_per_s(line, run, point), ""
-    if line.measure_name == "waiting_most":
-        return _waiting_most(run, point)
-    if line.measure_name == "cost_per_qualified":
-        return _cost(run, point, spec.cost)
-    return _of_rows(line, run, point)
+    points = run.summary.points
+    if line.rate is not None:
+        points = tuple(point for point in points if run.summary.workload["rates"][point.point] == line.rate)
+    elif line.measure_name not in _OF_ALL_RATES:
+        points = points[:1]
+    lag = check_client(run, points, spec.client.max_lag_ms)
+    figure, detail = _of_load(line, spec, observed, run, points)
+    return figure, "; ".join(filter(None, (detail, lag)))
 
 
-def _of_rows(line: Line, run: Run, point: PointSummary) -> tuple[float, str]:
-    check_client(point)
-    figure, detail = figure_of(line.measure_name, rows_of(line, run, point))
+_OF_ALL_RATES = frozenset({"held_rate", "qualified_per_s", "goodput_percent"})
+
+
+def _of_load(line: Line, spec: Spec, observed: Observed, run: Run, points: Sequence[PointSummary]) -> tuple[float, str]:
+    """Raises UnknownError."""
+    name = line.measure_name
+    if name == "held_rate":
+        return _held_rate(points, spec.capacity.held_percent)
+    if name == "qualified_per_s":
+        return max(_qualified_per_s(line, run, point) for point in points), ""
+    if name == "goodput_percent":
+        most = most_qualified_per_s(observed.runs.get(spec.loads[line.load].of), spec.client.max_lag_ms)
+        return 100 * max(_qualified_per_s(line, run, point) for point in points) / most, f"of {most:.3g} /s"
+    if name == "waiting_most":
+        return _waiting_most(run, points[0])
+    if name == "cost_per_qualified":
+        return _cost(run, points[0], spec.cost)
+    figure, detail = figure_of(name, rows_of(line, run, points[0]))
     if figure is None:
-        raise UnknownError("nothing was refused" if "refus" in line.measure_name else "no request says anything of it")
+        raise UnknownError("nothing was refused" if "refus" in name else "no request says anything of it")
     return figure, detail
 
 
@@ -135,25 +144,23 @@ def _fault(name: str, seen: FaultsSeen | None) -> tuple[float, str]:
     return (seen.left.kv_used if name == "blocks_left" else requests_left(seen.left)), ""
 
 
-def _point(run: Run, rate: float | None) -> PointSummary:
-    if rate is None:
-        return run.summary.points[0]
-    return run.summary.points[[float(each) for each in run.summary.workload["rates"]].index(rate)]
+def check_client(run: Run, points: Sequence[PointSummary], max_lag_ms: float) -> str:
+    """How late it was, if that is worth a word. Raises UnknownError if the client has measured itself as well."""
+    lag_ms = max(0.0 if point.client_lag_ms is None else point.client_lag_ms.p99 for point in points)
+    if lag_ms > max_lag_ms:
+        raise UnknownError(f"the client was the limit, {lag_ms:.1f} ms late at P99")
+    for point in points:
+        shares = [sample.client.cpu_share for sample in run.samples if sample.point == point.point]
+        if shares and median_high(shares) > MAX_LOOP_SHARE:
+            raise UnknownError("the client was the limit: its loop had no time left")
+    return f"client {lag_ms:.1f} ms late at P99" if lag_ms > MAX_LAG_MS else ""
 
 
-def check_client(point: PointSummary) -> None:
-    """Raises UnknownError if the client has measured itself as well."""
-    if point.client_limited:
-        lag = "" if point.client_lag_ms is None else f", {point.client_lag_ms.p99:.1f} ms late at P99"
-        raise UnknownError(f"the client was the limit{lag}")
-
-
-def most_qualified_per_s(run: Run | None) -> float:
+def most_qualified_per_s(run: Run | None, max_lag_ms: float) -> float:
     """Of all points. Raises UnknownError if there is none."""
     if run is None:
         raise UnknownError("the load that it is compared with was not run")
-    for point in run.summary.points:
-        check_client(point)
+    check_client(run, run.summary.points, max_lag_ms)
     most = max(point.qualified_per_s for point in run.summary.points)
     if not most:
         raise UnknownError("no request of the load that it is compared with has kept its SLO")
@@ -161,7 +168,6 @@ def most_qualified_per_s(run: Run | None) -> float:
 
 
 def _qualified_per_s(line: Line, run: Run, point: PointSummary) -> float:
-    check_client(point)
     if not (line.traffic_class or line.from_s or line.until_s):
         return point.qualified_per_s
     rows = rows_of(line, run, point)
@@ -169,11 +175,10 @@ def _qualified_per_s(line: Line, run: Run, point: PointSummary) -> float:
     return sum(row.qualified for row in rows) / length_s if length_s > 0 else 0.0
 
 
-def _held_rate(run: Run, held_percent: float) -> tuple[float, str]:
+def _held_rate(points: Sequence[PointSummary], held_percent: float) -> tuple[float, str]:
     """The largest rate up to which all hold: one that holds beyond one that does not is luck."""
     held = 0.0
-    for point in sorted(run.summary.points, key=lambda point: point.offered_per_s or 0.0):
-        check_client(point)
+    for point in sorted(points, key=lambda point: point.offered_per_s or 0.0):
         qualified = sum(each.qualified for each in point.by_class.values())
         if point.offered_per_s is None:
             raise UnknownError("the load has no rates")
@@ -191,7 +196,6 @@ def _waiting_most(run: Run, point: PointSummary) -> tuple[float, str]:
 
 
 def _cost(run: Run, point: PointSummary, spec: CostSpec) -> tuple[float, str]:
-    check_client(point)
     try:
         workers = spec.workers or workers_of(run)
     except LoadError as error:

@@ -65,7 +65,7 @@ def _accepted_kept_percent(rows: Rows) -> tuple[float | None, str]:
 
 
 def _failed_percent(rows: Rows) -> tuple[float | None, str]:
-    return _percent(row.outcome == "failed" for row in rows)
+    return _percent(row.outcome == "failed" for row in rows if row.outcome != "cancelled")
 
 
 def _untyped_refusals(rows: Rows) -> tuple[float | None, str]:

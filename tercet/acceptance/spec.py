@@ -9,6 +9,7 @@ from tercet import setting_check as checks
 from tercet.load.arrivals import parse_arrivals
 from tercet.load.principals import Principals, parse_classes, parse_priorities, parse_tenant
 from tercet.load.slo import Slo
+from tercet.load.summary import MAX_LAG_MS
 from tercet.load.workload import SYNTHETIC, Workload
 from tercet.load.workload_error import number
 from tercet.setting_check import Check
@@ -143,6 +144,13 @@ class CapacitySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSpec:
+    """``[client]``: what is asked of the client itself."""
+
+    max_lag_ms: float = setting(MAX_LAG_MS, "at P99, from due to sent; one that is later was the limit", _milliseconds)
+
+
+@dataclass(frozen=True, slots=True)
 class CostSpec:
     """``[cost]``: what the time of workers costs, in a currency of one's own."""
 
@@ -211,6 +219,7 @@ class Spec:
     outputs: OutputsSpec = field(default_factory=OutputsSpec)
     faults: FaultsSpec = field(default_factory=FaultsSpec)
     capacity: CapacitySpec = field(default_factory=CapacitySpec)
+    client: ClientSpec = field(default_factory=ClientSpec)
     cost: CostSpec = field(default_factory=CostSpec)
 
     def needed_loads(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from tercet.load.workload_error import WorkloadError
 from tercet.setting_field import build, noted
 
 from .measure import MEASURES, Source
-from .spec import CapacitySpec, CostSpec, FaultsSpec, Line, LineSpec, LoadSpec, OutputsSpec, SloSpec, Spec
+from .spec import CapacitySpec, ClientSpec, CostSpec, FaultsSpec, Line, LineSpec, LoadSpec, OutputsSpec, SloSpec, Spec
 from .standard import standard_lines
 
 if sys.version_info >= (3, 11):
@@ -29,7 +29,7 @@ Section = TypeVar("Section")
 
 # A table each, and tables of tables by name.
 _PLAIN: Mapping[str, type[Any]] = {
-    "outputs": OutputsSpec, "faults": FaultsSpec, "capacity": CapacitySpec, "cost": CostSpec,
+    "outputs": OutputsSpec, "faults": FaultsSpec, "capacity": CapacitySpec, "client": ClientSpec, "cost": CostSpec,
 }  # fmt: skip
 _NAMED: Mapping[str, type[Any]] = {"load": LoadSpec, "slo": SloSpec}
 _LINES = "line"
@@ -65,7 +65,7 @@ def to_spec(data: Mapping[str, Any], folder: Path) -> Spec:
     outputs: OutputsSpec = plain["outputs"]
     if outputs.references:
         outputs = dataclasses.replace(outputs, references=str(folder / outputs.references))
-    return Spec(loads, slo, lines, outputs, plain["faults"], plain["capacity"], plain["cost"])
+    return Spec(loads, slo, lines, outputs, plain["faults"], plain["capacity"], plain["client"], plain["cost"])
 
 
 def _section(where: str, base: Section, values: Any, problems: list[ConfigError]) -> Section:

@@ -100,6 +100,23 @@ def test_a_client_that_was_the_limit_has_measured_nothing(measure: str, limit: f
     assert "client was the limit, 20.0 ms late" in found.detail
 
 
+def test_a_contract_may_agree_to_a_later_client_and_says_so() -> None:
+    run = run_of(late(mixed(9, 1), 0.02))
+    line = {"measure": "qualified_percent", "load": "steady", "limit": 90}
+    found = judged(line, Observed({"steady": run}), client={"max_lag_ms": 25})
+    assert (found.verdict, found.detail) == (Verdict.PASS, "9 of 10 requests; client 20.0 ms late at P99")
+    assert judged(line, Observed({"steady": run}), client={"max_lag_ms": 19}).verdict is Verdict.NOT_MEASURED
+
+
+def test_a_client_without_a_moment_left_has_measured_nothing() -> None:
+    busy = [sample(1.0, cpu_share=0.95), sample(2.0, cpu_share=0.99), sample(3.0, cpu_share=0.2)]
+    found = of_run(run_of(mixed(9, 0), samples=busy), "qualified_percent", 90)
+    assert (found.verdict, found.detail) == (
+        Verdict.NOT_MEASURED,
+        "the client was the limit: its loop had no time left",
+    )
+
+
 def test_the_largest_rate_that_holds_is_one_up_to_which_all_do() -> None:
     rows = [*mixed(20, 0), *mixed(18, 2, point=1), *mixed(20, 0, point=2)]
     found = of_run(run_of(rows, rates=(1.0, 2.0, 4.0)), "held_rate", 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.acceptance.measure import MEASURES
-from tercet.acceptance.spec import Spec
+from tercet.acceptance.spec import (
+    CapacitySpec,
+    ClientSpec,
+    CostSpec,
+    FaultsSpec,
+    LineSpec,
+    LoadSpec,
+    OutputsSpec,
+    SloSpec,
+    Spec,
+)  # fmt: skip
 from tercet.acceptance.spec_file import read_spec, to_spec
 from tercet.config import ConfigErrors
 from tercet.errors import ConfigError
@@ -18,6 +29,7 @@ from tercet.load.slo import Slo
 from tests.e2e.conftest import ROOT
 
 HERE = Path()
+EXAMPLES = ROOT / "docs" / "examples"
 LOAD = {"load": {"steady": {"rate": 2}}}
 
 
@@ -144,9 +156,23 @@ def test_what_is_no_toml_is_told(tmp_path: Path, content: bytes) -> None:
         read_spec(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("slo*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("slo*.toml")), ids=lambda path: path.name)
 def test_examples_are_contracts(path: Path) -> None:
     assert read_spec(path).lines
+
+
+def test_the_documented_contracts_are_the_examples() -> None:
+    text = (ROOT / "docs" / "accept.md").read_text(encoding="utf-8")
+    for name in ("slo.toml", "slo-small.toml"):
+        assert (EXAMPLES / name).read_text(encoding="utf-8") in text
+
+
+def test_the_documented_keys_are_those_that_there_are() -> None:
+    text = (ROOT / "docs" / "accept.md").read_text(encoding="utf-8")
+    tables = {LoadSpec: "", LineSpec: "", SloSpec: "", OutputsSpec: "outputs.", FaultsSpec: "faults."}
+    tables |= {CapacitySpec: "capacity.", ClientSpec: "client.", CostSpec: "cost."}
+    keys = [f"{prefix}{each.name}" for kind, prefix in tables.items() for each in dataclasses.fields(kind)]
+    assert [key for key in keys if f"`{key}`" not in text] == []
 
 
 def test_the_documented_measures_are_those_that_there_are() -> None:
