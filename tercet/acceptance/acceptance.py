@@ -19,6 +19,7 @@ from tercet.load.runner import Unwatched, Watcher
 from tercet.load.sources import make_source
 from tercet.load.target import Described, Target
 from tercet.load.workload import Workload
+from tercet.load.workload_error import WorkloadError
 
 from .answerers import open_answerer
 from .faults import FaultsSeen, commit
@@ -131,8 +132,14 @@ async def _loaded(
             return replace(observed, not_run={**observed.not_run, name: str(error)})
     workload = load.workload(spec.slo, rate)
     # A target of its own: what one remembers of a mesh is of one load.
-    with follower.watch(workload) as watcher:
-        run = await runner.run(workload, endpoint, processes=processes, watcher=watcher)
+    try:
+        with follower.watch(workload) as watcher:
+            run = await runner.run(workload, endpoint, processes=processes, watcher=watcher)
+    except WorkloadError:
+        raise
+    except errors.LoadError as error:
+        # It was there a moment ago: what is left on it is still to be looked at.
+        return replace(observed, not_run={**observed.not_run, name: str(error)})
     folder = out / name
     write_run(folder, run)
     runs: dict[str, Run] = {**observed.runs, name: run}

@@ -203,7 +203,7 @@ def _cost(run: Run, point: PointSummary, spec: CostSpec) -> tuple[float, str]:
     cost = costs(run, Price(spec.worker_hour, workers))[point.point].cost_per_qualified
     if cost is None:
         raise UnknownError("no request has kept its SLO: there is no price")
-    return cost, f"{workers} workers"
+    return cost, f"{workers} worker{'' if workers == 1 else 's'}"
 
 
 def rows_of(line: Line, run: Run, point: PointSummary) -> Sequence[Row]:

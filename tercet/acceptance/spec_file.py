@@ -6,12 +6,13 @@ import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tercet.config import ConfigErrors
 from tercet.errors import ConfigError
+from tercet.load.principals import parse_classes
 from tercet.load.slo import Slo
 from tercet.load.workload_error import WorkloadError
 from tercet.setting_field import build, noted
@@ -178,6 +179,10 @@ def _line(where: str, spec: LineSpec, has_limit: bool, loads: Mapping[str, LoadS
         load = load or next(iter(loads))
         if load not in loads:
             raise ConfigError(f"{where}.load", f"there is no load.{load}{_near(load, loads)}")
+        known = _classes(loads[load])
+        if spec.traffic_class and known and spec.traffic_class not in known:
+            problem = f"no request of load.{load} is of class {spec.traffic_class}{_near(spec.traffic_class, known)}"
+            raise ConfigError(f"{where}.traffic_class", problem)
     elif load or spec.rate or spec.traffic_class or spec.from_s or spec.until_s:
         raise ConfigError(where, f"{spec.measure} is of no load: it has no load, rate, traffic_class, from_s, until_s")
     if spec.until_s and spec.until_s <= spec.from_s:
@@ -210,6 +215,16 @@ def _check_line(
     whole = line.measure_name in ("held_rate", "cost_per_qualified", "waiting_most")
     if whole and (line.traffic_class or line.from_s or line.until_s):
         raise ConfigError(where, f"{line.measure_name} is of all requests of a load")
+
+
+def _classes(load: LoadSpec) -> Sequence[str]:
+    """Those of all its requests; none where that depends on who asks, or the file is wrong there."""
+    if load.tenants or not load.classes:
+        return ()
+    try:
+        return tuple(parse_classes(load.classes))
+    except WorkloadError:
+        return ()
 
 
 def _rates(load: LoadSpec) -> Iterable[str]:

@@ -119,6 +119,13 @@ def test_a_limit_of_0_is_one() -> None:
         (line(measure="ttft_p95"), "line 1.measure: 'ttft_p95' is not known; did you mean ttft_p95_ms?"),
         (line(measure="ttft_p95_ms"), "line 1.limit: is needed for ttft_p95_ms"),
         (line(measure="failed_percent", load="stedy"), "line 1.load: there is no load.stedy; did you mean steady?"),
+        (
+            {
+                "load": {"a": {"classes": "batch=2,chat"}},
+                "line": [{"measure": "ttft_p95_ms", "limit": 1, "traffic_class": "bach"}],
+            },
+            "line 1.traffic_class: no request of load.a is of class bach; did you mean batch?",
+        ),
         (line(measure="blocks_left", load="steady"), "line 1: blocks_left is of no load"),
         (line(measure="ttft_p95_ms", limit=1, rate=3), "line 1.rate: load.steady is not measured at 3"),
         (line(measure="ttft_p95_ms", limit=1, from_s=3, until_s=2), "line 1.until_s: must be above from_s"),
