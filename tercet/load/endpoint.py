@@ -27,6 +27,8 @@ class Endpoint:
     model: str = ""
     # Of each key, over gRPC.
     connections: int = 1
+    # Sent with every request: what else is in the server's prefix cache stays out of it.
+    cache_salt: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -40,7 +42,9 @@ async def open_target(endpoint: Endpoint) -> AsyncIterator[Target]:
     """Its target, for this event loop. Raises LoadError."""
     if endpoint.openai:
         url, key = endpoint.openai, endpoint.api_key
-        async with OpenAiTarget(url, api_key=key, tls=endpoint.tls, model=endpoint.model) as http_target:
+        async with OpenAiTarget(
+            url, api_key=key, tls=endpoint.tls, model=endpoint.model, cache_salt=endpoint.cache_salt
+        ) as http_target:
             yield http_target
         return
     async with GrpcTarget(
@@ -49,5 +53,6 @@ async def open_target(endpoint: Endpoint) -> AsyncIterator[Target]:
         tls=endpoint.tls,
         model=endpoint.model,
         connections=endpoint.connections,
+        cache_salt=endpoint.cache_salt,
     ) as target:
         yield target

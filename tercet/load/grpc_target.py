@@ -30,13 +30,21 @@ class GrpcTarget:
     """A scope. `connections` share the requests of each key: gateways that share a port share their clients by them."""
 
     def __init__(
-        self, address: str, *, api_key: str = "", tls: ClientTls | None = None, model: str = "", connections: int = 1
+        self,
+        address: str,
+        *,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        model: str = "",
+        connections: int = 1,
+        cache_salt: str = "",
     ) -> None:
         self._address = address
         self._api_key = api_key
         self._tls = tls
         self._model = model
         self._connections = connections
+        self._cache_salt = cache_salt
         self._scope = AsyncExitStack()
         self._clients: dict[str, list[AsyncClient]] = {}
         self._turn = 0
@@ -86,6 +94,7 @@ class GrpcTarget:
             ignore_eos=ask.ignore_eos,
             priority=principal.priority or None,
             traffic_class=principal.traffic_class,
+            cache_salt=self._cache_salt,
         )
         client = await self._client(principal.api_key or self._api_key)
         begun = False

@@ -30,10 +30,12 @@ _SOME_TOKENS = (1000, 1001, 1002, 1003)
 
 
 class OpenAiTarget:
-    """A scope. `url` ends with /v1 or before it; of `tls` the CA counts. Raises LoadError if aiohttp is not
-    installed."""
+    """A scope. `url` ends with /v1 or before it; of `tls` the CA counts; `cache_salt` is sent to servers that know it.
+    Raises LoadError if aiohttp is not installed."""
 
-    def __init__(self, url: str, *, api_key: str = "", tls: ClientTls | None = None, model: str = "") -> None:
+    def __init__(
+        self, url: str, *, api_key: str = "", tls: ClientTls | None = None, model: str = "", cache_salt: str = ""
+    ) -> None:
         try:
             import aiohttp
         except ImportError:
@@ -43,6 +45,8 @@ class OpenAiTarget:
         self._api_key = api_key
         self._tls = tls
         self._model = model
+        # What is sent with every request; known when the server has been asked.
+        self._more = {"cache_salt": cache_salt} if cache_salt else {}
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -81,7 +85,7 @@ class OpenAiTarget:
             revision=None,
             max_model_len=max_model_len if isinstance(max_model_len, int) else None,
             vocab_size=None,
-            takes_tokens=await self._takes_tokens(),
+            takes_tokens=await self._try_out(),
         )
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
@@ -124,6 +128,7 @@ class OpenAiTarget:
             "seed": ask.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._more,
         }
         # Not of OpenAI's own API, so only where they ask for something.
         if ask.ignore_eos:
@@ -147,9 +152,16 @@ class OpenAiTarget:
     def _keys(api_key: str) -> dict[str, str]:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
-    async def _takes_tokens(self) -> bool:
-        """Whether a prompt may be token ids, as in OpenAI's own completions."""
-        body = {"model": self._model, "prompt": list(_SOME_TOKENS), "max_tokens": 1}
+    async def _try_out(self) -> bool:
+        """Finds out whether a prompt may be token ids, as in OpenAI's own completions, and, which is none of OpenAI's,
+        whether a salt may be sent."""
+        if self._more and not await self._answers({"prompt": "The", **self._more}):
+            self._more = {}
+        return await self._answers({"prompt": list(_SOME_TOKENS), **self._more})
+
+    async def _answers(self, body: dict[str, Any]) -> bool:
+        """Whether the server completes this. Raises LoadError if it is not there."""
+        body = {"model": self._model, "max_tokens": 1, **body}
         timeout = self._aiohttp.ClientTimeout(total=_CONTROL_S)
         try:
             async with self._opened("POST", "/v1/completions", body, timeout, self._keys(self._api_key)) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -63,6 +64,8 @@ async def run(
     Needs a loop of its own while it runs: whatever else is done there makes the client late. Raises WorkloadError,
     LoadError if the server cannot be measured; what becomes of requests is in the rows, whatever it is.
     """
+    # The same workload again is the same prompts, and none of them is to be in the cache from before.
+    endpoint = replace(endpoint, cache_salt=endpoint.cache_salt or secrets.token_hex(8))
     async with open_target(endpoint) as target, Helpers(workload, endpoint, processes - 1) as helpers:
         return await run_on(
             workload, target, is_local=endpoint.is_local, helpers=helpers, watcher=watcher, command=command

@@ -89,6 +89,7 @@ class HttpServer:
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.takes_tokens = True
         self.tokenizes = True
+        self.knows_salts = True
         self.tail = b"data: [DONE]\n\n"
         self.left = asyncio.Event()
 
@@ -120,7 +121,8 @@ class HttpServer:
             # As a tokenizer with a token for the beginning of a text.
             return self._whole(writer, 200, {"tokens": list(range(1 + len(body["prompt"].split())))})
         if not body.get("stream"):
-            status = 200 if self.takes_tokens and path == "/v1/completions" else 400
+            takes = self.takes_tokens or isinstance(body["prompt"], str)
+            status = 200 if takes and (self.knows_salts or "cache_salt" not in body) else 400
             return self._whole(writer, status, {"choices": []} if status == 200 else {"error": {"message": "no"}})
         self.requests.append((path, headers, body))
         await self._stream(writer, body, chat=path == "/v1/chat/completions")

@@ -85,7 +85,10 @@ async def test_a_gateway_is_asked_as_the_request_says() -> None:
     wire = Wire(lambda number: Script(0.0, 0.0))
     principal = Principal("alice", "key-a", "batch", -3)
     ask = Ask(0, 0.0, principal, (1000, 1001), 2, 3, seed=5, ignore_eos=True, temperature=0.5, timeout_s=60.0)
-    async with gateway(wire) as (served, address), GrpcTarget(address, api_key="own", connections=2) as target:
+    async with (
+        gateway(wire) as (served, address),
+        GrpcTarget(address, api_key="own", connections=2, cache_salt="mine") as target,
+    ):
         described = await target.describe()
         assert (described.model, described.revision, described.max_model_len) == ("m", "r9", 4096)
         events = await answer(target, ask)
@@ -96,6 +99,7 @@ async def test_a_gateway_is_asked_as_the_request_says() -> None:
     assert (list(request.token_ids.ids), request.stop.max_tokens, request.stop.ignore_eos) == ([1000, 1001], 3, True)
     assert (request.sampling.temperature, request.sampling.seed) == (0.5, 5)
     assert (request.traffic_class, request.priority, text.prompt) == ("batch", -3, "Once")
+    assert {each.cache_salt for each in served.requests} == {"mine"}
 
 
 async def test_what_a_mesh_says_of_itself_is_sampled() -> None:
@@ -213,6 +217,18 @@ async def test_a_server_that_is_not_there_is_told(make: Callable[[], Any]) -> No
         with pytest.raises(AnswerError) as raised:
             await answer(target, ASK)
     assert (raised.value.reason, raised.value.refused) in (("GATEWAY_LOST", False), ("CONNECTION_LOST", False))
+
+
+@pytest.mark.parametrize("knows_salts", [True, False])
+async def test_a_salt_is_sent_to_servers_that_know_it(knows_salts: bool) -> None:
+    async with (
+        http_server(Wire(lambda number: Script(0.0, 0.0))) as (served, url),
+        OpenAiTarget(url, cache_salt="mine") as target,
+    ):
+        served.knows_salts = knows_salts
+        assert (await target.describe()).takes_tokens
+        await answer(target, ASK)
+    assert served.requests[0][2].get("cache_salt") == ("mine" if knows_salts else None)
 
 
 async def test_a_model_that_is_not_served_is_told() -> None:
