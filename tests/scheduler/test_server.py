@@ -33,15 +33,15 @@ pytestmark = pytest.mark.timeout(60)
 class Gateway:
     """A gateway reduced to its stream."""
 
-    def __init__(self, port: int, *, hands_over: bool = False) -> None:
-        self.hands_over = hands_over
+    def __init__(self, port: int, **says: bool) -> None:
+        self.says = says
         self.channel = rpc.open_channel(f"127.0.0.1:{port}")
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.call = self.stub.Attach()
         self.epoch = 0
 
     async def __aenter__(self) -> Gateway:
-        hello = scheduler_pb2.GatewayHello(gateway_id="gateway-test", hands_over=self.hands_over)
+        hello = scheduler_pb2.GatewayHello(gateway_id="gateway-test", **self.says)
         await self.call.write(scheduler_pb2.GatewayMessage(hello=hello))
         self.epoch = (await self.read("hello")).epoch
         return self
@@ -218,6 +218,31 @@ async def test_a_deadline_ends_a_running_request(worker: WorkerServer) -> None:
         assert 0 < len(tokens) < 100
         assert end.reason == sequence_pb2.END_REASON_CANCELLED
         assert end.failure.reason == "DEADLINE_PASSED"
+
+
+@pytest.mark.parametrize("takes_cancels_done", [True, False])
+async def test_many_cancels_in_one_message_are_each_answered(worker: WorkerServer, takes_cancels_done: bool) -> None:
+    async with (
+        running((f"127.0.0.1:{worker.port}",)) as port,
+        Gateway(port, takes_cancels_done=takes_cancels_done) as gateway,
+    ):
+        await gateway.pools_live(1)
+        for key in range(1, 5):
+            await gateway.submit(key, [1, 2, 3], 100)
+        cancels = [scheduler_pb2.Cancel(request_key=key) for key in range(1, 6)]
+        await gateway.call.write(scheduler_pb2.GatewayMessage(cancels=scheduler_pb2.Cancels(cancels=cancels)))
+        found: dict[int, bool] = {}
+        while len(found) < 5:
+            message = await asyncio.wait_for(gateway.call.read(), 20)
+            assert message is not grpc.aio.EOF
+            assert message.WhichOneof("message") != ("cancel_done" if takes_cancels_done else "cancels_done")
+            done = [message.cancel_done] if message.HasField("cancel_done") else message.cancels_done.done
+            for each in done:
+                assert each.request_key not in found
+                found[each.request_key] = each.found
+        assert found == {1: True, 2: True, 3: True, 4: True, 5: False}
+        fleet = await gateway.stub.GetFleet(operations_pb2.GetFleetRequest())
+        assert [each.blocks_used for each in fleet.workers] == [0]
 
 
 async def test_a_lost_gateway_cancels_what_it_asked_for(worker: WorkerServer) -> None:
