@@ -36,4 +36,6 @@ async def end_call(error: BaseException, context: grpc.aio.ServicerContext, gene
         generation.close(error)
     else:
         _refusals.tell("call_refused", reason=error.reason, field=error.metadata.get("field"))
+    # The request keeps its error, which would keep the frames that it came through, and these the request.
+    error.__traceback__ = None
     await rpc.abort(context, error)

@@ -107,8 +107,15 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except errors.RequestError as error:
                 self._refusals.tell("call_refused", reason=error.reason, method=method)
                 await abort(context, error)
+            except grpc.aio.AbortError as ended:
+                # The call keeps it: with the frames that it came through, and all that these have, until the garbage
+                # collector looks.
+                ended.__context__ = None
+                raise ended.with_traceback(None) from None
             finally:
                 self._leave(is_open, peer)
+                del context, requests
+                given = replying = None
 
         return grpc.stream_stream_rpc_method_handler(handle, handler.request_deserializer, handler.response_serializer)
 

@@ -15,7 +15,7 @@ import structlog
 from tercet.cli.settings import SettingsCommand, with_config
 from tercet.config import PROCESS_NAME_VARIABLE
 from tercet.errors import ConfigError
-from tercet.garbage import SELDOM, USUAL, settle
+from tercet.garbage import RARELY, SELDOM, USUAL, settle
 from tercet.log_file import LogFile, log_path
 from tercet.mesh_processes import die_with_parent
 from tercet.open_files import allow_many
@@ -53,8 +53,8 @@ def run_service(name: str, config: MeshConfig) -> None:
 
     def ready(port: int) -> None:
         # The scheduler's plan log is 10^5 objects, and so is what a gateway has of two thousand requests: none of them
-        # garbage, and a look at all of them takes 10 to 100 ms.
-        settle(USUAL if name == "worker" else SELDOM)
+        # garbage, and a look at all of them takes 10 to 100 ms. Only errors over HTTP leave cycles in a gateway.
+        settle({"gateway": RARELY, "scheduler": SELDOM}.get(name, USUAL))
         if name == "gateway":
             sys.setswitchinterval(SWITCH_SECONDS)
         structlog.get_logger().info("ready", port=port)

@@ -7,6 +7,7 @@ import gc
 import weakref
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from gateway import sent_requests
@@ -14,6 +15,7 @@ from gateway.generation import Generation
 from gateway.stream import Stream
 from tercet.mesh.v1 import scheduler_pb2
 from tercet.v1 import inference_pb2 as pb
+from tercet.v1 import operations_pb2
 
 from .loop_turns import Turns
 
@@ -80,9 +82,12 @@ async def test_nothing_of_a_request_waits_for_the_garbage_collector(
     gateway: Any, scheduler: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+    num_made = 0
     made = Stream.__init__
 
     def note(self: Stream, *given: Any, **options: Any) -> None:
+        nonlocal num_made
+        num_made += 1
         made(self, *given, **options)
         streams.add(self)
 
@@ -93,13 +98,19 @@ async def test_nothing_of_a_request_waits_for_the_garbage_collector(
     gc.disable()
     try:
         async for _ in gateway.inference.Generate(pb.GenerateRequest(prompt="one that ends by itself")):
-            assert streams
+            pass
         await asyncio.wait_for(until(all_gone), 20)
         scheduler.play = lambda sequence: sequence.cancelled.wait()
         call = gateway.inference.Generate(pb.GenerateRequest(prompt="one whose client leaves"))
         await call.read()
-        assert streams
         call.cancel()
         await asyncio.wait_for(until(all_gone), 20)
+        call = gateway.inference.Generate(pb.GenerateRequest(prompt="one that is ended", request_id="r"))
+        await call.read()
+        await gateway.operations.CancelGeneration(operations_pb2.CancelGenerationRequest(request_id="r"))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        await asyncio.wait_for(until(all_gone), 20)
+        assert num_made == 3
     finally:
         gc.enable()
