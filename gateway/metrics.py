@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tercet.metrics.health import HEALTH
 from tercet.metrics.metric import counter, gauge, histogram
+from tercet.tracing.metrics import SPANS
 
 # As the ledger has them: each request once, when neither its client nor the mesh has more to say of it.
 REQUESTS = counter(
@@ -71,5 +72,5 @@ METRICS = (
     HEALTH, REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS, DELIVERED_TOKENS, WASTED_TOKENS, GPU_SECONDS,
     CPU_SECONDS, COST, SLO, TTFT, TPOT, GAP, LARGEST_GAP, DURATION, STAGE, CANCELS, PAUSES, TAKEOVERS,
     TENANT_REQUESTS, TENANT_TOKENS, TENANT_GPU_SECONDS, TENANT_COST, RUNNING, PAUSED, TURNED_AWAY, SCHEDULERS,
-    WORKERS, LEDGER_WAITING, LEDGER_OLDEST, LEDGER_LOST,
+    WORKERS, LEDGER_WAITING, LEDGER_OLDEST, LEDGER_LOST, SPANS,
 )  # fmt: skip

@@ -20,11 +20,13 @@ from tercet.ledger.prices import prices_of
 from tercet.metrics.collector import make_registry
 from tercet.metrics.exposition import Exposition
 from tercet.metrics.labels import TenantLabels
+from tercet.metrics.metric import Reading
 from tercet.public_bind import is_public
 from tercet.sections import LedgerSettings, MeshConfig, TenantsSettings
 from tercet.tenants.directory import Directory
 from tercet.tls.mesh import mesh_identity
 from tercet.tls.server import edge_tls
+from tercet.tracing.metrics import put_spans
 from tercet.tracing.tracer import open_tracer
 from tercet.v1 import inference_pb2, models_pb2, operations_pb2
 
@@ -131,7 +133,13 @@ async def run(config: MeshConfig, stopping: asyncio.Event, ready: Callable[[int]
     )
     health = Health(server, INFERENCE, link, catalogue, generations, books, tenants, identity, changed)
     reader = MetricsReader(server, link, catalogue, generations, books, health.look)
-    registry = make_registry("gateway", METRICS, reader.read)
+
+    def look() -> Reading:
+        reading = reader.read()
+        put_spans(reading, tracer)
+        return reading
+
+    registry = make_registry("gateway", METRICS, look)
     files = [inference_pb2.DESCRIPTOR, models_pb2.DESCRIPTOR, operations_pb2.DESCRIPTOR]
     http: HttpServer | None = None
     metrics: Exposition | None = None

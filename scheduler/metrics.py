@@ -9,6 +9,7 @@ from tercet.health import Conditions
 from tercet.metrics.health import HEALTH, put_health
 from tercet.metrics.labels import known
 from tercet.metrics.metric import Reading, counter, gauge, histogram
+from tercet.tracing.metrics import SPANS
 
 from .class_view import ClassesView, ClassView
 from .events import CancelReason, EndReason
@@ -90,7 +91,7 @@ METRICS = (
     HEALTH, LEADING, GATEWAYS, WORKERS, WORKERS_LOST, ACCEPTED, REFUSED, ENDED, WAITING, RUNNING, PAUSED,
     TOKENS_WAITING, OLDEST, QUEUE, TTFT, PROMISES, PROMISED_SECONDS, PROMISED_RATIO, PROMPT_TOKENS, CACHED_TOKENS,
     GENERATED, WASTED, PREEMPTIONS, SWAPS, BLOCKS, SWAP_BLOCKS, PLAN_STEPS, REVOKING, CANCELS, FORECASTS, ERROR,
-    BIAS, ROUNDS, EVENTS, UNHANDLED, AUDIT, ORPHANS,
+    BIAS, ROUNDS, EVENTS, UNHANDLED, AUDIT, ORPHANS, SPANS,
 )  # fmt: skip
 
 WORKER_STATES = ("moving", "late", "draining", "hung", "away")

@@ -19,6 +19,7 @@ from tercet.metrics.exposition import Exposition
 from tercet.metrics.metric import Reading
 from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
+from tercet.tracing.metrics import put_spans
 from tercet.tracing.tracer import open_tracer
 
 from .admission import AdmissionMode, QueueBounds
@@ -72,7 +73,9 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     health = Health(server, SERVICE, loop, identity, stands_by=lambda: not leadership.standing.term)
 
     def look() -> Reading:
-        return read(loop, health.look(), leads=leadership.standing.term > 0)
+        reading = read(loop, health.look(), leads=leadership.standing.term > 0)
+        put_spans(reading, tracer)
+        return reading
 
     metrics = Exposition(config.metrics, make_registry("scheduler", METRICS, look))
     port = await server.start(

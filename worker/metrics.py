@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tercet.health import Conditions
 from tercet.metrics.health import HEALTH, put_health
 from tercet.metrics.metric import Reading, counter, gauge, histogram
+from tercet.tracing.metrics import SPANS
 
 from .executor import Executor
 from .messages import EndReason
@@ -42,7 +43,7 @@ STILL = gauge("tercet_worker_still_seconds", "for how long the device has been a
 
 METRICS = (
     HEALTH, LOADED, STEP, GAP, IDLE, STARVED, TOKENS, PROMPT_TOKENS, PLANS, ENDED, SEQUENCES, COMMANDS, BLOCKS,
-    SWAP_BLOCKS, BROKEN, STILL,
+    SWAP_BLOCKS, BROKEN, STILL, SPANS,
 )  # fmt: skip
 
 

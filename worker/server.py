@@ -21,6 +21,7 @@ from tercet.metrics.metric import Reading
 from tercet.model_source import ModelSource, fingerprint, resolve_model
 from tercet.sections import MeshConfig
 from tercet.tls.mesh import mesh_identity
+from tercet.tracing.metrics import put_spans
 from tercet.tracing.span import Value
 from tercet.tracing.tracer import open_tracer
 
@@ -66,7 +67,9 @@ async def serve(config: MeshConfig, ready: Callable[[int], None] | None = None) 
     executor: Executor | None = None
 
     def look() -> Reading:
-        return read(executor, health.look(), health.still_s, time.perf_counter)
+        reading = read(executor, health.look(), health.still_s, time.perf_counter)
+        put_spans(reading, tracer)
+        return reading
 
     # Before the model is loaded: a port in use should be known at once, and probes answered meanwhile.
     metrics = Exposition(config.metrics, make_registry("worker", METRICS, look))

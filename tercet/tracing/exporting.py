@@ -9,7 +9,7 @@ import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -68,6 +68,11 @@ class Exporting:
         live = partial(contextvars.copy_context().run, self._live)
         self._thread = threading.Thread(target=live, name="traces", daemon=True)
         self._thread.start()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans so far, by what became of them. From any thread."""
+        return {"sent": self.num_sent, "dropped": self.num_dropped}
 
     def put(self, span: Span) -> None:
         """Takes a span, from any thread. Never waits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tercet.errors import ConfigError
@@ -19,6 +19,10 @@ from .span import Attributes, Span
 
 class Taker(Protocol):
     """What takes spans."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans so far, by what became of them."""
 
     def put(self, span: Span) -> None:
         """Takes a span. Never waits."""
@@ -56,6 +60,11 @@ class Tracer:
     def child(self, parent: TraceContext) -> TraceContext:
         """The context of another span of the trace."""
         return TraceContext(parent.trace_id, self._new_id(64), parent.sampled, parent.state)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans so far, by what became of them; empty where nothing is traced."""
+        return {} if self._taker is None else self._taker.counts
 
     def put(self, span: Span) -> None:
         """A span has ended."""

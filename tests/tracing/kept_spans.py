@@ -13,6 +13,10 @@ class KeptSpans:
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"sent": len(self.spans)}
+
     def put(self, span: Span) -> None:
         self.spans.append(span)
 

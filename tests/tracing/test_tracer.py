@@ -15,22 +15,10 @@ from tercet.errors import ConfigError
 from tercet.tracing.context import TraceContext
 from tercet.tracing.sampler import is_sampled
 from tercet.tracing.settings import TracesSettings
-from tercet.tracing.span import Span, token_bucket
+from tercet.tracing.span import token_bucket
 from tercet.tracing.tracer import Tracer, open_tracer
 
-
-class Kept:
-    """Takes spans and keeps them."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def put(self, span: Span) -> None:
-        self.spans.append(span)
-
-    def stop(self) -> None:
-        pass
-
+from .kept_spans import KeptSpans
 
 ratios = st.floats(0, 1, allow_nan=False)
 
@@ -45,7 +33,7 @@ def test_what_is_sampled_at_one_ratio_is_so_at_every_larger_one(trace_id: int, o
 
 @given(ratios, st.integers(0, 2**32))
 def test_so_many_of_all_are_sampled(ratio: float, seed: int) -> None:
-    tracer = Tracer(Kept(), ratio, draw=random.Random(seed).getrandbits)
+    tracer = Tracer(KeptSpans(), ratio, draw=random.Random(seed).getrandbits)
     count = sum(tracer.begin(None) is not None for _ in range(2000))
     # Beyond six times the standard deviation.
     assert abs(count - 2000 * ratio) <= 6 * (2000 * ratio * (1 - ratio)) ** 0.5 + 1
@@ -54,7 +42,7 @@ def test_so_many_of_all_are_sampled(ratio: float, seed: int) -> None:
 @given(ratios, st.booleans())
 def test_a_client_that_has_decided_is_followed(ratio: float, sampled: bool) -> None:
     parent = TraceContext(7, 8, sampled, "a=b")
-    context = Tracer(Kept(), ratio).begin(parent)
+    context = Tracer(KeptSpans(), ratio).begin(parent)
     assert (context is not None) is sampled
     if context is not None:
         assert (context.trace_id, context.sampled, context.state) == (7, True, "a=b")
