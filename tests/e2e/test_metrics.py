@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 import time
 import urllib.request
 from collections import Counter
@@ -51,10 +52,14 @@ class Watched:
         self.ledger = Ledger(database, time.time)
         self.prometheus = Prometheus(folder, self.ports)
 
-    def families(self, name: str) -> dict[str, Any]:
+    def text(self, name: str) -> str:
         """What a service tells now."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=20) as answer:
-            return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+            return str(answer.read().decode())
+
+    def families(self, name: str) -> dict[str, Any]:
+        """The same by name."""
+        return {family.name: family for family in text_string_to_metric_families(self.text(name))}
 
     def close(self) -> None:
         self.prometheus.stop()
@@ -161,6 +166,10 @@ def _check_scrapes(watched: Watched) -> None:
         told |= {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
     assert {name for name in told if name.startswith("tercet_")} == documented
     assert {name for name in told if not name.startswith("tercet_")} == set(re.findall(r"`(process_\w+)`", page))
+    for name in watched.ports:
+        command = ["promtool", "check", "metrics"]
+        done = subprocess.run(command, input=watched.text(name), capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), name
     prometheus = watched.prometheus
     wait_until(
         lambda: all(group["lastEvaluation"] > "1" for group in prometheus.get("rules")["groups"]), "rules are evaluated"
