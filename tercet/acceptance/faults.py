@@ -83,6 +83,7 @@ async def commit(
 ) -> FaultsSeen:
     """Does all of it, and waits until the server is idle, or for `settle_s`. Raises nothing for what goes wrong."""
     rng = random.Random("faults")
+    tells = await target.look() is not None
     asks = [_ask(index, deed, source, spec, rng) for index, deed in enumerate(deeds(spec))]
     ends = await asyncio.gather(*(_end(target, ask, deed) for ask, deed in zip(asks, deeds(spec), strict=True)))
     gone = {end.request_id for end in ends if end.deed.leaves_after is not None and end.request_id}
@@ -90,7 +91,8 @@ async def commit(
     while True:
         left, known = await target.look(), await cancels.cancellations()
         freed = freed_ms(known or (), gone)
-        settled = left is None or is_idle(left)
+        # A look that failed is no reason to look no more.
+        settled = not tells if left is None else is_idle(left)
         told = known is None or len(told_of(known, gone)) == len(gone)
         if (settled and told) or clock() >= give_up:
             return FaultsSeen(tuple(ends), left, tuple(freed.values()))

@@ -58,11 +58,11 @@ class Observed:
 
 
 class UnknownError(Exception):
-    """There is no figure. `told`: the server would have to say it, and does not."""
+    """There is no figure. `untold`: the server would have to say it, and does not."""
 
-    def __init__(self, problem: str, *, told: bool = True) -> None:
+    def __init__(self, problem: str, *, untold: bool = False) -> None:
         super().__init__(problem)
-        self.told = told
+        self.untold = untold
 
 
 def judge(spec: Spec, observed: Observed) -> tuple[Judged, ...]:
@@ -75,7 +75,8 @@ def _judged(line: Line, spec: Spec, observed: Observed) -> Judged:
     try:
         figure, detail = _figure(line, spec, observed)
     except UnknownError as error:
-        verdict = Verdict.NOT_MEASURED if error.told else Verdict.FAIL if line.required else Verdict.NOT_TOLD
+        missing = Verdict.FAIL if line.required else Verdict.NOT_TOLD
+        verdict = missing if error.untold else Verdict.NOT_MEASURED
         return Judged(line, verdict, None, str(error), where)
     return Judged(line, Verdict.PASS if line.holds(figure) else Verdict.FAIL, figure, detail, where)
 
@@ -124,7 +125,7 @@ def _of_load(line: Line, spec: Spec, observed: Observed, run: Run, points: Seque
 
 def _found(findings: Findings | None) -> tuple[float, str]:
     if findings is None or not findings.looked_at:
-        raise UnknownError("nothing could be looked at", told=False)
+        raise UnknownError("nothing could be looked at", untold=True)
     shown = "; ".join(findings.wrong[:_SHOWN])
     more = len(findings.wrong) - _SHOWN
     return len(findings.wrong), f"{shown}; and {more} more" if more > 0 else shown
@@ -137,10 +138,10 @@ def _fault(name: str, seen: FaultsSeen | None) -> tuple[float, str]:
     if name == "freed_p99_ms":
         freed = freed_p99_ms(seen)
         if freed is None:
-            raise UnknownError("the server does not tell what became of cancels", told=False)
+            raise UnknownError("the server does not tell what became of cancels", untold=True)
         return freed, f"of {len(seen.freed_ms)} cancels"
     if seen.left is None:
-        raise UnknownError("the server does not tell what it has left", told=False)
+        raise UnknownError("the server does not tell what it has left", untold=True)
     return (seen.left.kv_used if name == "blocks_left" else requests_left(seen.left)), ""
 
 
@@ -191,7 +192,7 @@ def _held_rate(points: Sequence[PointSummary], held_percent: float) -> tuple[flo
 def _waiting_most(run: Run, point: PointSummary) -> tuple[float, str]:
     waiting = [each.server.queued for each in run.samples if each.point == point.point and each.server is not None]
     if not waiting:
-        raise UnknownError("the server does not tell what waits", told=False)
+        raise UnknownError("the server does not tell what waits", untold=True)
     return max(waiting), f"of {len(waiting)} looks"
 
 
@@ -199,7 +200,7 @@ def _cost(run: Run, point: PointSummary, spec: CostSpec) -> tuple[float, str]:
     try:
         workers = spec.workers or workers_of(run)
     except LoadError as error:
-        raise UnknownError(str(error), told=False) from None
+        raise UnknownError(str(error), untold=True) from None
     cost = costs(run, Price(spec.worker_hour, workers))[point.point].cost_per_qualified
     if cost is None:
         raise UnknownError("no request has kept its SLO: there is no price")
