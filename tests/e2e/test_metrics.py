@@ -153,7 +153,8 @@ async def test_what_prometheus_adds_up_is_what_happened(watched: Watched) -> Non
     assert watched.families("worker")["tercet_worker_generated_tokens"].samples[0].value - warm_up >= tokens
     used = 'sum(tercet_worker_kv_blocks{state="used"})'
     await asyncio.to_thread(wait_until, lambda: prometheus.value(used) == 0, "no block is in use")
-    _check_scrapes(watched)
+    await asyncio.to_thread(_check_scrapes, watched)
+    await _lose_the_worker(watched)
 
 
 def _check_scrapes(watched: Watched) -> None:
@@ -193,8 +194,10 @@ def _check_scrapes(watched: Watched) -> None:
             assert asked - names <= {"tercet_scheduler_forecast_error_ratio", "tercet_scheduler_forecast_bias_ratio"}
 
 
-async def test_what_a_lost_worker_takes_with_it_is_counted(watched: Watched) -> None:
+async def _lose_the_worker(watched: Watched) -> None:
+    """What it takes with it is counted, and alerts begin."""
     prometheus, mesh = watched.prometheus, watched.mesh
+    before = _endings(watched)
     told: Counter[str] = Counter()
     running = asyncio.Event()
 
@@ -217,7 +220,9 @@ async def test_what_a_lost_worker_takes_with_it_is_counted(watched: Watched) -> 
     assert told == {"lost WORKER_LOST": 3}
 
     def seen() -> bool:
-        return _endings(watched) == told and prometheus.values('tercet_scheduler_workers{state="away"}') == [1.0]
+        return _endings(watched) - before == told and prometheus.values('tercet_scheduler_workers{state="away"}') == [
+            1.0
+        ]
 
     await asyncio.to_thread(wait_until, seen, "it is counted")
     assert prometheus.value("tercet_scheduler_workers_lost_total") == 1
