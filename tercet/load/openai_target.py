@@ -86,6 +86,7 @@ class OpenAiTarget:
             max_model_len=max_model_len if isinstance(max_model_len, int) else None,
             vocab_size=None,
             takes_tokens=await self._try_out(),
+            more={"version": await self._version()},
         )
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
@@ -151,6 +152,14 @@ class OpenAiTarget:
     @staticmethod
     def _keys(api_key: str) -> dict[str, str]:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def _version(self) -> str | None:
+        """As vLLM says it."""
+        try:
+            version = (await self._control("GET", "/version")).get("version")
+        except LoadError:
+            return None
+        return version if isinstance(version, str) else None
 
     async def _try_out(self) -> bool:
         """Finds out whether a prompt may be token ids, as in OpenAI's own completions, and, which is none of OpenAI's,

@@ -117,6 +117,8 @@ class HttpServer:
     ) -> None:
         if path == "/v1/models":
             return self._whole(writer, 200, {"data": [{"id": "m", "max_model_len": 4096}]})
+        if path == "/version":
+            return self._whole(writer, 200 if self.tokenizes else 404, {"version": "0.9"})
         if path == "/tokenize" and self.tokenizes:
             # As a tokenizer with a token for the beginning of a text.
             return self._whole(writer, 200, {"tokens": list(range(1 + len(body["prompt"].split())))})

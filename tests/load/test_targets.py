@@ -197,11 +197,13 @@ async def test_texts_are_made_of_words_where_no_token_ids_are_taken() -> None:
         served.takes_tokens = False
         described = await target.describe()
         assert not described.takes_tokens
+        assert described.more == {"version": "0.9"}
         source = await make_source(Workload(requests=1), target, described)
         made = source.make(0, 20, None, random.Random(1))
         assert isinstance(made.prompt, str)
         assert (made.tokens, len(made.prompt.split())) == (20, 19)
         served.tokenizes = False
+        assert (await target.describe()).more == {"version": None}
         source = await make_source(Workload(requests=1), target, described)
         assert source.make(0, 20, None, random.Random(1)).tokens is None
 
