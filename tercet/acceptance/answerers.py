@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from tercet import errors
 from tercet.client import Accepted, AsyncClient, ChatMessage, Delta, Options
 from tercet.load.endpoint import Endpoint
 from tercet.load.events import to_error
+from tercet.load.openai_target import retry_after_s
+from tercet.load.target import AnswerError
 from tercet.patience import apart
 
 from .question import NOT_IN_TIME, Answerer, Question, Said
@@ -26,6 +28,7 @@ _ON_ITS_WAY_S = 1.0
 # A cancel that came too late to be one is tried again, with a request that had less time.
 _TRIES = 3
 _MALFORMED = "MALFORMED_ANSWER"
+_LEAST_WAIT_S = 0.05
 
 
 class GatewayAnswerer:
@@ -36,11 +39,14 @@ class GatewayAnswerer:
         self._model = model
 
     async def ask(self, question: Question, timeout_s: float) -> Said:
+        return await _patiently(lambda left_s: self._ask(question, left_s), timeout_s)
+
+    async def _ask(self, question: Question, timeout_s: float) -> Said:
         generation = self._client.generate(_prompt(question), self._options(question), timeout_s=timeout_s)
         try:
             answer = await generation.answer()
         except errors.RequestError as error:
-            return Said(error=error.reason)
+            raise AnswerError(error.reason, error.message, retry_after_s=error.retry_after_s) from error
         usage = answer.finished.usage
         return Said(
             answer.text, answer.token_ids, answer.finished.finish_reason, usage.prompt_tokens, usage.completion_tokens
@@ -102,7 +108,7 @@ class OpenAiAnswerer:
     async def ask(self, question: Question, timeout_s: float) -> Said:
         # Not of the HTTP client's own: that loses nothing here, and is one kind of error less.
         try:
-            return await apart(self._ask(question), timeout_s)
+            return await _patiently(lambda left_s: apart(self._ask(question), left_s), timeout_s)
         except asyncio.TimeoutError:
             return Said(error=NOT_IN_TIME)
 
@@ -131,12 +137,26 @@ class OpenAiAnswerer:
             async with self._session.post(self._root + path, json=body) as response:
                 answer = json.loads(await response.text())
                 if response.status >= 400:
-                    return Said(error=to_error(answer, response.status).reason)
+                    raise to_error(answer, response.status, retry_after_s(response.headers))
         except ValueError:
             return Said(error=_MALFORMED)
         except self._lost:
             return Said(error="CONNECTION_LOST")
         return _said(answer)
+
+
+async def _patiently(ask: Callable[[float], Awaitable[Said]], timeout_s: float) -> Said:
+    """Asks again when a server says so: a refusal is no wrong answer. `ask` is told how many seconds are left."""
+    clock = asyncio.get_running_loop().time
+    give_up = clock() + timeout_s
+    while True:
+        try:
+            return await ask(give_up - clock())
+        except AnswerError as error:
+            wait_s = max(_LEAST_WAIT_S, error.retry_after_s or 0.0)
+            if error.retry_after_s is None or clock() + wait_s >= give_up:
+                return Said(error=error.reason)
+            await asyncio.sleep(wait_s)
 
 
 def _said(answer: Any) -> Said:

@@ -85,7 +85,10 @@ async def commit(
     rng = random.Random("faults")
     tells = await target.look() is not None
     asks = [_ask(index, deed, source, spec, rng) for index, deed in enumerate(deeds(spec))]
-    ends = await asyncio.gather(*(_end(target, ask, deed) for ask, deed in zip(asks, deeds(spec), strict=True)))
+    until = clock() + spec.timeout_s
+    ends = await asyncio.gather(
+        *(_accepted_end(target, ask, deed, clock, until) for ask, deed in zip(asks, deeds(spec), strict=True))
+    )
     gone = {end.request_id for end in ends if end.deed.leaves_after is not None and end.request_id}
     give_up = clock() + spec.settle_s
     while True:
@@ -114,7 +117,20 @@ def _ask(index: int, deed: Deed, source: Source, spec: FaultsSpec, rng: random.R
     )
 
 
+async def _accepted_end(target: Target, ask: Ask, deed: Deed, clock: Callable[[], float], until: float) -> End:
+    """One that is refused asks again when the server says so: what is not begun cannot be left."""
+    while True:
+        try:
+            return await _end(target, ask, deed)
+        except AnswerError as error:
+            wait_s = max(_LOOK_S, error.retry_after_s or 0.0)
+            if error.retry_after_s is None or clock() + wait_s >= until:
+                return End(deed, "", f"refused: {error.reason}")
+            await asyncio.sleep(wait_s)
+
+
 async def _end(target: Target, ask: Ask, deed: Deed) -> End:
+    """Raises AnswerError if it is refused."""
     request_id, tokens, ended = "", 0, None
     try:
         async with aclosing(target.stream(ask)) as events:
@@ -132,6 +148,8 @@ async def _end(target: Target, ask: Ask, deed: Deed) -> End:
     except asyncio.TimeoutError:
         return End(deed, request_id, "")
     except AnswerError as error:
+        if error.refused:
+            raise
         return End(deed, request_id, "" if _is_right(deed, error) else error.reason)
     return End(deed, request_id, problem_of(ask, deed, ended))
 
@@ -144,7 +162,7 @@ async def _next(events: AsyncGenerator[Event, None], deed: Deed) -> Event | None
 
 
 def _is_right(deed: Deed, error: AnswerError) -> bool:
-    return error.refused or (deed.read_tokens_per_s is not None and error.reason == _SLOW_CONSUMER)
+    return deed.read_tokens_per_s is not None and error.reason == _SLOW_CONSUMER
 
 
 def problem_of(ask: Ask, deed: Deed, ended: Ended | None) -> str:

@@ -95,7 +95,7 @@ class OpenAiTarget:
         try:
             async with self._opened("POST", path, body, timeout, self._headers(ask)) as response:
                 if response.status >= 400:
-                    raise to_error(await _body(response), response.status, _retry_after_s(response.headers))
+                    raise to_error(await _body(response), response.status, retry_after_s(response.headers))
                 stream = Stream(response.headers.get("x-request-id", ""))
                 async for line in response.content:
                     for event in stream.take(line):
@@ -210,7 +210,7 @@ async def _body(response: Any) -> Any:
         return text
 
 
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """As Tercet and OpenAI say it, in milliseconds, or as HTTP does, in seconds."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:

@@ -87,6 +87,26 @@ async def test_what_is_no_answer_is_an_error(body: Any, status: int, reason: str
     assert await asked(answering(body, status)) == Said(error=reason)
 
 
+async def test_a_server_that_is_full_for_now_is_asked_again() -> None:
+    seen: list[float] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(asyncio.get_running_loop().time())
+        if len(seen) < 3:
+            return web.json_response({"error": {"code": "QUEUE_FULL"}}, status=429, headers={"retry-after-ms": "10"})
+        return web.json_response({"choices": [{"text": "b", "finish_reason": "stop"}]})
+
+    assert await asked(handle) == Said("b", None, "stop")
+    assert len(seen) == 3
+
+
+async def test_a_server_that_is_full_for_longer_than_there_is_time_is_not() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+        return web.json_response({"error": {"code": "QUEUE_FULL"}}, status=429, headers={"retry-after": "600"})
+
+    assert await asked(handle) == Said(error="QUEUE_FULL")
+
+
 async def test_what_is_no_json_is_an_error() -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         return web.Response(text="<html>")

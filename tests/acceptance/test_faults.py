@@ -124,18 +124,32 @@ def test_a_server_that_tells_nothing_keeps_nobody_waiting() -> None:
 @pytest.mark.parametrize(
     ("error", "wrong"),
     [
-        (AnswerError("QUEUE_FULL", "", refused=True), 0),
+        (AnswerError("QUEUE_FULL", "", refused=True), 8),
         (AnswerError("SLOW_CONSUMER", ""), 2),
         (AnswerError("WORKER_LOST", ""), 4),
     ],
 )
-def test_refusals_are_right_ends_and_losses_are_not(error: AnswerError, wrong: int) -> None:
+def test_losses_and_refusals_for_good_are_wrong_ends(error: AnswerError, wrong: int) -> None:
     def script(ask: Ask) -> Script:
         return Script(error=error, error_after=0 if error.refused else 6)
 
     _, seen, _ = seen_by(script, freed_s=None)
     # Those who leave have left by then.
     assert len(wrong_ends(seen).wrong) == wrong
+
+
+def test_who_is_refused_for_now_asks_again() -> None:
+    asked: set[int] = set()
+
+    def script(ask: Ask) -> Script:
+        refusal = None if ask.index in asked else AnswerError("QUEUE_FULL", "", refused=True, retry_after_s=2.0)
+        asked.add(ask.index)
+        return Script(error=refusal)
+
+    server, seen, took = seen_by(script)
+    assert not wrong_ends(seen).wrong
+    assert len(server.asked) == 16
+    assert took >= 2
 
 
 def test_an_answer_that_is_over_before_its_client_leaves_is_told() -> None:
