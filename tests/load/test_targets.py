@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -231,6 +232,12 @@ async def test_a_salt_is_sent_to_servers_that_know_it(knows_salts: bool) -> None
         assert (await target.describe()).takes_tokens
         await answer(target, ASK)
     assert served.requests[0][2].get("cache_salt") == ("mine" if knows_salts else None)
+
+
+def test_without_aiohttp_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(LoadError, match=r"aiohttp is not installed, .*tercet\[bench\]"):
+        OpenAiTarget("http://127.0.0.1:1")
 
 
 async def test_a_model_that_is_not_served_is_told() -> None:
