@@ -57,6 +57,10 @@ class Tokenizer:
         """Tokens, added ones included; a model may have more rows than that."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    def to_json(self) -> str:
+        """The text of a tokenizer.json that says the same, but for what goes around a prompt."""
+        return str(self._backend.to_str())
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""
         found: int | None = self._backend.token_to_id(token)
