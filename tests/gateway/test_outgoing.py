@@ -25,7 +25,7 @@ def said(messages: list[pb.GatewayMessage]) -> list[tuple[str, int]]:
     for message in messages:
         kind = message.WhichOneof("message")
         if kind == "cancels":
-            assert 1 < len(message.cancels.cancels) <= MOST_CANCELS
+            assert 1 <= len(message.cancels.cancels) <= MOST_CANCELS
             out += [("cancel", each.request_key) for each in message.cancels.cancels]
         else:
             assert kind is not None
