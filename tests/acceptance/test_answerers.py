@@ -101,7 +101,7 @@ async def test_a_server_that_is_full_for_now_is_asked_again() -> None:
 
 
 async def test_a_server_that_is_full_for_longer_than_there_is_time_is_not() -> None:
-    async def handle(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    async def handle(request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"code": "QUEUE_FULL"}}, status=429, headers={"retry-after": "600"})
 
     assert await asked(handle) == Said(error="QUEUE_FULL")

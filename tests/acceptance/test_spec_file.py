@@ -26,8 +26,8 @@ from tercet.acceptance.spec_file import read_spec, to_spec
 from tercet.config import ConfigErrors
 from tercet.errors import ConfigError
 from tercet.load.slo import Slo
-from tests.e2e.conftest import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 HERE = Path()
 EXAMPLES = ROOT / "docs" / "examples"
 LOAD = {"load": {"steady": {"rate": 2}}}

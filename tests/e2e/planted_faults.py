@@ -15,7 +15,7 @@ from typing import Any
 
 from tercet.cli.root import main
 
-EACH_STEPS, PAUSE_S = 40, 4.0
+EACH_STEPS, PAUSE_S = 60, 4.0
 
 
 def slow() -> None:

@@ -22,7 +22,7 @@ SPEC = """
 arrivals = "closed:2"
 requests = 6
 input = "constant:16"
-output = "constant:16"
+output = "constant:24"
 
 [load.flood]
 arrivals = "closed:20"
