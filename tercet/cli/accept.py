@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="For the runs of loads. Default: accept- and the time.",
 )
@@ -89,6 +89,9 @@ def accept(
     if out.exists() and any(out.iterdir()):
         raise click.BadParameter(f"{out} is not empty", param_hint="--out")
     with _files_written():
+        # What cannot be written is told before, not behind all the work.
+        if junit is not None:
+            junit.touch()
         out.mkdir(parents=True, exist_ok=True)
         try:
             accepted = _run(acceptance.accept(spec, endpoint, out, processes=processes, follower=_Progress()))
@@ -118,7 +121,7 @@ def _record(spec: Spec, endpoint: Endpoint, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _files_written() -> Any:
+def _files_written() -> Iterator[None]:
     """Raises Failure for a server that cannot be measured, and for a file that cannot be read or written."""
     try:
         yield

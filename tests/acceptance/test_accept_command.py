@@ -102,6 +102,13 @@ def test_a_server_that_is_not_there_cannot_be_measured(accept: Callable[..., Res
     assert not (tmp_path / "out").exists()
 
 
+def test_what_cannot_be_written_is_told_first(accept: Callable[..., Result], address: str, tmp_path: Path) -> None:
+    done = accept("qualified_percent", 50, "--address", address, "--junit", str(tmp_path / "none" / "junit.xml"))
+    assert done.exit_code == 2
+    assert "cannot write" in done.output
+    assert "load a" not in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "problem"), [(["--openai", "x"], "is not a URL"), (["--record"], "names no file in outputs.references")]
 )
