@@ -1,7 +1,8 @@
 """What a pool expects of its newcomers, and what it learns as their first tokens come.
 
-Holds what was learned; the forecast itself is in forecast.py, what is refused for it in verdict.py. Times are seconds
-on the scheduler's clock.
+Holds what was learned; the forecast itself is in forecast.py, what is refused for it in verdict.py. Nothing is learned
+from who follows a grammar: that may have to be compiled first, for seconds, and says nothing of the queue. Times are
+seconds on the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -139,7 +140,11 @@ class Foresight:
         ratios.fade(now)
         deadline_s = request.submission.deadline_s
         hopeless = misses_deadline(first_token, ratios, deadline_s)
-        unlikely = misses_target(first_token, ratios, traffic_class, self.spare.get(request.whose, 0.0))
+        spare = self.spare.get(request.whose, 0.0)
+        if request.follows_grammar:
+            # Their misses are not booked, so there are none to spare for them.
+            spare = min(spare, 0.0)
+        unlikely = misses_target(first_token, ratios, traffic_class, spare)
         target_s = target.seconds if target is not None and unlikely is not None else None
         outlook = Outlook(
             kind=kind,
@@ -167,7 +172,10 @@ class Foresight:
                 return
             # The next ones of its kind are refused until it shows what becomes of it, or has been too long about it.
             self.learned_at[outlook.kind] = now
-            self.tries_missed[outlook.kind] = self.tries_missed.get(outlook.kind, 0) + 1
+            if not request.follows_grammar:
+                self.tries_missed[outlook.kind] = self.tries_missed.get(outlook.kind, 0) + 1
+        if request.follows_grammar:
+            return
         # What is late even alone is no reason to refuse others.
         if target is not None and outlook.chance is not None and outlook.first_token.alone_s <= target.seconds:
             self._book(request, outlook.chance - aim(target))
@@ -178,7 +186,7 @@ class Foresight:
         self.prompt_tokens += leader.prompt_length - self.prompt_tokens / CACHED_MEMORY
         self.cached_tokens += leader.cached_tokens - self.cached_tokens / CACHED_MEMORY
         outlook, target, actual_s = request.outlook, request.traffic_class.ttft, now - request.arrived_at
-        if outlook is None:
+        if outlook is None or request.follows_grammar:
             return
         self._learn(outlook, actual_s, now)
         self.off.add(outlook.seconds, actual_s)
@@ -193,7 +201,7 @@ class Foresight:
     def gave_up(self, request: Request, now: float) -> None:
         """A request has ended without a token: it would have come later still."""
         outlook, target, waited_s = request.outlook, request.traffic_class.ttft, now - request.arrived_at
-        if outlook is None:
+        if outlook is None or request.follows_grammar:
             return
         if waited_s > outlook.seconds:
             self._learn(outlook, waited_s, now)

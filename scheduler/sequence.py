@@ -66,6 +66,11 @@ class Request:
         return self.traffic_class.name, self.tenant.tenant
 
     @property
+    def follows_grammar(self) -> bool:
+        """Whether its worker may have to compile a grammar before the first token; how long that takes nobody knows."""
+        return bool(self.submission.sampling.grammar)
+
+    @property
     def priority_s(self) -> float:
         """What its priority is worth among its tenant's, in seconds of waiting; below 0: it is more urgent."""
         return PRIORITY_SECONDS * self.submission.priority

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from outcomes import prepared
 
 from scheduler.admission import AdmissionMode, make_request
 from scheduler.calibration import SPACING_SECONDS, Ratios
-from scheduler.events import CancelReason
+from scheduler.events import CancelReason, Sampling
 from scheduler.foresight import ForecastView, Foresight
 from scheduler.inflow import INFLOW_SECONDS, Inflow
 from scheduler.outlook import FirstToken, Kind, Outlook, Regime
@@ -19,7 +20,7 @@ from scheduler.sequence import Request
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import Call, VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
-from scheduler.simulator.small import worker_info
+from scheduler.simulator.small import GREEDY, worker_info
 from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES
 
@@ -421,6 +422,48 @@ def test_whoever_gives_up_waiting_says_that_it_takes_longer(after_s: float, lear
     *others, (_, ratio) = known()
     assert (others if learned else known()) == before
     assert (1.5 < ratio < 3.0) is learned
+
+
+FOLLOWING = replace(GREEDY, grammar=b"any")
+
+
+@pytest.mark.parametrize("after_s", [None, 0.2])
+@pytest.mark.parametrize(("sampling", "learned"), [(GREEDY, True), (FOLLOWING, False)])
+def test_nothing_is_learned_from_who_follows_a_grammar(
+    after_s: float | None, sampling: Sampling, learned: bool
+) -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.SHADOW, max_num_batched_tokens=16)
+
+    def known() -> list[Any]:
+        found = foresight(mesh)
+        ratios = sorted(each for ratios in found.ratios.values() for each in ratios._recent)
+        return [ratios, dict(found.spare), found.off.view()]
+
+    before = known()
+    # As if its grammar was compiled meanwhile.
+    mesh.workers[1]._cost = StepCost(1e-3, 3e-3)
+    call = ask(mesh, gateway, 100, sampling=sampling)
+    if after_s is not None:
+        mesh.run(until=mesh.now + after_s)
+        mesh.cancel(gateway, call)
+    settle(mesh)
+    assert call.accepted
+    assert (known() != before) is learned
+
+
+def test_of_those_that_follow_a_grammar_few_are_let_in_to_see() -> None:
+    mesh, gateway = mesh_that_knows(AdmissionMode.ENFORCE)
+    believe(mesh, "interactive", 100.0)
+    behind = []
+    for _ in range(25):
+        # Who finds nobody, or shares a step with the one that runs, is never refused.
+        calls = [ask(mesh, gateway, 250, sampling=FOLLOWING) for _ in range(4)]
+        mesh.run(until=mesh.now + 1.2)
+        assert calls[0].accepted
+        behind += calls[2:]
+    settle(mesh)
+    # In 30 s, one in PROBE_SECONDS.
+    assert 3 <= sum(call.accepted for call in behind) <= 7
 
 
 def test_cached_prompts_are_looked_up_where_there_are_any() -> None:
