@@ -40,6 +40,15 @@ address_option = click.option(
 )
 
 
+def checked_text(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """What a database and a message can hold. Raises click.BadParameter for bytes that are not UTF-8."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("is not UTF-8", param=parameter) from None
+    return value
+
+
 def _read_api_key(_: click.Context, parameter: click.Parameter, value: str) -> str:
     """The key itself, or what the file of `@FILE` holds. Raises click.BadParameter."""
     if value.startswith("@"):

@@ -17,7 +17,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from tercet.cli.asking import run_async
+from tercet.cli.asking import checked_text, run_async
 from tercet.cli.connection import client_options
 from tercet.cli.console import Output
 from tercet.cli.dump_plans import fetch
@@ -58,13 +58,13 @@ class _Sources:
 
 
 @click.command(cls=SettingsCommand)
-@click.argument("request_id")
+@click.argument("request_id", callback=checked_text)
 @click.option(
     "--plans", "files", multiple=True, type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
     help="Read what the scheduler planned from this file of `tercet dump-plans`, not from the running mesh. Give "
     "several for a request that several schedulers had.",
 )  # fmt: skip
-@click.option("--tenant", metavar="NAME", help="Of this tenant: ids are a tenant's own.")
+@click.option("--tenant", metavar="NAME", callback=checked_text, help="Of this tenant: ids are a tenant's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @client_options
 @with_config(["ledger"], omit=LEDGER_OF_GATEWAY)

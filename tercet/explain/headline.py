@@ -27,7 +27,8 @@ def headline(explanation: Explanation) -> str:
     so_far = " so far" if explanation.running else ""
     time = f"{seconds_text(part.seconds)} of {total}{so_far}: {part.words}" if part is not None else ""
     end = _end(explanation)
-    if end:
+    # How long one had run that went down with its gateway nobody has written.
+    if end and explanation.total_s:
         end = f"{end} after {total}"
     elif explanation.running and not time:
         end = f"runs for {total}"

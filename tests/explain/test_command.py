@@ -144,3 +144,10 @@ def test_a_file_that_is_no_plan_log_is_one_line(run: Callable[..., Result], tmp_
 
 def test_nothing_is_no_id(run: Callable[..., Result]) -> None:
     assert run("").exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["a\udcff"], ["req-1", "--tenant", "a\udcff"]])
+def test_bytes_that_are_no_text_are_no_id_and_no_tenant(run: Callable[..., Result], words: list[str]) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert "is not UTF-8" in done.output

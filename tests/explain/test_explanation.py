@@ -171,6 +171,12 @@ def test_an_end_that_was_not_well_stands_first(outcome: Outcome, reason: str, st
     assert headline(explain("req-7", row, [], AT)).startswith(start)
 
 
+def test_of_one_that_was_lost_with_its_gateway_no_length_is_made_up() -> None:
+    row = dataclasses.replace(ROW, outcome=Outcome.LOST, total_s=None, stages=StageTimes())
+    assert headline(explain("req-7", row, [], AT)) == "lost with its gateway"
+    assert headline(explain("req-7", row, [story()], AT)).startswith("lost with its gateway after 2.5 s; 1.9 s of ")
+
+
 def test_one_that_was_refused() -> None:
     told = story(outputs=(), refused="QUEUE_FULL", refusal="1,024 requests wait", outcome="REFUSED", served=())
     assert headline(explain("req-7", None, [told], AT)) == "refused: QUEUE_FULL: 1,024 requests wait"
