@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +32,28 @@ def write_run(folder: Path, run: Run) -> None:
 
 
 def read_run(folder: Path) -> Run:
-    """Without samples if it has no file of them. Raises RunFileError."""
+    """Without samples if it has no file of them. Raises RunFileError, also for a summary of other rows."""
     try:
         summary = read_summary(folder / SUMMARY)
         samples = read_samples(folder / SAMPLES) if (folder / SAMPLES).exists() else ()
-        return Run(summary, tuple(read_rows(folder / ROWS)), tuple(samples))
+        run = Run(summary, tuple(read_rows(folder / ROWS)), tuple(samples))
     except OSError as error:
         raise RunFileError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    _check(folder, run)
+    return run
+
+
+def _check(folder: Path, run: Run) -> None:
+    """Raises RunFileError where files are of different runs, or one was cut off at the end of a line."""
+    wanted = {point.point: point.offered + point.warm_up for point in run.summary.points}
+    if len(wanted) != len(run.summary.points):
+        raise RunFileError(f"{folder / SUMMARY} has a point twice")
+    counts = Counter(row.point for row in run.rows)
+    for point in sorted(wanted.keys() | counts.keys()):
+        if counts[point] != wanted.get(point, 0):
+            raise RunFileError(
+                f"{folder / ROWS} has {counts[point]:,} requests of point {point}, the summary {wanted.get(point, 0):,}"
+            )
+    strange = {sample.point for sample in run.samples} - wanted.keys()
+    if strange:
+        raise RunFileError(f"{folder / SAMPLES} has samples of point {min(strange)}, which the summary does not know")

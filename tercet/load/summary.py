@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from .figures import Spread, spread
-from .json_data import RunFileError, from_data
+from .json_data import RunFileError, parsed
+from .plain_file import open_plain
 from .record import OUTCOMES, Row, Sample
 from .tally import Tally
 
 VERSION = 1
+# Of a summary that is read: that of a thousand points.
+_MOST_BYTES = 64 << 20
 # A client that is later than this with one request in a hundred has measured itself as well.
 MAX_LAG_MS = 5.0
 # And so has one whose loop has hardly a moment left.
@@ -201,8 +204,9 @@ def write_summary(path: Path, summary: Summary) -> None:
 def read_summary(path: Path) -> Summary:
     """Raises RunFileError, OSError."""
     try:
-        summary = from_data(Summary, json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RunFileError) as error:
+        with open_plain(path, _MOST_BYTES) as file:
+            summary = parsed(Summary, file.read())
+    except RunFileError as error:
         raise RunFileError(f"{path}: {error}") from None
     if summary.version > VERSION:
         raise RunFileError(f"{path} is of version {summary.version}; this reads up to {VERSION}")
