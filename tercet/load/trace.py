@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,9 +101,15 @@ def _recorded(line: Mapping[str, Any], where: str) -> Recorded:
 
 def _seconds(value: Any, tick_s: float, where: str) -> float:
     try:
-        return float(value) * tick_s
+        seconds = float(value) * tick_s
     except (TypeError, ValueError):
-        pass
+        return _date_s(value, where)
+    if not math.isfinite(seconds):
+        raise WorkloadError(_FIELD, f"{where}: {value!r} is no time")
+    return seconds
+
+
+def _date_s(value: Any, where: str) -> float:
     try:
         # Seven digits of a second are more than Python 3.10 reads.
         text = str(value).strip().replace(" ", "T")

@@ -56,6 +56,9 @@ def test_all_three_kinds_of_columns_are_known(tmp_path: Path) -> None:
     [
         ("", "has no requests"),
         ("at_s,prompt_tokens\nsoon,3\n", "request 1: 'soon' is no time"),
+        ("at_s\n1\nnan\n", "request 2: 'nan' is no time"),
+        ("at_s\ninf\n", "request 1: 'inf' is no time"),
+        ('{"at_s": -Infinity}', "-inf is no time"),
         ("when\n3\n", "request 1 has none of at_s, TIMESTAMP, timestamp"),
         ('{"at_s": 1, "prompt_tokens": "x"}', "'x' is not a number"),
         ('{"at_s": 1, "max_tokens": -2}', "-2 tokens"),
