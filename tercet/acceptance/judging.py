@@ -169,22 +169,31 @@ def most_qualified_per_s(run: Run | None, max_lag_ms: float) -> float:
 
 
 def _qualified_per_s(line: Line, run: Run, point: PointSummary) -> float:
-    if not (line.traffic_class or line.from_s or line.until_s):
+    """Raises UnknownError if the line is about a time in which nothing was due."""
+    if not (line.from_s or line.until_s):
+        of_class = point.by_class.get(line.traffic_class)
+        if line.traffic_class:
+            return of_class.qualified_per_s if of_class is not None else 0.0
         return point.qualified_per_s
-    rows = rows_of(line, run, point)
-    length_s = (line.until_s or point.arrival_s) - line.from_s
-    return sum(row.qualified for row in rows) / length_s if length_s > 0 else 0.0
+    # Of what was due in a part of the time, by the length of that part: both count from the start of the load.
+    warm_up_s = float(run.summary.workload.get("warm_up_s") or 0)
+    begin_s, end_s = max(line.from_s, warm_up_s), warm_up_s + point.arrival_s
+    length_s = (end_s if line.until_s is None else min(line.until_s, end_s)) - begin_s
+    if length_s <= 0:
+        raise UnknownError("nothing was due then")
+    return sum(row.qualified for row in rows_of(line, run, point)) / length_s
 
 
 def _held_rate(points: Sequence[PointSummary], held_percent: float) -> tuple[float, str]:
     """The largest rate up to which all hold: one that holds beyond one that does not is luck."""
     held = 0.0
     for point in sorted(points, key=lambda point: point.offered_per_s or 0.0):
-        qualified = sum(each.qualified for each in point.by_class.values())
         if point.offered_per_s is None:
             raise UnknownError("the load has no rates")
-        if not point.offered or 100 * qualified < held_percent * point.offered:
-            return held, f"{qualified} of {point.offered} kept their SLO at {point.offered_per_s:g} /s"
+        # Nobody promises anything to who went away.
+        asked = point.offered - point.outcomes.get("cancelled", 0)
+        if not asked or 100 * point.qualified < held_percent * asked:
+            return held, f"{point.qualified} of {asked} kept their SLO at {point.offered_per_s:g} /s"
         held = point.offered_per_s
     return held, "no rate was too much"
 

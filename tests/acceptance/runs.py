@@ -13,9 +13,14 @@ from tests.load.rows import done, refused, sample
 
 
 def run_of(
-    rows: Sequence[Row], *, rates: Sequence[float] = (2.0,), samples: Sequence[Sample] = (), has_rate: bool = True
+    rows: Sequence[Row],
+    *,
+    rates: Sequence[float] = (2.0,),
+    samples: Sequence[Sample] = (),
+    has_rate: bool = True,
+    warm_up_s: float = 0.0,
 ) -> Run:
-    """Points of a sweep by the rows' own `point`."""
+    """Points of a sweep by the rows' own `point`; requests are due for 10 s."""
     points = tuple(
         summarize(
             [row for row in rows if row.point == point],
@@ -23,12 +28,14 @@ def run_of(
             Tally(),
             point=point,
             offered_per_s=rate if has_rate else None,
-            warm_up_s=0.0,
+            warm_up_s=warm_up_s,
             until_s=10.0,
         )
         for point, rate in enumerate(rates)
     )
-    return Run(Summary(VERSION, "", {"rates": list(rates)}, {}, points), tuple(rows), tuple(samples))
+    return Run(
+        Summary(VERSION, "", {"rates": list(rates), "warm_up_s": warm_up_s}, {}, points), tuple(rows), tuple(samples)
+    )
 
 
 def queued(*waiting: int) -> list[Sample]:

@@ -83,6 +83,33 @@ def test_a_line_may_be_of_one_class_and_of_a_part_of_the_time() -> None:
     assert of_rows(rows, "qualified_per_s", 0.0, traffic_class="batch").figure == pytest.approx(0.1)
 
 
+def test_a_rate_of_a_part_of_the_time_is_by_the_length_of_that_part() -> None:
+    rows = [
+        done(index, due_s=index / 2, sent_s=index / 2, end_s=index / 2 + 0.1, warm_up=index < 8,
+             traffic_class="batch" if index % 2 else "interactive")
+        for index in range(20)
+    ]  # fmt: skip
+    run = run_of(rows, warm_up_s=4.0)
+    for part in ({}, {"from_s": 2}, {"from_s": 7}, {"until_s": 8}, {"from_s": 6, "until_s": 7}, {"until_s": 99}):
+        assert of_run(run, "qualified_per_s", 0, **part).figure == pytest.approx(2.0), part
+        assert of_run(run, "qualified_per_s", 0, traffic_class="batch", **part).figure == pytest.approx(1.0), part
+    assert of_run(run, "qualified_per_s", 0, until_s=4).verdict is Verdict.NOT_MEASURED
+
+
+def test_a_rate_of_a_class_is_over_the_same_time_as_that_of_all() -> None:
+    # What is served late does not count as if it had been served in time.
+    rows = [done(0), done(1, traffic_class="batch", end_s=40.0)]
+    of_all = of_rows(rows, "qualified_per_s", 0).figure
+    of_each = [of_rows(rows, "qualified_per_s", 0, traffic_class=name).figure for name in ("interactive", "batch")]
+    assert of_all == pytest.approx(2 / 40) == pytest.approx(sum(each or 0.0 for each in of_each))
+
+
+def test_who_goes_away_on_purpose_keeps_no_rate_from_holding() -> None:
+    rows = [*mixed(18, 0), *(done(index, outcome="cancelled", qualified=False) for index in range(18, 24))]
+    assert of_rows(rows, "held_rate", 2).verdict is Verdict.PASS
+    assert of_rows([*rows, *mixed(0, 2)], "held_rate", 2).detail == "18 of 20 kept their SLO at 2 /s"
+
+
 def test_a_line_may_be_of_one_rate() -> None:
     run = run_of([*mixed(9, 1), *mixed(5, 5, point=1)], rates=(2.0, 4.0))
     assert of_run(run, "qualified_percent", 90).verdict is Verdict.PASS
