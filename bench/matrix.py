@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
@@ -121,10 +122,12 @@ def main(short: bool, seconds: float, seed: int, settings: Sequence[str], out: P
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/tenants.db"
         keys = _make_tenants(store)
-        flags = {"worker.kv_cache_memory": 1 << 30, "log.level": "warning"}
-        config = private(load_config(flags=flags | dict(one.split("=", 1) for one in settings)))
+        flags: dict[str, Any] = {"worker.kv_cache_memory": 1 << 30, "log.level": "warning"}
+        flags |= dict(one.split("=", 1) for one in settings)
+        config = private(load_config(flags=flags))
         config = dataclasses.replace(config, tenants=dataclasses.replace(config.tenants, store=store))
-        uvloop.run(_measure(config, keys, chosen, seconds, seed, out, Path(folder)))
+        started_with = " ".join(f"{key}={value}" for key, value in flags.items())
+        uvloop.run(_measure(config, started_with, keys, chosen, seconds, seed, out, Path(folder)))
 
 
 def _make_tenants(where: str) -> dict[str, str]:
@@ -138,12 +141,12 @@ def _make_tenants(where: str) -> dict[str, str]:
 
 
 async def _measure(
-    config: MeshConfig, keys: dict[str, str], chosen: Sequence[Cell], seconds: float, seed: int, out: Path | None,
-    log_dir: Path,
+    config: MeshConfig, started_with: str, keys: dict[str, str], chosen: Sequence[Cell], seconds: float, seed: int,
+    out: Path | None, log_dir: Path,
 ) -> None:  # fmt: skip
     began = time.monotonic()
     async with MeshProcesses(config, on_change=lambda _: None, log_dir=log_dir) as mesh:
-        endpoint = Endpoint(mesh.address, api_key=keys[OPERATOR])
+        endpoint = Endpoint(mesh.address, api_key=keys[OPERATOR], started_with=started_with)
         print(f"{len(chosen)} cells; milliseconds\n{_HEAD}", flush=True)
         for cell in chosen:
             result = await run(cell.workload(keys, seconds, seed), endpoint, command=f"bench.matrix {cell.name}")

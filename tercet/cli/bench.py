@@ -113,6 +113,10 @@ _HOW = (
         "--connections", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N",
         help="Of each key over gRPC; gateways on one port share clients by them.",
     ),
+    click.option(
+        "--started-with", default="", metavar="TEXT",
+        help="How the server was started, which no server says; kept with the run.",
+    ),
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: bench- and the time."),
     click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
 )  # fmt: skip
@@ -135,8 +139,8 @@ def bench() -> None:
 @timeout_option
 @_load_options
 def run(
-    connection: Connection, model: str, openai: str, processes: int, connections: int, out: Path | None, as_json: bool,
-    **options: Any,
+    connection: Connection, model: str, openai: str, processes: int, connections: int, started_with: str,
+    out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Send requests when they are due, and measure the answers.
 
@@ -151,6 +155,7 @@ def run(
         tls=connection.tls,
         model=model,
         connections=connections,
+        started_with=started_with,
     )
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S"))
     if (out / SUMMARY).exists():

@@ -29,6 +29,8 @@ class Endpoint:
     connections: int = 1
     # Sent with every request: what else is in the server's prefix cache stays out of it.
     cache_salt: str = ""
+    # Its command line or settings, as whoever started it says: for the record of a run.
+    started_with: str = ""
 
     @property
     def is_local(self) -> bool:

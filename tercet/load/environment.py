@@ -22,8 +22,11 @@ _PACKAGES = (
 _ROOT = Path(tercet.__file__).resolve().parent.parent
 
 
-def environment_of(described: Described, name: str, gpus: Gpus, *, is_local: bool) -> dict[str, Any]:
-    """As JSON has it. What is said of the host holds for the server only if `same_host`."""
+def environment_of(
+    described: Described, name: str, gpus: Gpus, *, is_local: bool, started_with: str = ""
+) -> dict[str, Any]:
+    """As JSON has it. What is said of the host holds for the server only if `same_host`; how it was `started_with` no
+    server says, whoever measures it may."""
     return {
         "server": {
             "name": name,
@@ -31,7 +34,7 @@ def environment_of(described: Described, name: str, gpus: Gpus, *, is_local: boo
             # A fingerprint of the model's files.
             "model_revision": described.revision,
             "max_model_len": described.max_model_len,
-            "start_parameters": None,
+            "start_parameters": started_with or None,
             **described.more,
         },
         "same_host": is_local,

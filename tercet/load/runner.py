@@ -12,8 +12,8 @@ from .asks import Share, check_fits
 from .endpoint import Endpoint, open_target
 from .environment import environment_of
 from .folder import Run
-from .helpers import Helpers
 from .host import Gpus
+from .other_processes import OtherProcesses
 from .point import Alone, PointResult, Setting, run_point
 from .progress import Progress
 from .record import Sample
@@ -66,10 +66,11 @@ async def run(
     """
     # The same workload again is the same prompts, and none of them is to be in the cache from before.
     endpoint = replace(endpoint, cache_salt=endpoint.cache_salt or secrets.token_hex(8))
-    async with open_target(endpoint) as target, Helpers(workload, endpoint, processes - 1) as helpers:
+    async with open_target(endpoint) as target, OtherProcesses(workload, endpoint, processes - 1) as others:
         return await run_on(
-            workload, target, is_local=endpoint.is_local, helpers=helpers, watcher=watcher, command=command
-        )
+            workload, target, is_local=endpoint.is_local, started_with=endpoint.started_with, others=others,
+            watcher=watcher, command=command,
+        )  # fmt: skip
 
 
 async def run_on(
@@ -77,7 +78,8 @@ async def run_on(
     target: Target,
     *,
     is_local: bool = True,
-    helpers: Helpers | None = None,
+    started_with: str = "",
+    others: OtherProcesses | None = None,
     watcher: Watcher | None = None,
     command: str = "",
     now: Callable[[], float] = time.monotonic,
@@ -95,7 +97,7 @@ async def run_on(
     for point, rate in enumerate(workload.rates):
         offered = workload.how().mean_rate(rate)
         watcher.begin(point, offered)
-        results.append(await _point(setting, point, helpers, watcher))
+        results.append(await _point(setting, point, others, watcher))
         summaries.append(
             summarize(
                 results[-1].rows,
@@ -110,7 +112,7 @@ async def run_on(
         )
         watcher.end(summaries[-1])
     written = replace(workload, slo=limits).to_data()
-    environment = environment_of(described, target.name, gpus, is_local=is_local)
+    environment = environment_of(described, target.name, gpus, is_local=is_local, started_with=started_with)
     return Run(
         Summary(VERSION, command, written, environment, tuple(summaries)),
         tuple(row for result in results for row in result.rows),
@@ -118,17 +120,17 @@ async def run_on(
     )
 
 
-async def _point(setting: Setting, point: int, helpers: Helpers | None, watcher: Watcher) -> PointResult:
+async def _point(setting: Setting, point: int, others: OtherProcesses | None, watcher: Watcher) -> PointResult:
     progress = Progress()
 
     def on_sample(sample: Sample) -> None:
         watcher.sample(sample, progress)
 
-    if helpers is None:
+    if others is None:
         return await run_point(setting, point, Share(), Alone(setting.now), progress, on_sample)
-    helpers.begin(point, setting.limits)
-    own = await run_point(setting, point, Share(0, 1 + helpers.count), helpers, progress, on_sample)
-    return merged([own, *helpers.results])
+    others.begin(point, setting.limits)
+    own = await run_point(setting, point, Share(0, 1 + others.count), others, progress, on_sample)
+    return merged([own, *others.results])
 
 
 def merged(results: Sequence[PointResult]) -> PointResult:

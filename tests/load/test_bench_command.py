@@ -54,7 +54,7 @@ def test_a_run_is_written_and_shown(served: tuple[Gateway, str], tmp_path: Path)
     done = bench(
         "--address", address, "--arrivals", "at-once", "--requests", "9", "--input", "constant:12",
         "--output", "constant:3", "--classes", "a,b", "--tenant", "alice:key=k-a", "--tenant", "bob", "--seed", "4",
-        "--slo", "ttft=1min", "--out", str(out),
+        "--slo", "ttft=1min", "--started-with", "tercet up --num-workers 2", "--out", str(out),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     run = read_run(out)
@@ -68,6 +68,7 @@ def test_a_run_is_written_and_shown(served: tuple[Gateway, str], tmp_path: Path)
         assert shown in done.stdout
     assert f"all of it is in {out}" in done.stderr
     assert run.summary.workload["slo"][""]["ttft_s"] == 60.0
+    assert run.summary.environment["server"]["start_parameters"] == "tercet up --num-workers 2"
     assert "k-a" not in (out / "summary.json").read_text()
 
 

@@ -91,6 +91,12 @@ def test_an_environment_says_what_is_known_and_no_more(monkeypatch: pytest.Monke
     assert "vllm" not in found["software"]["packages"]
 
 
+def test_how_a_server_was_started_is_known_if_it_is_told() -> None:
+    described = Described("m", None, None, None, takes_tokens=True)
+    found = environment_of(described, "x", Gpus(), is_local=True, started_with="tercet up --num-workers 2")
+    assert found["server"]["start_parameters"] == "tercet up --num-workers 2"
+
+
 def test_several_processes_are_one_client() -> None:
     whole = together([ClientSample(1, 5, 4, 0.5, 0.2), ClientSample(2, 3, 1, 2.5, 0.1)])
     assert whole == ClientSample(3, 8, 5, 2.5, 0.2)

@@ -58,7 +58,7 @@ class _Failed:
     problem: str
 
 
-class Helpers:
+class OtherProcesses:
     """`count` processes, as a scope, and the company of this one. `samples` are the latest of each, by its number;
     `results` what each saw of the point that is over."""
 
@@ -69,13 +69,13 @@ class Helpers:
         self._workload = workload
         self._endpoint = endpoint
         # One for each pipe, which is read all the time.
-        self._threads = ThreadPoolExecutor(max(1, count), thread_name_prefix="helper")
+        self._threads = ThreadPoolExecutor(max(1, count), thread_name_prefix="pipe")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._reading: list[asyncio.Task[PointResult]] = []
         self._ready: list[asyncio.Future[None]] = []
 
-    async def __aenter__(self) -> Helpers:
+    async def __aenter__(self) -> OtherProcesses:
         spawning = multiprocessing.get_context("spawn")
         for _ in range(self.count):
             here, there = spawning.Pipe()
@@ -162,7 +162,7 @@ def _main(pipe: Connection, workload: Workload, endpoint: Endpoint) -> None:
     allow_many()
     settle()
     try:
-        uvloop.run(_help(pipe, workload, endpoint))
+        uvloop.run(_take_part(pipe, workload, endpoint))
     except LoadError as error:
         with contextlib.suppress(OSError):
             pipe.send(_Failed(str(error)))
@@ -187,7 +187,7 @@ class _Unseen:
 
 
 class _Company:
-    """The first process and its other helpers, as one of these sees them."""
+    """The first process and the rest of the others, as one of these sees them."""
 
     samples: Mapping[int, ClientSample] = MappingProxyType({})
 
@@ -205,7 +205,7 @@ class _Company:
         """Of the others' answers it has to know nothing."""
 
 
-async def _help(pipe: Connection, workload: Workload, endpoint: Endpoint) -> None:
+async def _take_part(pipe: Connection, workload: Workload, endpoint: Endpoint) -> None:
     async with open_target(endpoint) as target:
         described = await target.describe()
         source = await make_source(workload, target, described)

@@ -8,7 +8,7 @@ import pytest
 
 from tercet.errors import LoadError
 from tercet.load.endpoint import Endpoint
-from tercet.load.helpers import Helpers
+from tercet.load.other_processes import OtherProcesses
 from tercet.load.runner import run
 from tercet.load.workload import Workload
 from tests.load.fake_servers import Gateway, gateway
@@ -37,7 +37,7 @@ async def test_they_send_what_one_would() -> None:
 
 
 async def test_one_that_cannot_begin_ends_the_run() -> None:
-    async with Helpers(Workload(requests=1), Endpoint("127.0.0.1:1"), 1) as helpers:
-        helpers.begin(0, {})
+    async with OtherProcesses(Workload(requests=1), Endpoint("127.0.0.1:1"), 1) as others:
+        others.begin(0, {})
         with pytest.raises(LoadError, match="does not say what it serves"):
-            await helpers.start()
+            await others.start()
