@@ -4,10 +4,11 @@
     python -m bench.observability --seconds 10 --rounds 20 --json observability.json
     python -m bench.observability --model embedded
 
-A mesh for each way of being observed, all in one run: blocks of load take turns in an order that is drawn anew in each
-round, so that what else the machine does falls on all alike. Streams ask again as soon as they have ended. Scrapes come
-once a second, fifteen times as often as usual. Each block is compared with that of the same round on the mesh
-that nobody observes; the figure is the median over rounds, with the bounds of 95 of 100 draws of rounds.
+A mesh for each way of being observed, and one for all at once, in one run: blocks of load take turns in an order that
+is drawn anew in each round, so that what else the machine does falls on all alike. Streams ask again as soon as they
+have ended. Scrapes come once a second, fifteen times as often as usual. Each block is compared with that of the same
+round on the mesh that nobody observes; the figure is the median over rounds, with the bounds of 95 of 100 draws of
+rounds.
 
 Workers are simulated, of a step that takes 1 ms, so that it is gateway and scheduler that limit the mesh; with
 `--model` they are real ones. What is counted whether or not anybody asks is in both sides: the first lines say what
@@ -60,13 +61,16 @@ OFF = "off"
 
 
 def ways(collector_port: int) -> dict[str, dict[str, Any]]:
-    """The settings of each way of being observed. Those of OFF hold for all."""
+    """The settings of each way of being observed, and of all at once. Those of OFF hold for all."""
+    logs = {"log.level": "info", "log.format": "json"}
+    # One of ten requests.
+    traces = {"traces.endpoint": f"http://127.0.0.1:{collector_port}"}
     return {
         OFF: {"log.level": "warning"},
         "metrics": {"metrics.port": _free_range(len(SERVICES))},
-        "logs": {"log.level": "info", "log.format": "json"},
-        # One of ten requests.
-        "traces": {"traces.endpoint": f"http://127.0.0.1:{collector_port}"},
+        "logs": logs,
+        "traces": traces,
+        "all": {"metrics.port": _free_range(len(SERVICES)), **logs, **traces},
     }
 
 

@@ -32,4 +32,9 @@ def test_blocks_are_compared_with_those_of_their_round():
 def test_what_is_always_counted_is_little():
     took = calls()
     assert all(us > 0 for us in took.values())
-    assert OFF in ways(4317)
+
+
+def test_all_at_once_is_all_there_is():
+    found = ways(4317)
+    each = [name for name in found if name not in (OFF, "all")]
+    assert set(found["all"]) == {key for name in each for key in found[name]}

@@ -16,35 +16,14 @@ from .conftest import LIMIT_S, ROOT, Mesh, free_port
 
 pytestmark = pytest.mark.e2e
 
-LOAD = [
-    "--input",
-    "uniform:8-40",
-    "--output",
-    "uniform:3-6",
-    "--arrivals",
-    "burst:4",
-    "--rate",
-    "4",
-    "--requests",
-    "12",
-]
+LOAD = (
+    "--input", "uniform:8-40", "--output", "uniform:3-6", "--arrivals", "burst:4", "--rate", "4", "--requests", "12",
+    "--ignore-eos",
+)  # fmt: skip
 
 
 def bench(out: Path, *words: str) -> Run:
-    line = [
-        sys.executable,
-        "-m",
-        "tercet",
-        "bench",
-        "run",
-        *LOAD,
-        "--rate",
-        "4",
-        "--ignore-eos",
-        *words,
-        "--out",
-        str(out),
-    ]
+    line = [sys.executable, "-m", "tercet", "bench", "run", *LOAD, *words, "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
