@@ -6,12 +6,14 @@
 Each cell is a run of `tercet bench` of its own, on one mesh with the embedded model and a store of tenants, at a rate
 that keeps two quiet processors about half busy; a busier machine will refuse some. Cells of one tenant are interactive;
 those of many have four tenants, two of which ask for batch, one of these urgently. Prefix caching is on, and no prompt
-comes twice. `--short` is a part of it that takes less than two minutes.
+comes twice. Two arrivals and six pairs of lengths are crossed with one tenant and many; longer lengths and other
+arrivals have a cell each. `--short` is a part of it that takes less than two minutes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -45,8 +47,14 @@ RATES = {
     ("medium", "chat"): 1.0,
     ("long", "short"): 0.6,
     ("long", "chat"): 0.4,
+    ("short", "long"): 0.4,
+    ("prefill-heavy", "short"): 0.3,
 }
+# What is crossed with each other.
+LENGTHS = tuple(itertools.product(("short", "medium", "long"), ("short", "chat")))
 ARRIVALS = ("poisson", "burst:5")
+# How many come at once.
+AT_ONCE = 24
 # Name -> weight of its requests, class, priority.
 MANY = {
     "alice": (4.0, "interactive", 0),
@@ -75,13 +83,15 @@ class Cell:
     def workload(self, keys: dict[str, str], seconds: float, seed: int) -> Workload:
         """Its requests; a fifth of the time is warm-up."""
         who = MANY if self.many else {"alice": MANY["alice"]}
+        at_once = self.arrivals == "at-once"
         return Workload(
             input=self.input,
             output=self.output,
             arrivals=self.arrivals,
             rates=(RATES[self.input, self.output],),
-            duration_s=seconds,
-            warm_up_s=seconds / 5,
+            duration_s=0.0 if at_once else seconds,
+            requests=AT_ONCE if at_once else 0,
+            warm_up_s=0.0 if at_once else seconds / 5,
             seed=seed,
             ignore_eos=True,
             patience_s=PATIENCE_S,
@@ -94,22 +104,31 @@ class Cell:
         )
 
 
+ALONE = (
+    Cell("short", "long", "poisson", many=False),
+    Cell("prefill-heavy", "short", "constant", many=False),
+    Cell("short", "short", "constant", many=False),
+    Cell("short", "short", "ramp", many=True),
+    Cell("short", "short", "at-once", many=True),
+    Cell("short", "short", "closed:4", many=False),
+)
+
+
 def cells(*, short: bool) -> Iterator[Cell]:
-    """All of them, or a part that has each value of each axis."""
+    """All of them, or a part that has each value of what is crossed."""
     if short:
         yield Cell("short", "short", "poisson", many=False)
         yield Cell("short", "chat", "burst:5", many=True)
         yield Cell("medium", "chat", "poisson", many=True)
         yield Cell("long", "short", "burst:5", many=False)
         return
-    for given, wanted in RATES:
-        for arrivals in ARRIVALS:
-            for many in (False, True):
-                yield Cell(given, wanted, arrivals, many)
+    for (given, wanted), arrivals, many in itertools.product(LENGTHS, ARRIVALS, (False, True)):
+        yield Cell(given, wanted, arrivals, many)
+    yield from ALONE
 
 
 @click.command()
-@click.option("--short", is_flag=True, help="four cells of 15 s instead of 24 of 30 s")
+@click.option("--short", is_flag=True, help="four cells of 15 s instead of 30 of 30 s")
 @click.option("--seconds", default=0.0, help="how long requests arrive in each cell")
 @click.option("--seed", default=1, show_default=True, help="of the requests")
 @click.option("--set", "settings", multiple=True, help="KEY=VALUE, such as scheduler.num_scheduler_steps=8")
@@ -157,7 +176,7 @@ async def _measure(
 
 
 _HEAD = (
-    f"{'cell':<26}{'asked/s':>8}{'requests':>9}{'completed':>10}{'refused':>8}{'failed':>7}{'qualified':>10}"
+    f"{'cell':<33}{'asked/s':>8}{'requests':>9}{'completed':>10}{'refused':>8}{'failed':>7}{'qualified':>10}"
     f"{'ttft p50':>9}{'p95':>8}{'gap p50':>8}{'p95':>7}{'tokens/s':>9}{'lag p99':>8}"
 )
 
@@ -165,8 +184,9 @@ _HEAD = (
 def _line(cell: Cell, point: PointSummary) -> str:
     ttft, gap, lag = (_figures(each) for each in (point.ttft_ms, point.gap_ms, point.client_lag_ms))
     ends = point.outcomes
+    asked = "-" if point.offered_per_s is None else f"{point.offered_per_s:.1f}"
     return (
-        f"{cell.name:<26}{point.offered_per_s or 0:>8.1f}{point.offered:>9}{ends['completed']:>10}{ends['refused']:>8}"
+        f"{cell.name:<33}{asked:>8}{point.offered:>9}{ends['completed']:>10}{ends['refused']:>8}"
         f"{ends['failed']:>7}{point.qualified:>10}"
         f"{ttft[0]:>9}{ttft[1]:>8}{gap[0]:>8}{gap[1]:>7}{point.accepted_tokens_per_s:>9.0f}{lag[2]:>8}"
     )
