@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.table import Table
@@ -20,17 +20,15 @@ from tercet.acceptance.measure import Group
 from tercet.acceptance.spec import Spec
 from tercet.acceptance.spec_file import read_spec
 from tercet.cli.asking import model_option
-from tercet.cli.bench import checked_url
+from tercet.cli.bench import checked_url, run_client
 from tercet.cli.bench_progress import ProgressLine
 from tercet.cli.connection import connection_options
 from tercet.cli.console import Output
-from tercet.cli.root import EXIT_INTERRUPTED, EXIT_REQUEST, EXIT_STARTUP, Failure
+from tercet.cli.root import EXIT_REQUEST, EXIT_STARTUP, Failure
 from tercet.client.connection import Connection
 from tercet.errors import LoadError
 from tercet.load.endpoint import Endpoint
 from tercet.load.workload import Workload
-
-Value = TypeVar("Value")
 
 EXIT_FAILED, EXIT_NOT_MEASURED = EXIT_REQUEST, EXIT_STARTUP
 
@@ -40,6 +38,7 @@ _SHOWN = {
     Verdict.NOT_TOLD: Text("SKIP", "yellow"),
     Verdict.NOT_MEASURED: Text("SKIP", "bold yellow"),
 }
+_INTERRUPTED = "interrupted: nothing is said of a part"
 _GROUPS = list(Group)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -94,7 +93,9 @@ def accept(
             junit.touch()
         out.mkdir(parents=True, exist_ok=True)
         try:
-            accepted = _run(acceptance.accept(spec, endpoint, out, processes=processes, follower=_Progress()))
+            accepted = run_client(
+                acceptance.accept(spec, endpoint, out, processes=processes, follower=_Progress()), _INTERRUPTED
+            )
         finally:
             with contextlib.suppress(OSError):
                 # Of a contract without loads. One that has files in it stays.
@@ -116,7 +117,9 @@ def _record(spec: Spec, endpoint: Endpoint, path: Path) -> None:
     if not spec.outputs.references:
         raise click.BadParameter(f"{path} names no file in outputs.references", param_hint="--record")
     with _files_written():
-        references = _run(acceptance.record_references(spec, endpoint, Path(spec.outputs.references)))
+        references = run_client(
+            acceptance.record_references(spec, endpoint, Path(spec.outputs.references)), _INTERRUPTED
+        )
     click.echo(f"{len(references.answers)} answers of {references.model} are in {spec.outputs.references}", err=True)
 
 
@@ -129,19 +132,6 @@ def _files_written() -> Iterator[None]:
         raise Failure(str(error), EXIT_NOT_MEASURED) from error
     except OSError as error:
         raise Failure(f"cannot write {error.filename}: {error.strerror}", EXIT_NOT_MEASURED) from error
-
-
-def _run(work: Coroutine[Any, Any, Value]) -> Value:
-    import uvloop
-
-    from tercet.garbage import settle
-
-    # What the collector does in between would be taken for the server's.
-    settle()
-    try:
-        return uvloop.run(work)
-    except KeyboardInterrupt:
-        raise Failure("interrupted: nothing is said of a part", EXIT_INTERRUPTED) from None
 
 
 class _Progress:

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from tercet.load.workload import SYNTHETIC, SharedPrefix, Workload
 from tercet.load.workload_error import WorkloadError, number, whole
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 _DEFAULT_SECONDS = 30.0
 _FORMS = "constant:N, uniform:A-B or lognormal:MEDIAN,SIGMA[,MOST]"
@@ -186,21 +187,29 @@ def run(
 
 
 def _run(workload: Workload, endpoint: Endpoint, processes: int) -> Run:
+    from tercet.load import runner
+
+    command = shown_command(sys.argv)
+    with ProgressLine(workload) as watcher:
+        work = runner.run(workload, endpoint, processes=processes, watcher=watcher, command=command)
+        return run_client(work, "interrupted: nothing is written of a part")
+
+
+def run_client(work: Coroutine[Any, Any, Value], interrupted: str) -> Value:
+    """What a client measures, in a process that has nothing else to do. Raises Failure with what is said of it when it
+    is interrupted."""
     import uvloop
 
     from tercet.garbage import settle
-    from tercet.load import runner
     from tercet.open_files import allow_many
 
     allow_many()
     # What the collector does in between would be taken for the server's.
     settle()
-    command = shown_command(sys.argv)
     try:
-        with ProgressLine(workload) as watcher:
-            return uvloop.run(runner.run(workload, endpoint, processes=processes, watcher=watcher, command=command))
+        return uvloop.run(work)
     except KeyboardInterrupt:
-        raise Failure("interrupted: nothing is written of a part", EXIT_INTERRUPTED) from None
+        raise Failure(interrupted, EXIT_INTERRUPTED) from None
 
 
 def to_workload(
