@@ -58,6 +58,18 @@ def head(point: PointSummary) -> Iterator[str]:
     )
     if point.cached_tokens is not None and point.prompt_tokens:
         yield f"  {point.cached_tokens / point.prompt_tokens:.0%} of {point.prompt_tokens:,} prompt tokens were cached"
+    if used := [*_used(point)]:
+        yield f"  in use on the mean, and at most: {'; '.join(used)}"
+
+
+def _used(point: PointSummary) -> Iterator[str]:
+    for what, part in (
+        ("KV blocks", point.kv_used_percent),
+        ("processors of this host", point.host_cpu_percent),
+        ("its GPUs", point.gpu_percent),
+    ):
+        if part is not None:
+            yield f"{what} {part.mean:.0f} % and {part.max:.0f} %"
 
 
 def latencies(point: PointSummary) -> Table:

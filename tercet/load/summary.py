@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from .json_data import RunFileError, parsed
 from .plain_file import open_plain
 from .record import OUTCOMES, Row, Sample
 from .tally import Tally
+from .use import gpus, host_cpu, kv_used
 
 VERSION = 1
 # Of a summary that is read: that of a thousand points.
@@ -97,6 +98,11 @@ class PointSummary:
     client_limited: bool
     # Sizes of gaps in milliseconds, and how often each came.
     gap_counts: tuple[tuple[float, int], ...] = ()
+    # Percent of the server's KV blocks that requests held, of this host's processors and of the time of its GPUs, over
+    # samples; None: nobody says.
+    kv_used_percent: Spread | None = None
+    host_cpu_percent: Spread | None = None
+    gpu_percent: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,8 @@ def summarize(
     completed = [row for row in left if row.outcome == "completed"]
     smooth = [row for row in left if not row.slow_reader]
     lag = spread((row.sent_s - row.due_s) * 1e3 for row in left if row.sent_s is not None)
-    shares = sorted(sample.client.cpu_share for sample in samples if sample.point == point)
+    seen = [sample for sample in samples if sample.point == point]
+    shares = sorted(sample.client.cpu_share for sample in seen)
     total = goodput(left, duration_s)
     cached = [row.cached_tokens for row in accepted if row.cached_tokens is not None]
     outcomes = Counter(row.outcome for row in left)
@@ -171,6 +178,9 @@ def summarize(
         client_limited=(lag is not None and lag.p99 > MAX_LAG_MS)
         or (bool(shares) and shares[len(shares) // 2] > MAX_LOOP_SHARE),
         gap_counts=gaps.pairs(),
+        kv_used_percent=_use(kv_used, seen, warm_up_s),
+        host_cpu_percent=_use(host_cpu, seen, warm_up_s),
+        gpu_percent=_use(gpus, seen, warm_up_s),
     )
 
 
@@ -211,6 +221,10 @@ def read_summary(path: Path) -> Summary:
     if summary.version > VERSION:
         raise RunFileError(f"{path} is of version {summary.version}; this reads up to {VERSION}")
     return summary
+
+
+def _use(part: Callable[[Sample], float | None], seen: Iterable[Sample], warm_up_s: float) -> Spread | None:
+    return spread(used for sample in seen if sample.at_s >= warm_up_s and (used := part(sample)) is not None)
 
 
 def _is_accepted(row: Row) -> bool:

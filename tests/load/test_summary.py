@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -80,10 +81,23 @@ def test_a_client_that_was_the_limit_is_told(lag_s: float, share: float, limited
     assert found.client_limited is limited
 
 
+def test_what_is_in_use_is_told_without_the_warm_up_and_other_points() -> None:
+    idle = sample(2.0)
+    idle = dataclasses.replace(idle, server=None, host_cpu=0.3, gpus=())
+    found = summary_of([done(0)], [sample(0.5), sample(1.5), idle, sample(1.5, point=1)], warm_up_s=1.0)
+    assert found.kv_used_percent is not None
+    assert (found.kv_used_percent.count, found.kv_used_percent.mean) == (1, pytest.approx(100 / 6))
+    assert found.host_cpu_percent is not None
+    assert (found.host_cpu_percent.count, found.host_cpu_percent.mean) == (2, pytest.approx(60))
+    assert found.gpu_percent is not None
+    assert (found.gpu_percent.count, found.gpu_percent.max) == (1, 50)
+
+
 def test_of_nothing_all_figures_are_none() -> None:
     found = summarize([], [], Tally(), point=3, offered_per_s=None, warm_up_s=2.0)
     assert (found.offered, found.duration_s, found.qualified_per_s) == (0, 0.0, 0.0)
     assert found.ttft_ms is found.gap_ms is found.client_lag_ms is found.cached_tokens is None
+    assert found.kv_used_percent is found.host_cpu_percent is found.gpu_percent is None
 
 
 def test_a_summary_comes_back(tmp_path: Path) -> None:

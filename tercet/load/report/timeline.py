@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tercet.load.folder import Run
 from tercet.load.record import Sample
+from tercet.load.use import gpus, host_cpu, kv_filled, kv_used
 
 from . import words
 from .chart import Chart, Line, Mark, Missing, averaged
@@ -79,9 +80,9 @@ def _requests(run: Run, clock: _Clock) -> Chart | Missing:
 
 
 def _memory(run: Run, clock: _Clock) -> Chart | Missing:
-    most = _most(run, _kv_used)
+    most = _most(run, kv_used)
     sentence = f"Requests held at most {words.percent(most)} of the KV blocks."
-    lines = [clock.line("used", _kv_used), clock.line("used and cached", _kv_filled)]
+    lines = [clock.line("used", kv_used), clock.line("used and cached", kv_filled)]
     return _chart(clock, "kv", "KV cache", sentence, "blocks, %", lines)
 
 
@@ -92,14 +93,14 @@ def _throughput(run: Run, clock: _Clock) -> Chart | Missing:
 
 def _processors(run: Run, clock: _Clock) -> Chart | Missing:
     sentence = f"The client's busiest loop had {words.percent(_mean(run, _client))} of one processor"
-    if (mean := _mean(run, _host)) is not None:
+    if (mean := _mean(run, host_cpu)) is not None:
         sentence += f", this host {words.percent(mean)} of all of its own"
-    if (mean := _mean(run, _gpu_use)) is not None:
+    if (mean := _mean(run, gpus)) is not None:
         sentence += f", its GPUs were busy for {words.percent(mean)} of the time"
     lines = [
         clock.line("client, of one processor", _client),
-        clock.line("this host", _host),
-        clock.line("GPUs", _gpu_use),
+        clock.line("this host", host_cpu),
+        clock.line("GPUs", gpus),
     ]
     return _chart(clock, "processors", "Processors", f"{sentence}, on the mean.", "busy, %", lines)
 
@@ -122,31 +123,6 @@ def _tokens(sample: Sample) -> float | None:
 
 def _client(sample: Sample) -> float | None:
     return 100 * sample.client.cpu_share
-
-
-def _host(sample: Sample) -> float | None:
-    return None if sample.host_cpu is None else 100 * sample.host_cpu
-
-
-def _kv_used(sample: Sample) -> float | None:
-    return _kv_share(sample, cached=False)
-
-
-def _kv_filled(sample: Sample) -> float | None:
-    return _kv_share(sample, cached=True)
-
-
-def _kv_share(sample: Sample, *, cached: bool) -> float | None:
-    server = sample.server
-    if server is None:
-        return None
-    total = server.kv_used + server.kv_cached + server.kv_free
-    return 100 * (server.kv_used + (server.kv_cached if cached else 0)) / total if total else None
-
-
-def _gpu_use(sample: Sample) -> float | None:
-    known = [gpu.use for gpu in sample.gpus if gpu.use is not None]
-    return 100 * sum(known) / len(known) if known else None
 
 
 def _most(run: Run, reading: Reading) -> float | None:
