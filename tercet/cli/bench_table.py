@@ -69,7 +69,7 @@ def _used(point: PointSummary) -> Iterator[str]:
         ("its GPUs", point.gpu_percent),
     ):
         if part is not None:
-            yield f"{what} {part.mean:.0f} % and {part.max:.0f} %"
+            yield f"{what} {part.mean:.3g} % and {part.max:.3g} %"
 
 
 def latencies(point: PointSummary) -> Table:
