@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tercet.cli.console import Output
 from tercet.load.figures import Spread
+from tercet.load.report.words import percent
 from tercet.load.summary import MAX_LAG_MS, Goodput, PointSummary, Summary
 
 _SPREADS = (
@@ -69,7 +70,7 @@ def _used(point: PointSummary) -> Iterator[str]:
         ("its GPUs", point.gpu_percent),
     ):
         if part is not None:
-            yield f"{what} {part.mean:.3g} % and {part.max:.3g} %"
+            yield f"{what} {percent(part.mean)} and {percent(part.max)}"
 
 
 def latencies(point: PointSummary) -> Table:
