@@ -16,6 +16,8 @@ from .trace import Recorded, read_trace
 from .workload_error import WorkloadError, number
 
 SYNTHETIC = "synthetic"
+# A second.
+LEAST_RATE, MOST_RATE = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Workload:
         if not self.rates:
             raise WorkloadError("rates", "there is none")
         for rate in self.rates:
-            number("rates", str(rate), least=1e-6, most=1e6)
+            number("rates", str(rate), least=LEAST_RATE, most=MOST_RATE)
         arrivals, _, _ = self.how(), self.input_lengths(), self.output_lengths()
         if len(self.rates) > 1 and not arrivals.has_rate and not self.trace:
             raise WorkloadError("rates", f"{self.arrivals} has no rate to be swept")
