@@ -37,7 +37,6 @@ _SHOWN = {
     Verdict.NOT_TOLD: Text("SKIP", "yellow"),
     Verdict.NOT_MEASURED: Text("SKIP", "bold yellow"),
 }
-_INTERRUPTED = "interrupted: nothing is said of a part"
 _GROUPS = list(Group)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -93,7 +92,7 @@ def accept(
         out.mkdir(parents=True, exist_ok=True)
         try:
             accepted = run_client(
-                acceptance.accept(spec, endpoint, out, processes=processes, follower=_Progress()), _INTERRUPTED
+                acceptance.accept(spec, endpoint, out, processes=processes, follower=_Progress()), _interrupted
             )
         finally:
             with contextlib.suppress(OSError):
@@ -112,12 +111,16 @@ def accept(
         raise click.exceptions.Exit(EXIT_NOT_MEASURED)
 
 
+def _interrupted() -> str:
+    return "interrupted: nothing is said of a part"
+
+
 def _record(spec: Spec, endpoint: Endpoint, path: Path) -> None:
     if not spec.outputs.references:
         raise click.BadParameter(f"{path} names no file in outputs.references", param_hint="--record")
     with _files_written():
         references = run_client(
-            acceptance.record_references(spec, endpoint, Path(spec.outputs.references)), _INTERRUPTED
+            acceptance.record_references(spec, endpoint, Path(spec.outputs.references)), _interrupted
         )
     click.echo(f"{len(references.answers)} answers of {references.model} are in {spec.outputs.references}", err=True)
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,7 +27,8 @@ from tercet.cli.workload_flags import WORKLOAD_FLAGS, flag_of, to_workload
 from tercet.client.connection import Connection
 from tercet.errors import LoadError
 from tercet.load.endpoint import Endpoint
-from tercet.load.folder import SUMMARY, Run, write_run
+from tercet.load.folder import SUMMARY, RunFolder
+from tercet.load.summary import Summary
 from tercet.load.workload import Workload
 from tercet.load.workload_error import WorkloadError
 
@@ -95,8 +97,7 @@ def run(
         workload = to_workload(**options)
         # What cannot be written is told before, not behind all the work.
         out.mkdir(parents=True, exist_ok=True)
-        result = _run(workload, endpoint, processes)
-        write_run(out, result)
+        summary = _run(workload, endpoint, processes, out)
     except WorkloadError as error:
         raise click.BadParameter(error.problem, param_hint=flag_of(error.field)) from error
     except LoadError as error:
@@ -109,24 +110,35 @@ def run(
                 # Of a run that came to nothing. One that has files in it stays.
                 out.rmdir()
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(result.summary)))
+        click.echo(json.dumps(dataclasses.asdict(summary)))
     else:
-        print_points(Output(), result.summary)
+        print_points(Output(), summary)
     click.echo(f"all of it is in {out}", err=True)
+    if not any(point.outcomes[good] for point in summary.points for good in ("completed", "cancelled")):
+        raise Failure("no request was answered", EXIT_REQUEST)
 
 
-def _run(workload: Workload, endpoint: Endpoint, processes: int) -> Run:
+def _run(workload: Workload, endpoint: Endpoint, processes: int, out: Path) -> Summary:
+    """Writes each point when it is over."""
     from tercet.load import runner
 
-    command = shown_command(sys.argv)
+    folder, command = RunFolder(out), shown_command(sys.argv)
+
+    def interrupted() -> str:
+        if not folder.num_points:
+            return "interrupted: nothing is written of a part"
+        return f"interrupted: {out} has {folder.num_points} of {len(workload.rates)} points"
+
     with ProgressLine(workload) as watcher:
-        work = runner.run(workload, endpoint, processes=processes, watcher=watcher, command=command)
-        return run_client(work, "interrupted: nothing is written of a part")
+        work = runner.run(workload, endpoint, processes=processes, watcher=watcher, keep=folder.take, command=command)
+        result = run_client(work, interrupted)
+    folder.finish()
+    return result.summary
 
 
-def run_client(work: Coroutine[Any, Any, Value], interrupted: str) -> Value:
+def run_client(work: Coroutine[Any, Any, Value], interrupted: Callable[[], str]) -> Value:
     """What a client measures, in a process that has nothing else to do. Raises Failure with what is said of it when it
-    is interrupted."""
+    is interrupted, by Ctrl-C or SIGTERM."""
     import uvloop
 
     from tercet.garbage import settle
@@ -135,10 +147,13 @@ def run_client(work: Coroutine[Any, Any, Value], interrupted: str) -> Value:
     allow_many()
     # What the collector does in between would be taken for the server's.
     settle()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return uvloop.run(work)
     except KeyboardInterrupt:
-        raise Failure(interrupted, EXIT_INTERRUPTED) from None
+        raise Failure(interrupted(), EXIT_INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def shown_command(words: Sequence[str]) -> str:

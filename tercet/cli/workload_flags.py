@@ -89,8 +89,8 @@ WORKLOAD_FLAGS = (*_WHAT, *_WHEN, *_WHO)
 
 def to_workload(
     *, rates: str, duration: float | None, requests: int | None, trace: str, warm_up: float, patience: float,
-    timeout: float | None, tenants: Sequence[str], classes: str | None, priorities: str | None, shared_prefix: str | None,
-    slow_reader_ratio: str | None, slo: Sequence[str], **same: Any,
+    timeout: float | None, tenants: Sequence[str], classes: str | None, priorities: str | None,
+    shared_prefix: str | None, slow_reader_ratio: str | None, slo: Sequence[str], **same: Any,
 ) -> Workload:  # fmt: skip
     """The workload of the flags; those of `same` are its fields. Raises WorkloadError."""
     if duration is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .json_data import RunFileError
@@ -29,6 +29,33 @@ def write_run(folder: Path, run: Run) -> None:
     write_lines(folder / SAMPLES, run.samples)
     # Last: a folder with a summary is whole.
     write_summary(folder / SUMMARY, run.summary)
+
+
+class RunFolder:
+    """A folder that takes a run point by point, so that what is over is there whatever becomes of the rest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._summary: Summary | None = None
+
+    @property
+    def num_points(self) -> int:
+        """That are over."""
+        return 0 if self._summary is None else len(self._summary.points)
+
+    def take(self, part: Run) -> None:
+        """One more point. Until `finish` the folder is that of a run that was interrupted. Raises OSError."""
+        before = self._summary
+        write_lines(self._folder / ROWS, part.rows, behind=before is not None)
+        write_lines(self._folder / SAMPLES, part.samples, behind=before is not None)
+        points = part.summary.points if before is None else (*before.points, *part.summary.points)
+        self._summary = replace(part.summary, points=points)
+        write_summary(self._folder / SUMMARY, replace(self._summary, interrupted=True))
+
+    def finish(self) -> None:
+        """There are no more points. Raises OSError."""
+        if self._summary is not None:
+            write_summary(self._folder / SUMMARY, self._summary)
 
 
 def read_run(folder: Path) -> Run:

@@ -135,9 +135,9 @@ class Sample:
     gpus: tuple[GpuSample, ...] = ()
 
 
-def write_lines(path: Path, lines: Iterable[Row | Sample]) -> None:
-    """Raises OSError."""
-    with path.open("w", encoding="utf-8") as file:
+def write_lines(path: Path, lines: Iterable[Row | Sample], *, behind: bool = False) -> None:
+    """Instead of what the file has, or `behind` it. Raises OSError."""
+    with path.open("a" if behind else "w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(dataclasses.asdict(line), allow_nan=False, separators=(",", ":")) + "\n")
 

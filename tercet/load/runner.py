@@ -51,15 +51,21 @@ class Unwatched:
         """Nothing."""
 
 
+# Gets each point as a run of its own.
+Keep = Callable[[Run], None]
+
+
 async def run(
     workload: Workload,
     endpoint: Endpoint,
     *,
     processes: int = 1,
     watcher: Watcher | None = None,
+    keep: Keep | None = None,
     command: str = "",
 ) -> Run:
-    """Sends all that the workload asks for, by so many processes, this one included, and says what became of it.
+    """Sends all that the workload asks for, by so many processes, this one included, and says what became of it; to
+    `keep` of each point as soon as it is over.
 
     Needs a loop of its own while it runs: whatever else is done there makes the client late. Raises WorkloadError,
     LoadError if the server cannot be measured; what becomes of requests is in the rows, whatever it is.
@@ -69,7 +75,7 @@ async def run(
     async with open_target(endpoint) as target, OtherProcesses(workload, endpoint, processes - 1) as others:
         return await run_on(
             workload, target, is_local=endpoint.is_local, started_with=endpoint.started_with, others=others,
-            watcher=watcher, command=command,
+            watcher=watcher, keep=keep, command=command,
         )  # fmt: skip
 
 
@@ -81,6 +87,7 @@ async def run_on(
     started_with: str = "",
     others: OtherProcesses | None = None,
     watcher: Watcher | None = None,
+    keep: Keep | None = None,
     command: str = "",
     now: Callable[[], float] = time.monotonic,
 ) -> Run:
@@ -92,6 +99,9 @@ async def run_on(
     limits = workload.slo or await target.limits()
     source = await make_source(workload, target, described)
     setting = Setting(workload, target, described, source, limits, gpus, now)
+    written = replace(workload, slo=limits).to_data()
+    environment = environment_of(described, target.name, gpus, is_local=is_local, started_with=started_with)
+    summary = Summary(VERSION, command, written, environment, ())
     results: list[PointResult] = []
     summaries: list[PointSummary] = []
     for point, rate in enumerate(workload.rates):
@@ -110,11 +120,11 @@ async def run_on(
                 until_s=workload.duration_s if len(results[-1].rows) != workload.requests else 0.0,
             )
         )
+        if keep is not None:
+            keep(Run(replace(summary, points=(summaries[-1],)), results[-1].rows, results[-1].samples))
         watcher.end(summaries[-1])
-    written = replace(workload, slo=limits).to_data()
-    environment = environment_of(described, target.name, gpus, is_local=is_local, started_with=started_with)
     return Run(
-        Summary(VERSION, command, written, environment, tuple(summaries)),
+        replace(summary, points=tuple(summaries)),
         tuple(row for result in results for row in result.rows),
         tuple(sample for result in results for sample in result.samples),
     )

@@ -115,6 +115,8 @@ class Summary:
     workload: Mapping[str, Any]
     environment: Mapping[str, Any]
     points: tuple[PointSummary, ...]
+    # It was broken off: points that were to follow are missing.
+    interrupted: bool = False
 
 
 def summarize(
@@ -207,8 +209,10 @@ def goodput(rows: Sequence[Row], duration_s: float) -> Goodput:
 
 
 def write_summary(path: Path, summary: Summary) -> None:
-    """Raises OSError."""
-    path.write_text(json.dumps(dataclasses.asdict(summary), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    """All at once, so that one that was there stays where this cannot be. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(dataclasses.asdict(summary), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def read_summary(path: Path) -> Summary:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +121,38 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert done.output.startswith("tercet: the gateway at 127.0.0.1:1 does not say what it serves: no gateway answers")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_points_that_were_over_stay_when_it_is_interrupted(
+    served: tuple[Gateway, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "run"
+    words = ["--address", served[1], "--arrivals", "constant", "--requests", "3", "--rate", "50,0.001"]
+    words += ["--input", "constant:4", "--output", "constant:2", "--out", str(out)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tercet", "bench", "run", *words], stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            assert running.stderr is not None
+            said = [next(line for line in running.stderr if "1/2: 50 requests/s: over" in line)]
+            running.send_signal(number)
+            said += running.stderr.readlines()
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert said[-1] == f"tercet: interrupted: {out} has 1 of 2 points\n"
+    run = read_run(out)
+    assert (run.summary.interrupted, len(run.summary.points), len(run.rows)) == (True, 1, 3)
+
+
+def test_a_load_of_which_nothing_is_answered_fails(served: tuple[Gateway, str], tmp_path: Path) -> None:
+    served[0].wire = Wire(lambda number: Script(error=AnswerError("QUEUE_FULL", "")))
+    words = ["--address", served[1], "--arrivals", "at-once", "--requests", "2", "--out", str(tmp_path / "run")]
+    done = bench(*words)
+    assert done.exit_code == 1
+    assert done.stderr.endswith("tercet: no request was answered\n")
+    assert not read_run(tmp_path / "run").summary.interrupted
 
 
 def test_no_run_is_written_over_another(served: tuple[Gateway, str], tmp_path: Path) -> None:

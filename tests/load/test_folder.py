@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.load.folder import ROWS, SAMPLES, SUMMARY, Run, read_run, write_run
+from tercet.load.folder import ROWS, SAMPLES, SUMMARY, Run, RunFolder, read_run, write_run
 from tercet.load.json_data import RunFileError
 from tercet.load.summary import VERSION, Summary, summarize
 from tercet.load.tally import Tally
@@ -32,6 +32,27 @@ def test_a_run_comes_back_and_what_is_missing_is_told(tmp_path: Path) -> None:
     (folder / SUMMARY).unlink()
     with pytest.raises(RunFileError, match=f"cannot read .*{SUMMARY}: No such file"):
         read_run(folder)
+
+
+def test_a_run_that_is_taken_point_by_point_is_there_from_the_first_on(tmp_path: Path) -> None:
+    one = small_run()
+    rows = tuple(dataclasses.replace(row, point=1) for row in one.rows)
+    (point,) = one.summary.points
+    two = Run(
+        dataclasses.replace(one.summary, points=(dataclasses.replace(point, point=1),)), rows, (sample(2.0, point=1),)
+    )
+    (tmp_path / ROWS).write_text("of a run that came to nothing")
+    folder = RunFolder(tmp_path)
+    assert folder.num_points == 0
+    folder.take(one)
+    assert read_run(tmp_path) == dataclasses.replace(one, summary=dataclasses.replace(one.summary, interrupted=True))
+    folder.take(two)
+    assert (folder.num_points, read_run(tmp_path).summary.interrupted) == (2, True)
+    folder.finish()
+    points = (*one.summary.points, *two.summary.points)
+    whole = Run(dataclasses.replace(one.summary, points=points), one.rows + two.rows, one.samples + two.samples)
+    assert read_run(tmp_path) == whole
+    assert {path.name for path in tmp_path.iterdir()} == {ROWS, SAMPLES, SUMMARY}
 
 
 def test_files_of_different_runs_are_told(tmp_path: Path) -> None:

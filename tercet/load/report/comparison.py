@@ -211,6 +211,8 @@ def _warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
             "several a side tell it."
         )
     for name, run in itertools.chain((("A", run) for run in a), (("B", run) for run in b)):
+        if run.summary.interrupted:
+            yield f"{name}: one run was interrupted, and has not all of its loads."
         for point in run.summary.points:
             if point.client_limited:
                 yield f"{name}, {words.load_name(point)}: the client was the limit, so that figures are also its own."

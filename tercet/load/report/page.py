@@ -97,6 +97,11 @@ def _body(run: Run, costs: Sequence[PointCost], charges: Charges | None) -> Iter
 
 
 def _warnings(run: Run) -> Iterator[Markup]:
+    if run.summary.interrupted and run.summary.points:
+        text = (
+            f"The run was interrupted: loads that were to follow {words.load_name(run.summary.points[-1])} are missing."
+        )
+        yield element("p", text, class_="warning", role="note")
     limited = [words.load_name(point) for point in run.summary.points if point.client_limited]
     if limited:
         text = (

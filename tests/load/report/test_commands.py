@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tercet.cli.root import main
 from tercet.ledger.ledger import Ledger
-from tercet.load.folder import SAMPLES, SUMMARY, write_run
+from tercet.load.folder import SAMPLES, SUMMARY, read_run, write_run
 
 from .made_run import WORKLOAD, random_rows, run
 from .test_charts import sweep
@@ -92,6 +93,14 @@ def test_a_run_without_samples_is_one(folder: Path) -> None:
     (folder / SAMPLES).unlink()
     assert bench("report", folder).exit_code == 0
     assert "The run has no samples." in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_was_interrupted_says_so(folder: Path) -> None:
+    whole = read_run(folder)
+    write_run(folder, dataclasses.replace(whole, summary=dataclasses.replace(whole.summary, interrupted=True)))
+    assert bench("report", folder).exit_code == 0
+    assert "The run was interrupted: loads that were to follow" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "B: one run was interrupted" in bench("compare", folder, folder, "--format", "json").stdout
 
 
 def test_two_runs_as_a_table_json_and_a_page(tmp_path: Path) -> None:
