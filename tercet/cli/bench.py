@@ -26,6 +26,7 @@ from tercet.cli.root import EXIT_INTERRUPTED, EXIT_REQUEST, Failure
 from tercet.cli.workload_flags import WORKLOAD_FLAGS, flag_of, to_workload
 from tercet.client.connection import Connection
 from tercet.errors import LoadError
+from tercet.load.classes import check_used
 from tercet.load.endpoint import Endpoint
 from tercet.load.folder import SUMMARY, RunFolder
 from tercet.load.summary import Summary
@@ -95,6 +96,7 @@ def run(
     is_new = not out.exists()
     try:
         workload = to_workload(**options)
+        check_used(workload)
         # What cannot be written is told before, not behind all the work.
         out.mkdir(parents=True, exist_ok=True)
         summary = _run(workload, endpoint, processes, out)

@@ -10,6 +10,7 @@ from types import TracebackType
 from tercet import errors
 from tercet.client import Accepted, AsyncClient, ClientTls, Delta, Finished, Options
 from tercet.mesh_info import FleetInfo
+from tercet.traffic import TrafficInfo
 
 from .ask import Ask
 from .record import ServerSample
@@ -71,6 +72,7 @@ class GrpcTarget:
         except errors.RequestError as error:
             raise errors.LoadError(f"{self.name} does not say what it serves: {error}") from error
         fleet = await self._fleet(_CONTROL_S)
+        traffic = await self._traffic()
         more = {
             "served_names": list(model.served_names),
             "workers": None
@@ -81,7 +83,13 @@ class GrpcTarget:
             ],
         }
         return Described(
-            model.name, model.revision, model.max_model_len, model.vocab_size, takes_tokens=True, more=more
+            model.name,
+            model.revision,
+            model.max_model_len,
+            model.vocab_size,
+            takes_tokens=True,
+            classes=() if traffic is None else tuple(each.name for each in traffic.classes if each.name),
+            more=more,
         )
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
@@ -122,10 +130,8 @@ class GrpcTarget:
             raise errors.LoadError(f"{self.name} does not tokenize the text: {error}") from error
 
     async def limits(self) -> Mapping[str, Slo]:
-        try:
-            return limits_of(await self._own.traffic(timeout_s=_CONTROL_S))
-        except errors.RequestError:
-            return {}
+        traffic = await self._traffic()
+        return {} if traffic is None else limits_of(traffic)
 
     async def look(self) -> ServerSample | None:
         fleet = await self._fleet(_LOOK_S)
@@ -141,6 +147,12 @@ class GrpcTarget:
         except errors.RequestError:
             pass
         return None
+
+    async def _traffic(self) -> TrafficInfo | None:
+        try:
+            return await self._own.traffic(timeout_s=_CONTROL_S)
+        except errors.RequestError:
+            return None
 
     async def _client(self, api_key: str) -> AsyncClient:
         """One of those of a key, in turn."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .asks import Share, check_fits
+from .classes import check_known
 from .endpoint import Endpoint, open_target
 from .environment import environment_of
 from .folder import Run
@@ -96,6 +97,8 @@ async def run_on(
     gpus = Gpus()
     described = await target.describe()
     check_fits(workload, described.max_model_len)
+    if described.classes:
+        check_known(workload, described.classes)
     limits = workload.slo or await target.limits()
     source = await make_source(workload, target, described)
     setting = Setting(workload, target, described, source, limits, gpus, now)

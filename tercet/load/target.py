@@ -64,6 +64,8 @@ class Described:
     vocab_size: int | None
     # Whether prompts may be token ids.
     takes_tokens: bool
+    # Its traffic classes; none where it does not say, or not to this client.
+    classes: tuple[str, ...] = ()
     # What else it says, as JSON has it.
     more: Mapping[str, Any] = field(default_factory=dict)
 

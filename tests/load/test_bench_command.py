@@ -99,6 +99,9 @@ def test_as_json_it_is_the_summary(served: tuple[Gateway, str], tmp_path: Path) 
         (["--classes", "a=b"], "--classes: "),
         (["--priorities", "x"], "--priorities: "),
         (["--slo", "speed=1s"], "--slo: "),
+        (["--slo", "nix:ttft=1s"], "--slo: no request is of class 'nix'"),
+        (["--classes", "batch,nix"], "--classes: the server has no class 'nix'; it has batch"),
+        (["--slo", "nix:ttft=1s", "--classes", "nix"], "--classes: the server has no class 'nix'"),
         (["--shared-prefix", "0.5"], "--shared-prefix: '0.5' is not PART:TOKENS"),
         (["--slow-reader-ratio", "0.5:0"], "--slow-reader-ratio: "),
         (["--prompts", "/no/such/file"], "--prompts: cannot read"),
@@ -110,6 +113,7 @@ def test_as_json_it_is_the_summary(served: tuple[Gateway, str], tmp_path: Path) 
     ],
 )
 def test_a_wrong_flag_is_named(served: tuple[Gateway, str], words: list[str], problem: str) -> None:
+    served[0].traffic.classes.add(name="batch")
     done = bench("--address", served[1], *words)
     assert done.exit_code == 2
     assert problem in " ".join(done.output.split())
