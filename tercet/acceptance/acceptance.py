@@ -24,7 +24,7 @@ from tercet.load.workload_error import WorkloadError
 from .answerers import open_answerer
 from .faults import FaultsSeen, commit
 from .judging import Judged, Observed, UnknownError, judge, most_qualified_per_s
-from .measure import Source
+from .measure import Basis
 from .outputs import observe, record
 from .references import VERSION, References, read_references, write_references
 from .spec import Spec
@@ -57,7 +57,7 @@ class Unfollowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Judgement:
     """What came of it, and of which server."""
 
     server: str
@@ -74,7 +74,7 @@ async def accept(
     processes: int = 1,
     follower: Follower | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Accepted:
+) -> Judgement:
     """Asks single questions first, then runs the loads, whose records get a folder each in `out`, then the faults.
 
     Raises LoadError if the server cannot be measured, or a file of the contract not be read; OSError.
@@ -85,17 +85,17 @@ async def accept(
         described = await target.describe()
         name = target.name
         observed = Observed()
-        if any(line.measure.source is Source.OUTPUTS for line in spec.lines):
+        if any(line.measure.basis is Basis.OUTPUTS for line in spec.lines):
             follower.begin("single questions")
             async with open_answerer(endpoint, described.model) as answerer:
                 observed = replace(observed, outputs=await observe(answerer, spec, references))
         for load in spec.needed_loads():
             follower.begin(f"load {load}")
             observed = await _loaded(spec, load, observed, endpoint, out, processes, follower)
-        if any(line.measure.source is Source.FAULTS for line in spec.lines):
+        if any(line.measure.basis is Basis.FAULTS for line in spec.lines):
             follower.begin("clients that go away or read slowly")
             observed = replace(observed, faults=await _faults(spec, endpoint, target, described, clock))
-    return Accepted(name, described.model, described.revision, judge(spec, observed))
+    return Judgement(name, described.model, described.revision, judge(spec, observed))
 
 
 async def record_references(spec: Spec, endpoint: Endpoint, path: Path) -> References:

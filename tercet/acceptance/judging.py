@@ -15,7 +15,7 @@ from tercet.load.summary import MAX_LAG_MS, MAX_LOOP_SHARE, PointSummary
 
 from .faults import FaultsSeen, freed_p99_ms, requests_left, wrong_ends
 from .findings import Findings
-from .measure import Source
+from .measure import Basis
 from .row_figures import figure_of
 from .spec import CostSpec, Line, Spec
 
@@ -83,9 +83,9 @@ def _judged(line: Line, spec: Spec, observed: Observed) -> Judged:
 
 def _figure(line: Line, spec: Spec, observed: Observed) -> tuple[float, str]:
     """With what there is to say of it. Raises UnknownError."""
-    if line.measure.source is Source.OUTPUTS:
+    if line.measure.basis is Basis.OUTPUTS:
         return _found(observed.outputs.get(line.measure_name))
-    if line.measure.source is Source.FAULTS:
+    if line.measure.basis is Basis.FAULTS:
         return _fault(line.measure_name, observed.faults)
     if line.load in observed.not_run:
         raise UnknownError(observed.not_run[line.load])

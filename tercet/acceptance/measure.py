@@ -9,8 +9,8 @@ from enum import Enum
 PERCENTILES = (50, 95, 99)
 
 
-class Source(Enum):
-    """What is observed for a measure."""
+class Basis(Enum):
+    """What is observed for a measure, and judged by."""
 
     LOAD = "load"  # the rows of a load
     OUTPUTS = "outputs"  # answers to single questions
@@ -35,7 +35,7 @@ class Measure:
     they have to. `says` is for people, `unit` stands behind figures."""
 
     group: Group
-    source: Source
+    basis: Basis
     says: str
     unit: str
     is_least: bool = False
@@ -51,7 +51,7 @@ def _of_rows() -> dict[str, Measure]:
         "largest_gap": (Group.SMOOTHNESS, "largest gap of a request"),
     }
     return {
-        f"{kind}_p{percent}_ms": Measure(group, Source.LOAD, f"{says}, P{percent}", "ms")
+        f"{kind}_p{percent}_ms": Measure(group, Basis.LOAD, f"{says}, P{percent}", "ms")
         for kind, (group, says) in kinds.items()
         for percent in PERCENTILES
     }
@@ -59,24 +59,24 @@ def _of_rows() -> dict[str, Measure]:
 
 MEASURES: Mapping[str, Measure] = {
     **_of_rows(),
-    "qualified_percent": Measure(Group.CAPACITY, Source.LOAD, "requests that keep the SLO", "%", True),
-    "failed_percent": Measure(Group.CAPACITY, Source.LOAD, "requests that fail", "%", limit=0.0),
-    "qualified_per_s": Measure(Group.CAPACITY, Source.LOAD, "qualified requests a second", "/s", True),
-    "held_rate": Measure(Group.CAPACITY, Source.LOAD, "largest rate that holds", "/s", True),
-    "goodput_percent": Measure(Group.OVERLOAD, Source.LOAD, "qualified requests, of the most", "%", True),
-    "accepted_kept_percent": Measure(Group.OVERLOAD, Source.LOAD, "accepted requests that keep the SLO", "%", True),
-    "untyped_refusals": Measure(Group.OVERLOAD, Source.LOAD, "refusals without a reason or a time", "", limit=0.0),
-    "refused_p99_ms": Measure(Group.OVERLOAD, Source.LOAD, "refused within, P99", "ms"),
-    "waiting_most": Measure(Group.OVERLOAD, Source.LOAD, "most requests in the queue", ""),
-    "cost_per_qualified": Measure(Group.COST, Source.LOAD, "cost of a qualified request", ""),
-    "wrong_references": Measure(Group.OUTPUTS, Source.OUTPUTS, "outputs unlike those recorded", "", limit=0.0),
-    "wrong_finish_reasons": Measure(Group.OUTPUTS, Source.OUTPUTS, "wrong finish reasons", "", limit=0.0),
-    "wrong_usage": Measure(Group.OUTPUTS, Source.OUTPUTS, "wrong counts of tokens", "", limit=0.0),
-    "changed_by_company": Measure(Group.OUTPUTS, Source.OUTPUTS, "outputs that others change", "", limit=0.0),
-    "changed_by_repeat": Measure(Group.OUTPUTS, Source.OUTPUTS, "seeded outputs unlike the first", "", limit=0.0),
-    "going_on_after_cancel": Measure(Group.OUTPUTS, Source.OUTPUTS, "cancelled requests that go on", "", limit=0.0),
-    "wrong_ends": Measure(Group.LEAKS, Source.FAULTS, "wrong ends beside clients that went away", "", limit=0.0),
-    "blocks_left": Measure(Group.LEAKS, Source.FAULTS, "KV blocks that do not come back", "", limit=0.0),
-    "requests_left": Measure(Group.LEAKS, Source.FAULTS, "requests that do not end", "", limit=0.0),
-    "freed_p99_ms": Measure(Group.LEAKS, Source.FAULTS, "from cancel to free, P99", "ms", limit=1_000.0),
+    "qualified_percent": Measure(Group.CAPACITY, Basis.LOAD, "requests that keep the SLO", "%", True),
+    "failed_percent": Measure(Group.CAPACITY, Basis.LOAD, "requests that fail", "%", limit=0.0),
+    "qualified_per_s": Measure(Group.CAPACITY, Basis.LOAD, "qualified requests a second", "/s", True),
+    "held_rate": Measure(Group.CAPACITY, Basis.LOAD, "largest rate that holds", "/s", True),
+    "goodput_percent": Measure(Group.OVERLOAD, Basis.LOAD, "qualified requests, of the most", "%", True),
+    "accepted_kept_percent": Measure(Group.OVERLOAD, Basis.LOAD, "accepted requests that keep the SLO", "%", True),
+    "untyped_refusals": Measure(Group.OVERLOAD, Basis.LOAD, "refusals without a reason or a time", "", limit=0.0),
+    "refused_p99_ms": Measure(Group.OVERLOAD, Basis.LOAD, "refused within, P99", "ms"),
+    "waiting_most": Measure(Group.OVERLOAD, Basis.LOAD, "most requests in the queue", ""),
+    "cost_per_qualified": Measure(Group.COST, Basis.LOAD, "cost of a qualified request", ""),
+    "wrong_references": Measure(Group.OUTPUTS, Basis.OUTPUTS, "outputs unlike those recorded", "", limit=0.0),
+    "wrong_finish_reasons": Measure(Group.OUTPUTS, Basis.OUTPUTS, "wrong finish reasons", "", limit=0.0),
+    "wrong_usage": Measure(Group.OUTPUTS, Basis.OUTPUTS, "wrong counts of tokens", "", limit=0.0),
+    "changed_by_company": Measure(Group.OUTPUTS, Basis.OUTPUTS, "outputs that others change", "", limit=0.0),
+    "changed_by_repeat": Measure(Group.OUTPUTS, Basis.OUTPUTS, "seeded outputs unlike the first", "", limit=0.0),
+    "going_on_after_cancel": Measure(Group.OUTPUTS, Basis.OUTPUTS, "cancelled requests that go on", "", limit=0.0),
+    "wrong_ends": Measure(Group.LEAKS, Basis.FAULTS, "wrong ends beside clients that went away", "", limit=0.0),
+    "blocks_left": Measure(Group.LEAKS, Basis.FAULTS, "KV blocks that do not come back", "", limit=0.0),
+    "requests_left": Measure(Group.LEAKS, Basis.FAULTS, "requests that do not end", "", limit=0.0),
+    "freed_p99_ms": Measure(Group.LEAKS, Basis.FAULTS, "from cancel to free, P99", "ms", limit=1_000.0),
 }

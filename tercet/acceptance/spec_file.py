@@ -17,7 +17,7 @@ from tercet.load.slo import Slo
 from tercet.load.workload_error import WorkloadError
 from tercet.setting_field import build, noted
 
-from .measure import MEASURES, Source
+from .measure import MEASURES, Basis
 from .spec import CapacitySpec, ClientSpec, CostSpec, FaultsSpec, Line, LineSpec, LoadSpec, OutputsSpec, SloSpec, Spec
 from .standard import standard_lines
 
@@ -173,7 +173,7 @@ def _line(where: str, spec: LineSpec, has_limit: bool, loads: Mapping[str, LoadS
     if limit is None:
         raise ConfigError(f"{where}.limit", f"is needed for {spec.measure}")
     load = spec.load
-    if measure.source is Source.LOAD:
+    if measure.basis is Basis.LOAD:
         if not loads:
             raise ConfigError(f"{where}.load", "there is none: [load.NAME] says what requests come")
         load = load or next(iter(loads))

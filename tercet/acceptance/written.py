@@ -6,17 +6,17 @@ import re
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-from .acceptance import Accepted
+from .acceptance import Judgement
 from .judging import Judged, Verdict
 
 # What XML cannot hold, whatever wrote it.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def to_junit(name: str, accepted: Accepted) -> bytes:
+def to_junit(name: str, judgement: Judgement) -> bytes:
     """A testcase for each line, by its group; what was not measured is an error, what the server does not tell is
     skipped."""
-    judged = accepted.judged
+    judged = judgement.judged
     suite = Xml.Element(
         "testsuite",
         name=_clean(name),
@@ -26,7 +26,11 @@ def to_junit(name: str, accepted: Accepted) -> bytes:
         skipped=str(sum(each.verdict is Verdict.NOT_TOLD for each in judged)),
     )
     properties = Xml.SubElement(suite, "properties")
-    for key, value in (("server", accepted.server), ("model", accepted.model), ("revision", accepted.revision or "")):
+    for key, value in (
+        ("server", judgement.server),
+        ("model", judgement.model),
+        ("revision", judgement.revision or ""),
+    ):
         Xml.SubElement(properties, "property", name=key, value=_clean(value))
     for each in judged:
         case = Xml.SubElement(
@@ -51,13 +55,13 @@ def sentence(judged: Judged) -> str:
     return f"{line.shown(judged.figure)}, agreed: {line.limited()}{f' ({judged.detail})' if judged.detail else ''}"
 
 
-def to_data(name: str, accepted: Accepted) -> dict[str, Any]:
+def to_data(name: str, judgement: Judgement) -> dict[str, Any]:
     """As JSON has it."""
     return {
         "contract": name,
-        "server": accepted.server,
-        "model": accepted.model,
-        "model_revision": accepted.revision,
+        "server": judgement.server,
+        "model": judgement.model,
+        "model_revision": judgement.revision,
         "lines": [
             {
                 "name": each.line.name,
@@ -72,7 +76,7 @@ def to_data(name: str, accepted: Accepted) -> dict[str, Any]:
                 "detail": each.detail,
                 "where": each.where,
             }
-            for each in accepted.judged
+            for each in judgement.judged
         ],
     }
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tercet.acceptance import acceptance, written
-from tercet.acceptance.acceptance import Accepted
+from tercet.acceptance.acceptance import Judgement
 from tercet.acceptance.judging import Judged, Verdict
 from tercet.acceptance.measure import Group
 from tercet.acceptance.spec import Spec
@@ -91,7 +91,7 @@ def accept(
             junit.touch()
         out.mkdir(parents=True, exist_ok=True)
         try:
-            accepted = run_client(
+            judgement = run_client(
                 acceptance.accept(spec, endpoint, out, processes=processes, follower=_Progress()), _interrupted
             )
         finally:
@@ -99,12 +99,12 @@ def accept(
                 # Of a contract without loads. One that has files in it stays.
                 out.rmdir()
         if junit is not None:
-            junit.write_bytes(written.to_junit(path.stem, accepted))
+            junit.write_bytes(written.to_junit(path.stem, judgement))
     if as_json:
-        click.echo(json.dumps(written.to_data(path.stem, accepted)))
+        click.echo(json.dumps(written.to_data(path.stem, judgement)))
     else:
-        _print(Output(), accepted)
-    verdicts = {each.verdict for each in accepted.judged}
+        _print(Output(), judgement)
+    verdicts = {each.verdict for each in judgement.judged}
     if Verdict.FAIL in verdicts:
         raise click.exceptions.Exit(EXIT_FAILED)
     if Verdict.NOT_MEASURED in verdicts:
@@ -146,19 +146,19 @@ class _Progress:
         return ProgressLine(workload)
 
 
-def _print(console: Output, accepted: Accepted) -> None:
+def _print(console: Output, judgement: Judgement) -> None:
     table = Table("", "line", "figure", "agreed", "", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.columns[2].justify = table.columns[3].justify = "right"
     group = None
-    for each in sorted(accepted.judged, key=lambda each: _GROUPS.index(each.line.measure.group)):
+    for each in sorted(judgement.judged, key=lambda each: _GROUPS.index(each.line.measure.group)):
         if each.line.measure.group is not group:
             group = each.line.measure.group
             table.add_row("", Text(group.value, "bold"))
         table.add_row(_SHOWN[each.verdict], Text(each.line.name), *map(Text, _cells(each)))
     console.print_whole(table)
-    counts = {verdict: sum(each.verdict is verdict for each in accepted.judged) for verdict in Verdict}
+    counts = {verdict: sum(each.verdict is verdict for each in judgement.judged) for verdict in Verdict}
     told = ", ".join(f"{count} {_COUNTED[verdict]}" for verdict, count in counts.items() if count)
-    console.print(f"{accepted.model} of {accepted.server}: {told}", soft_wrap=True, markup=False)
+    console.print(f"{judgement.model} of {judgement.server}: {told}", soft_wrap=True, markup=False)
 
 
 _COUNTED = {

@@ -58,7 +58,7 @@ def test_a_small_contract_has_the_lines_that_its_promises_imply() -> None:
 
 
 def test_a_contract_without_loads_has_outputs_and_faults() -> None:
-    assert {each.measure.source.value for each in to_spec({}, HERE).lines} == {"outputs", "faults"}
+    assert {each.measure.basis.value for each in to_spec({}, HERE).lines} == {"outputs", "faults"}
 
 
 def test_a_load_of_another_is_an_overload_and_runs_behind_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree as Xml
 
-from tercet.acceptance.acceptance import Accepted
+from tercet.acceptance.acceptance import Judgement
 from tercet.acceptance.judging import Judged, Verdict
 from tercet.acceptance.spec import Line
 from tercet.acceptance.written import sentence, to_data, to_junit
@@ -16,11 +16,11 @@ LINES = (
     Judged(Line("blocks", "blocks_left", 0.0), Verdict.NOT_TOLD, None, "does not tell"),
     Judged(Line("late", "gap_p99_ms", 80.0, "steady"), Verdict.NOT_MEASURED, None, "the client was the limit"),
 )
-ACCEPTED = Accepted("the gateway at x:1", "m", "r1", LINES)
+JUDGEMENT = Judgement("the gateway at x:1", "m", "r1", LINES)
 
 
 def test_each_line_is_a_testcase() -> None:
-    suite = Xml.fromstring(to_junit("slo", ACCEPTED))
+    suite = Xml.fromstring(to_junit("slo", JUDGEMENT))
     assert {name: suite.get(name) for name in ("name", "tests", "failures", "errors", "skipped")} == {
         "name": "slo", "tests": "4", "failures": "1", "errors": "1", "skipped": "1",
     }  # fmt: skip
@@ -36,7 +36,7 @@ def test_each_line_is_a_testcase() -> None:
 
 
 def test_json_has_figure_and_limit_of_each_line() -> None:
-    lines = json.loads(json.dumps(to_data("slo", ACCEPTED)))["lines"]
+    lines = json.loads(json.dumps(to_data("slo", JUDGEMENT)))["lines"]
     assert [(each["verdict"], each["figure"], each["limit_is"]) for each in lines] == [
         ("pass", 120.5, "most"), ("fail", 2.0, "least"), ("not told", None, "most"), ("not measured", None, "most"),
     ]  # fmt: skip
