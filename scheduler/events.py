@@ -55,8 +55,10 @@ class Sampling:
     num_prompt_logprobs: int | None = None
     # A tercet.mesh.v1.Grammar as it came, empty for none.
     grammar: bytes = b""
-    # Tokens to generate before a stop id may be chosen, as the penalties have it.
+    # Tokens to generate before a stop id may be chosen, as the penalties have it; and whether there is a grammar. Plan
+    # logs hide penalties and grammars, and what is decided by them has to be decided again.
     min_tokens: int = 0
+    has_grammar: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Request:
     @property
     def follows_grammar(self) -> bool:
         """Whether its worker may have to compile a grammar before the first token; how long that takes nobody knows."""
-        return bool(self.submission.sampling.grammar)
+        return self.submission.sampling.has_grammar
 
     @property
     def priority_s(self) -> float:

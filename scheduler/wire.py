@@ -48,4 +48,5 @@ def sampling_from_proto(sampling: sequence_pb2.Sampling) -> Sampling:
         num_prompt_logprobs=sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
         grammar=sampling.grammar.SerializeToString() if sampling.HasField("grammar") else b"",
         min_tokens=sampling.penalties.min_tokens,
+        has_grammar=sampling.HasField("grammar"),
     )

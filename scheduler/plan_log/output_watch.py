@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean, median
 
-from tercet.explain.story import Cause, Gap, Limit, OutputStory, Place, Step, Stretch
+from tercet.explain.story import Cause, Gap, Limit, OutputStory, Place, Step, Stretch, Wait
 
 from ..actions import Plan
 from ..lifecycle import State
@@ -52,6 +52,9 @@ class OutputWatch:
         self._between: list[StepNote] = []
         self._decoding = False
         self._gap: Gap | None = None
+        # Since it went to its worker: when it took part in a step last, and the tokens of its prompt in those.
+        self._computed_at, self._computed = self._since, 0
+        self._grammar: Wait | None = None
         self._tokens = self._chunks = self._chunk_tokens = self._again_tokens = 0
         self._plans = self._planned_steps = self._revoked = 0
         self._step_s: list[float] = []
@@ -63,6 +66,10 @@ class OutputWatch:
         if step.link != self.sequence.link and step.link != self._link:
             return
         chunk = step.chunks.get(self.sequence.sequence_id)
+        if self._first_token_at is None and self.sequence.sequence_id in step.ids:
+            self._grammar = self._wait_for_grammar(step.at - step.seconds)
+        if chunk:
+            self._computed_at, self._computed = step.at, self._computed + chunk
         if chunk is not None and self._first_token_at is None:
             self._chunks += 1
             self._chunk_tokens += chunk
@@ -110,6 +117,8 @@ class OutputWatch:
             cause = self._cause_of(mesh, place)
             self._turn(moment)
             self._place, self._cause, self._link = place, cause, sequence.link
+            if place is Place.PREFILL:
+                self._computed_at, self._computed = moment, 0
             worker = None if sequence.link is None else mesh.fleet.workers.get(sequence.link)
             self._worker = "" if worker is None else worker.address
         self._decoding &= place is Place.DECODE
@@ -138,7 +147,16 @@ class OutputWatch:
             swaps=self.sequence.swaps,
             losses=self._losses,
             moves=self.sequence.moves,
+            grammar=self._grammar if self._first_token_at is not None else self._wait_for_grammar(self._looked_at),
         )
+
+    def _wait_for_grammar(self, until: float) -> Wait | None:
+        """None: it follows none, or more of its prompt had to be computed."""
+        sequence = self.sequence
+        left = sequence.prompt_length - sequence.cached_tokens - self._computed
+        if not sequence.request.follows_grammar or left > 1 or until <= self._computed_at:
+            return None
+        return Wait(self._computed_at, until)
 
     def _cause_of(self, mesh: MeshState, place: Place) -> Cause | None:
         """Why it waits, or is to leave, from now on; notes the loss of its worker."""

@@ -91,6 +91,8 @@ class SimulatedWorker:
         # Those that were told to rest, and not to join since.
         self.resting: set[int] = set()
         self.failing: set[int] = set()
+        # Grammars are being compiled: who follows one takes part in no step that would bring its first token.
+        self.compiling = False
         self.busy = False
         self.step_seconds = 0.0
         self.steps_run = 0
@@ -262,7 +264,10 @@ class SimulatedWorker:
                     continue
                 if not sequence.matched:
                     self.memory.match(sequence)
-                chunks.append((sequence_id, min(count, len(sequence.new.token_ids) - sequence.computed)))
+                held = self.compiling and sequence.new.sampling.has_grammar
+                count = min(count, len(sequence.new.token_ids) - sequence.computed - held)
+                if count:
+                    chunks.append((sequence_id, count))
         decoding = list(self._decoding)
         self._step = decoding, chunks
         tokens = len(decoding) + sum(count for _, count in chunks)

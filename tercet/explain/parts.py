@@ -39,6 +39,7 @@ class Kind(enum.Enum):
     BLOCKS = "blocks"
     BUDGET = "budget"
     PROMPT = "prompt"
+    GRAMMAR = "grammar"
     GAVE_WAY = "gave way"
     WORKER_LOST = "worker lost"
     SCHEDULER_LOST = "scheduler lost"
@@ -158,7 +159,7 @@ def _of_stretch(story: Story, output: OutputStory, stretch: Stretch, *, first: b
         again = output.first_token_at is not None and stretch.began_at >= output.first_token_at
         if again or story.taken_over:
             return [Part(Kind.PROMPT, stretch.seconds, "what had been computed was computed again")]
-        return [Part(Kind.PROMPT, stretch.seconds, _prompt_words(story, output))]
+        return _computed(story, output, stretch)
     return _decoded(output, stretch)
 
 
@@ -182,6 +183,14 @@ def _again(output: OutputStory, stretch: Stretch) -> Part:
     often = f" {number(times, 'time')}" if times > 1 else ""
     waits = [_LIMITS[limit][1] for limit, _ in stretch.limits[:1]]
     return Part(kind, stretch.seconds, f"{why}{often}" + "".join(f", and it waited for {what}" for what in waits))
+
+
+def _computed(story: Story, output: OutputStory, stretch: Stretch) -> list[Part]:
+    waited_s = 0.0 if output.grammar is None else output.grammar.within(stretch)
+    parts = [Part(Kind.PROMPT, stretch.seconds - waited_s, _prompt_words(story, output))]
+    if waited_s > _NEGLIGIBLE * stretch.seconds:
+        return [*parts, Part(Kind.GRAMMAR, waited_s, "its grammar was not compiled at its worker yet")]
+    return [Part(Kind.PROMPT, stretch.seconds, parts[0].words)]
 
 
 def _prompt_words(story: Story, output: OutputStory) -> str:

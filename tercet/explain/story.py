@@ -90,8 +90,21 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """From when to when nothing was missing but one thing."""
+
+    began_at: float
+    ended_at: float
+
+    def within(self, stretch: Stretch) -> float:
+        """Seconds of it in a stretch."""
+        return max(0.0, min(self.ended_at, stretch.ended_at) - max(self.began_at, stretch.began_at))
+
+
+@dataclass(frozen=True, slots=True)
 class OutputStory:
-    """One output. What is counted is counted from where the plan log begins."""
+    """One output. What is counted is counted from where the plan log begins. `grammar`: its prompt was computed but for
+    the token that brings the first of the output, which has to wait for what the grammar allows."""
 
     index: int
     stretches: tuple[Stretch, ...]
@@ -115,6 +128,7 @@ class OutputStory:
     swaps: int
     losses: int
     moves: int
+    grammar: Wait | None = None
 
 
 @dataclass(frozen=True, slots=True)

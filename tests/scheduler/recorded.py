@@ -117,7 +117,9 @@ def live(seed: int, max_rounds: int, requests: int = 25) -> tuple[VirtualMesh, R
             prompt,
             rng.randrange(1, 28),
             stop_token_ids=(7,) if rng.random() < 0.3 else (),
-            sampling=dataclasses.replace(GREEDY, seed=rng.randrange(3)),
+            sampling=dataclasses.replace(
+                GREEDY, seed=rng.randrange(3), grammar=b"any" * (key % 3 == 0), has_grammar=key % 3 == 0
+            ),
             deadline_s=rng.random() * 0.5 if rng.random() < 0.1 else None,
             prefix_salt=rng.choice([b"", b"tenant"]),
             n=rng.choice([1, 1, 1, 2, 3]),

@@ -424,7 +424,7 @@ def test_whoever_gives_up_waiting_says_that_it_takes_longer(after_s: float, lear
     assert (1.5 < ratio < 3.0) is learned
 
 
-FOLLOWING = replace(GREEDY, grammar=b"any")
+FOLLOWING = replace(GREEDY, grammar=b"any", has_grammar=True)
 
 
 @pytest.mark.parametrize("after_s", [None, 0.2])

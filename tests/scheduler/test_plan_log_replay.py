@@ -16,11 +16,11 @@ from recorded import FOREVER, dumped, live, record, reread
 from scheduler import dispatch
 from scheduler.events import StepReported, Submitted, WorkerAttached
 from scheduler.plan_log.plan_file import PlanFile
-from scheduler.plan_log.replay import Outcome, replay
+from scheduler.plan_log.replay import Outcome, Played, replay
 from scheduler.plan_log.view import round_lines
 from scheduler.planner import Decision
 from scheduler.simulator.mesh import VirtualMesh, submission
-from scheduler.simulator.small import worker_info
+from scheduler.simulator.small import GREEDY, worker_info
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
@@ -34,6 +34,27 @@ def test_a_replay_decides_the_same(seed: int, max_rounds: int) -> None:
     assert outcome.equal, outcome
     assert outcome.rounds == len(file.rounds) <= max(2, max_rounds)
     assert len(lines) >= outcome.events
+
+
+def test_a_replay_learns_the_same_of_those_that_follow_a_grammar() -> None:
+    """Grammars are hidden, and who follows one teaches nothing: a replay that did not know would forecast otherwise."""
+    following = dataclasses.replace(GREEDY, grammar=b"any", has_grammar=True)
+    mesh = VirtualMesh([worker_info()])
+    tape = record(mesh)
+    gateway = mesh.attach_gateway()
+    mesh.attach_worker(0)
+    for key in range(1, 9):
+        mesh.submit(gateway, submission(key, sampling=following if key > 3 else GREEDY))
+        mesh.run()
+    known: list[Any] = []
+
+    def watch(played: Played) -> None:
+        known[:] = [each.off.view() for each in played.core.mesh.foresights.values()]
+
+    assert replay(reread(dumped(tape, mesh.now)), watch).equal
+    assert known == [each.off.view() for each in mesh.core._mesh.foresights.values()]
+    # Of the three others the first was forecast by nothing.
+    assert known[0].forecasts == 2
 
 
 def test_the_lives_have_everything_in_them() -> None:

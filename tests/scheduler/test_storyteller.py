@@ -16,7 +16,7 @@ from scheduler.plan_log.storyteller import tell
 from scheduler.simulator.cost import StepCost
 from scheduler.simulator.gateway import VirtualGateway
 from scheduler.simulator.mesh import VirtualMesh, submission
-from scheduler.simulator.small import worker_info
+from scheduler.simulator.small import GREEDY, worker_info
 from scheduler.tenant import NamedPlan
 from scheduler.traffic_class import CLASSES, TrafficClass
 from tercet.explain.explanation import Explanation, explain
@@ -170,6 +170,25 @@ def test_a_slow_step_says_whose_prompts_it_computed() -> None:
     assert gap is not None
     assert (gap.steps[0].prompts, gap.steps[0].prompt_tokens) in [(1, 25), (2, 50)]
     assert " of them of " in says(mesh.told(1))
+
+
+@pytest.mark.parametrize("compiled_at", [0.4, None])
+def test_one_whose_grammar_is_not_compiled_yet(compiled_at: float | None) -> None:
+    mesh = Mesh(num_blocks=64)
+    mesh.worker.compiling = True
+    mesh.submit(1, (1, 2, 3), 100)
+    mesh.submit(99, LONG[:9], 4, sampling=dataclasses.replace(GREEDY, grammar=b"any", has_grammar=True))
+    if compiled_at is not None:
+        mesh.at(compiled_at, lambda: setattr(mesh.worker, "compiling", False))
+    mesh.mesh.run(until=0.8)
+    story = mesh.told(99)
+    assert not story.problem
+    assert "its grammar was not compiled at its worker yet" in says(story)
+    parts = {part.kind: part.seconds for stage in explained(story).stages for part in stage.parts}
+    assert parts[Kind.GRAMMAR] == pytest.approx((compiled_at or 0.8) - 0.02, abs=0.03)
+    assert parts[Kind.PROMPT] < 0.1
+    other = mesh.told(1)
+    assert other.outputs[0].grammar is None
 
 
 def test_one_that_its_client_cancels() -> None:
