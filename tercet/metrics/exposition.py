@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -118,12 +119,26 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(200, body, kind)
 
+    do_HEAD = do_GET  # noqa: N815 - the name is the base class's
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """In text, as all answers here. What the base class has no method for is one that this does not take."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            self._answer(
+                405, b"metrics are read, by GET or HEAD\n", "text/plain; charset=utf-8", ("allow", "GET, HEAD")
+            )
+        else:
+            self._answer(code, f"{HTTPStatus(code).phrase.lower()}\n".encode(), "text/plain; charset=utf-8")
+
     def log_message(self, format: str, *args: Any) -> None:
         """Nobody wants a line for each scrape."""
 
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
+    def _answer(self, status: int, body: bytes, kind: str, *more: tuple[str, str]) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        for name, value in more:
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)

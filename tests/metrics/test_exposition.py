@@ -1,4 +1,5 @@
 import asyncio
+import http.client
 import socket
 import urllib.error
 import urllib.request
@@ -52,6 +53,33 @@ async def test_metrics_are_told_at_their_path_alone(port):
     assert (await asyncio.to_thread(_get, port, "/metrics?x=1"))[0] == 200
     for path in ("/", "/metric", "/metrics/", "/../metrics"):
         assert (await asyncio.to_thread(_get, port, path))[0] == 404
+
+
+def _ask(port, method):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(method, "/metrics")
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def test_it_is_read_alone(port):
+    status, headers, text = await asyncio.to_thread(_ask, port, "HEAD")
+    assert (status, text) == (200, "")
+    assert int(headers["content-length"]) > 0
+    for method in ("POST", "DELETE", "STRANGE"):
+        status, headers, text = await asyncio.to_thread(_ask, port, method)
+        assert (status, headers["allow"], text) == (405, "GET, HEAD", "metrics are read, by GET or HEAD\n")
+
+
+async def test_what_is_no_http_is_told_in_text(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/one\r\n\r\n")
+    # Whose version nobody knows gets no head.
+    assert await reader.read() == b"bad request\n"
+    writer.close()
 
 
 async def test_a_page_of_a_browser_that_means_another_host_learns_nothing(port):
