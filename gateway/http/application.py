@@ -20,9 +20,9 @@ from tercet.retry import UNKNOWN_RETRY_SECONDS
 from ..caller import ANYONE, Caller
 from ..guard import Guard
 from .delivery import typed_end
-from .exchange import ClientGoneError, Exchange
+from .exchange import REQUEST_ID, ClientGoneError, Exchange
 from .failures import HttpError, failure_of
-from .generating import Generating
+from .generating import DEADLINE, TRAFFIC_CLASS, Generating
 from .json_body import read_object
 from .looking_up import LookingUp
 from .metrics import Metrics
@@ -118,6 +118,7 @@ class Application:
     def _endpoint(self, handler: Handler, *, body: bool = True, key: bool = True) -> _Endpoint:
         async def handle(exchange: Exchange) -> None:
             self._check_host(exchange)
+            self._check_head(exchange)
             caller = self._let_in(exchange) if key else ANYONE
             given = await self._receive(exchange) if body else {}
             await exchange.while_there(handler(exchange, caller, given))
@@ -130,6 +131,17 @@ class Application:
         raise HttpError(
             421, "misdirected_request", "a gateway that asks for no keys answers as localhost, or by its address, alone"
         )
+
+    def _check_head(self, exchange: Exchange) -> None:
+        """Raises HttpError for a head that may mean two things: to this server one, and another to one before it."""
+        for name in (REQUEST_ID, TRAFFIC_CLASS, DEADLINE):
+            if len(exchange.headers.getlist(name)) > 1:
+                raise HttpError(400, "bad_request", f"{name} stands there twice")
+        if "transfer-encoding" in exchange.headers and "content-length" in exchange.headers:
+            # How much of what follows is its body is not sure.
+            raise HttpError(
+                400, "bad_request", "it has both content-length and transfer-encoding", {"connection": "close"}
+            )
 
     async def _receive(self, exchange: Exchange) -> Mapping[str, Any]:
         """The body. Raises RequestError, HttpError, ClientGoneError."""

@@ -61,6 +61,8 @@ class LookingUp:
         ignored: list[str] = []
         if prompt is not None:
             request.prompt = prompt
+        elif "messages" not in body:
+            raise InvalidFieldError("prompt or messages is required", field="messages")
         else:
             request.chat.CopyFrom(read_chat_input(fields, ignored))
         fields.only({"add_special_tokens": (prompt is not None,), "return_token_strs": (False,)})

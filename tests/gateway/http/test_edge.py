@@ -80,6 +80,22 @@ async def test_bytes_that_are_no_request_are_answered(gateway, http_port, data, 
         assert b'{"error": {"message": ' in answer
 
 
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (b"x-request-id: a\r\nx-request-id: b\r\nconnection: close\r\n", b"x-request-id stands there twice"),
+        (b"x-tercet-class: a\r\nX-Tercet-Class: a\r\nconnection: close\r\n", b"x-tercet-class stands there twice"),
+        # What follows might be another request to who believes the other header: the connection ends.
+        (b"transfer-encoding: chunked\r\n", b"it has both content-length and transfer-encoding"),
+    ],
+)
+async def test_a_head_that_may_mean_two_things_is_refused(gateway, http_port, more, problem):
+    body = b"2\r\n{}\r\n0\r\n\r\n" if b"chunked" in more else BODY
+    answer = await answer_to(http_port, HEAD + more + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"message": "%b"' % problem in answer
+
+
 async def test_a_head_that_does_not_come_is_given_up(gateway, http_port, monkeypatch):
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
     assert await answer_to(http_port, b"") == b""

@@ -46,6 +46,11 @@ async def test_what_is_wrong_is_named(http, path, body, parameter):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, parameter), answer.text
 
 
+async def test_who_asks_for_the_tokens_of_nothing_is_told_what_is_missing(http):
+    answer = await http.post("/tokenize", json={"tokens": [1]})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "prompt or messages is required")
+
+
 async def test_health_is_that_of_the_gateway(http, scheduler, until):
     answer = await http.get("/health")
     assert answer.status_code == 200
