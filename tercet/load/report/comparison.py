@@ -199,8 +199,9 @@ def _loads(run: Run) -> dict[tuple[float | None, int], PointSummary]:
 
 
 def _columns(run: Run, point: PointSummary) -> Columns:
-    warm_up_s = float(run.summary.workload.get("warm_up_s") or 0)
-    return to_columns((row for row in run.rows if row.point == point.point), warm_up_s, point.duration_s)
+    warm_up_s = run.summary.workload.get("warm_up_s")
+    begin_s = float(warm_up_s) if isinstance(warm_up_s, int | float) else 0.0
+    return to_columns((row for row in run.rows if row.point == point.point), begin_s, point.duration_s)
 
 
 def _warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:

@@ -63,6 +63,7 @@ def workers_of(run: Run) -> int:
         return workers
     environment = run.summary.environment
     host = environment.get("host")
-    if environment.get("same_host") and isinstance(host, dict) and host.get("gpus"):
-        return len(host["gpus"])
+    gpus = host.get("gpus") if isinstance(host, dict) else None
+    if environment.get("same_host") and isinstance(gpus, list) and gpus:
+        return len(gpus)
     raise LoadError("how many workers the server has is not in the run: say it with --workers")

@@ -127,7 +127,8 @@ def _where(environment: Mapping[str, Any]) -> str:
     """In one line."""
     host, software = environment.get("host"), environment.get("software")
     host, software = (each if isinstance(each, Mapping) else {} for each in (host, software))
-    gpus = host.get("gpus") or []
+    gpus = host.get("gpus")
+    gpus = gpus if isinstance(gpus, list) else []
     names = sorted({str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)})
     parts = [
         f"{len(gpus)} × {', '.join(names)}" if gpus else None,

@@ -95,6 +95,16 @@ def test_a_run_without_samples_is_one(folder: Path) -> None:
     assert "The run has no samples." in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_descriptions_of_another_form_are_no_bug(folder: Path) -> None:
+    whole = read_run(folder)
+    odd = dataclasses.replace(
+        whole.summary, workload={"warm_up_s": "x"}, environment={"host": {"gpus": 1.5}, "same_host": True}
+    )
+    write_run(folder, dataclasses.replace(whole, summary=odd))
+    assert bench("report", folder).exit_code == bench("compare", folder, folder).exit_code == 0
+    assert "--workers" in bench("report", folder, "--gpu-hour-price", "1").stderr
+
+
 def test_a_run_that_was_interrupted_says_so(folder: Path) -> None:
     whole = read_run(folder)
     write_run(folder, dataclasses.replace(whole, summary=dataclasses.replace(whole.summary, interrupted=True)))
