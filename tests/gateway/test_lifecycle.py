@@ -121,7 +121,7 @@ async def test_a_slow_reader_is_paused_and_gets_every_token(
         while not sequence.paused.is_set():
             await sequence.tokens(*[5] * 32)
             sent += 32
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.004)
         await sequence.tokens(*[5] * 40)
         stalled.set()
         await sequence.unpaused.wait()
