@@ -28,7 +28,7 @@ output = "constant:24"
 arrivals = "closed:20"
 requests = 20
 input = "constant:8"
-output = "constant:40"
+output = "constant:120"
 
 [outputs]
 references = "answers.json"

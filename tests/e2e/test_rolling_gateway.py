@@ -58,7 +58,8 @@ async def roll(gateways: list[Mesh], callers: list[Caller]) -> Counter[str]:
     over = asyncio.Event()
     running = [asyncio.create_task(caller.run(over)) for caller in callers]
     for mesh in gateways:
-        await asyncio.sleep(1)
+        # By its own defaults gRPC tries an address that was not there again after 1 s, and then after 1.6 or so.
+        await asyncio.sleep(3)
         assert await asyncio.to_thread(mesh.kill, "gateway", signal.SIGTERM) == 0
         await asyncio.to_thread(mesh.start, "gateway")
         await asyncio.to_thread(wait_until, lambda mesh=mesh: mesh.healthy("gateway"), "it serves again")

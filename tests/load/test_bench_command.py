@@ -134,9 +134,9 @@ def test_points_that_were_over_stay_when_it_is_interrupted(
     out = tmp_path / "run"
     words = ["--address", served[1], "--arrivals", "constant", "--requests", "3", "--rate", "50,0.001"]
     words += ["--input", "constant:4", "--output", "constant:2", "--out", str(out)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tercet", "bench", "run", *words], stderr=subprocess.PIPE, text=True
-    ) as running:
+    # Whoever runs tests in the background ignores Ctrl-C, and with it what is started there.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "tercet", "bench", "run", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
             assert running.stderr is not None
             said = [next(line for line in running.stderr if "1/2: 50 requests/s: over" in line)]
